@@ -1,0 +1,76 @@
+"""Constraints: parsed once from what the user wrote, judged in floats (a violation <= 0 is met)."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from objectives.metrics import METRICS, Measurement
+
+_MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3}
+_BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A bound on one metric: an upper bound where lower is better, else a lower bound."""
+
+    metric: str
+    bound: float
+
+    def violation(self, measurement: Measurement) -> float:
+        """How far the bound is missed, relative to it: <= 0 is met, inf where the metric is unknown."""
+        metric = METRICS[self.metric]
+        value = metric.value(measurement)
+        if value is None or math.isnan(value):
+            return math.inf
+        if metric.better == "higher":
+            return (self.bound - value) / self.bound
+        return (value - self.bound) / self.bound
+
+    def __str__(self) -> str:
+        metric = METRICS[self.metric]
+        relation = ">=" if metric.better == "higher" else "<="
+        return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:g} {metric.unit}"
+
+
+def worst_violation(constraints: tuple[Constraint, ...], measurement: Measurement) -> float:
+    """The largest violation; -inf without constraints."""
+    return max((c.violation(measurement) for c in constraints), default=-math.inf)
+
+
+def parse_duration_ms(text: str) -> float:
+    """``20ms``, ``0.02s``, ``500us``, ``5m``, ``1h`` -> milliseconds.
+
+    Raises ValueError, saying what would be right, for a missing unit, a negative or a zero duration.
+    """
+    match = re.fullmatch(_NUMBER + r"(us|ms|s|m|min|h)\s*", text)
+    if not match:
+        bare = re.fullmatch(_NUMBER, text)
+        hint = f"a unit is missing: {text.strip()}ms?" if bare else "write a positive time such as 20ms, 0.02s or 500us"
+        raise ValueError(hint)
+    value = float(match[1]) * _MS_PER_UNIT[match[2]]
+    if not 0 < value < math.inf:
+        raise ValueError("the time must be greater than zero, such as 20ms")
+    return value
+
+
+def parse_bytes(text: str) -> float:
+    """``4GiB``, ``500MB`` -> bytes. Raises ValueError, saying what would be right."""
+    match = re.fullmatch(_NUMBER + r"(B|KiB|MiB|GiB|KB|MB|GB)\s*", text)
+    if not match or float(match[1]) <= 0:
+        raise ValueError("write a positive size with a unit, such as 4GiB or 500MB")
+    return float(match[1]) * _BYTES_PER_UNIT[match[2]]
+
+
+def parse_rate(text: str, request_batch_size: int) -> float:
+    """``4000``, ``4000/s`` (inferences), ``500req/s`` (requests) -> inferences per second.
+
+    Raises ValueError, saying what would be right.
+    """
+    match = re.fullmatch(_NUMBER + r"((?:infer|req)?/s)?\s*", text)
+    if not match or float(match[1]) <= 0:
+        raise ValueError("write a positive rate such as 4000/s (inferences) or 500req/s (requests)")
+    return float(match[1]) * (request_batch_size if (match[2] or "").startswith("req") else 1)

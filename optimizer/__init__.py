@@ -1,0 +1,1 @@
+"""The search, the deployments and the measurements behind the ``tune`` command."""

@@ -1,0 +1,70 @@
+"""The four seams of the program. Each has one contract suite in ``tests/contract``."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from objectives.metrics import Measurement
+from optimizer.trial import Candidate, LoadPoint, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model being served: where, and as which configuration. Addresses are ``host:port``."""
+
+    model: str
+    candidate: Candidate
+    grpc: str = ""
+    http: str = ""
+    server_pid: int | None = None
+
+
+@dataclass(slots=True)
+class Samples:
+    """Means over a recording; filled when it ends. None is unknown."""
+
+    gpu_utilization: float | None = None
+    gpu_memory_bytes: float | None = None
+    gpu_power_watts: float | None = None
+    server_memory_bytes: float | None = None
+
+
+class Searcher(Protocol):
+    """Decides what is tried next. Sees trials, never servers."""
+
+    def suggest(self) -> Candidate | None:
+        """The next candidate, valid and canonical and not observed before; None when there is no more."""
+        ...
+
+    def observe(self, trial: Trial) -> None:
+        """Called once a trial is finished, failed ones too, and for each stored trial on resume."""
+        ...
+
+
+class Target(Protocol):
+    """Where candidates are deployed."""
+
+    def deploy(self, candidate: Candidate) -> AbstractContextManager[Endpoint]:
+        """Serve ``candidate``; inside the context the endpoint answers with exactly that configuration.
+
+        Raises DeploymentError where this candidate cannot be served, ServerFault where nothing can.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind: no process, port or shared memory. May be called twice."""
+        ...
+
+
+class LoadGenerator(Protocol):
+    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        """Apply ``load`` and measure. Raises MeasurementError where there is no figure at all."""
+        ...
+
+
+class Telemetry(Protocol):
+    def record(self, endpoint: Endpoint) -> AbstractContextManager[Samples]:
+        """Sample the server's resources while the context is open."""
+        ...

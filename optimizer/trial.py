@@ -1,0 +1,98 @@
+"""The nouns of a study: Candidate, LoadPoint, Trial, Problem. Frozen, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from objectives.metrics import METRICS, Measurement, Metric
+from objectives.sla import Constraint
+
+if TYPE_CHECKING:
+    from optimizer.space import Space
+
+FieldValue: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration of the model, in Triton's terms.
+
+    ``preferred_batch_sizes`` is ascending; empty means none are set. With ``dynamic_batching`` false the
+    delay is 0 and there are no preferred sizes. ``fields`` are other ModelConfig fields by proto path
+    (``parameters.intra_op_thread_count.string_value``), sorted by path.
+    """
+
+    max_batch_size: int
+    dynamic_batching: bool = False
+    max_queue_delay_us: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
+    instance_count: int = 1
+    fields: tuple[tuple[str, FieldValue], ...] = ()
+
+    def __str__(self) -> str:
+        batching = "no dynamic batching"
+        if self.dynamic_batching:
+            preferred = f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""
+            batching = f"delay {self.max_queue_delay_us} µs{preferred}"
+        extra = "".join(f" · {_short(path)}={value}" for path, value in self.fields)
+        return f"max_batch_size {self.max_batch_size} · {batching} · instances {self.instance_count}{extra}"
+
+
+def _short(path: str) -> str:
+    """``parameters.intra_op_thread_count.string_value`` -> ``intra_op_thread_count``."""
+    parts = path.split(".")
+    return parts[1] if parts[0] == "parameters" and len(parts) > 1 else parts[-1]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LoadPoint:
+    """A closed-loop load: ``concurrency`` requests in flight, each of ``request_batch_size`` samples."""
+
+    request_batch_size: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One candidate and what was measured on it, in the order of measuring.
+
+    ``status`` is ``failed`` where the candidate could not be deployed; ``reason`` then says why.
+    """
+
+    number: int
+    candidate: Candidate
+    measurements: tuple[tuple[LoadPoint, Measurement], ...] = ()
+    status: Literal["ok", "failed"] = "ok"
+    reason: str = ""
+    deploy_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured (configuration, load): what fronts and recommendations are made of."""
+
+    trial: int
+    candidate: Candidate
+    load: LoadPoint
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a search method is told: what may vary and what is good, never how it is measured."""
+
+    model: str
+    space: Space
+    request_batch_size: int
+    max_concurrency: int
+    objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
+    constraints: tuple[Constraint, ...] = ()
+
+
+def points(trials: tuple[Trial, ...] | list[Trial]) -> Iterator[Point]:
+    """Every measured point of every trial."""
+    for trial in trials:
+        for load, measurement in trial.measurements:
+            yield Point(trial.number, trial.candidate, load, measurement)
