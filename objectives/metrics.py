@@ -5,6 +5,7 @@ A new metric is one entry in ``METRICS``: objectives, constraints, console and r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -55,7 +56,7 @@ class Metric:
     def cost(self, measurement: Measurement) -> float | None:
         """The value oriented so that lower is better, or None where it is unknown."""
         value = self.value(measurement)
-        if value is None:
+        if value is None or math.isnan(value):
             return None
         return -value if self.better == "higher" else value
 

@@ -48,9 +48,9 @@ def parse_duration_ms(text: str) -> float:
     """
     match = re.fullmatch(_NUMBER + r"(us|ms|s|m|min|h)\s*", text)
     if not match:
-        bare = re.fullmatch(_NUMBER, text)
-        hint = f"a unit is missing: {text.strip()}ms?" if bare else "write a positive time such as 20ms, 0.02s or 500us"
-        raise ValueError(hint)
+        if re.fullmatch(_NUMBER, text):
+            raise ValueError(f"a unit is missing: {text.strip()}ms?")
+        raise ValueError("write a positive time such as 20ms, 0.02s or 500us")
     value = float(match[1]) * _MS_PER_UNIT[match[2]]
     if not 0 < value < math.inf:
         raise ValueError("the time must be greater than zero, such as 20ms")
@@ -60,9 +60,10 @@ def parse_duration_ms(text: str) -> float:
 def parse_bytes(text: str) -> float:
     """``4GiB``, ``500MB`` -> bytes. Raises ValueError, saying what would be right."""
     match = re.fullmatch(_NUMBER + r"(B|KiB|MiB|GiB|KB|MB|GB)\s*", text)
-    if not match or float(match[1]) <= 0:
+    value = float(match[1]) * _BYTES_PER_UNIT[match[2]] if match else 0
+    if not 0 < value < math.inf:
         raise ValueError("write a positive size with a unit, such as 4GiB or 500MB")
-    return float(match[1]) * _BYTES_PER_UNIT[match[2]]
+    return value
 
 
 def parse_rate(text: str, request_batch_size: int) -> float:
@@ -71,6 +72,8 @@ def parse_rate(text: str, request_batch_size: int) -> float:
     Raises ValueError, saying what would be right.
     """
     match = re.fullmatch(_NUMBER + r"((?:infer|req)?/s)?\s*", text)
-    if not match or float(match[1]) <= 0:
+    per_unit = request_batch_size if match and (match[2] or "").startswith("req") else 1
+    value = float(match[1]) * per_unit if match else 0
+    if not 0 < value < math.inf:
         raise ValueError("write a positive rate such as 4000/s (inferences) or 500req/s (requests)")
-    return float(match[1]) * (request_batch_size if (match[2] or "").startswith("req") else 1)
+    return value

@@ -53,6 +53,10 @@ class Target(Protocol):
         """
         ...
 
+    def deploy_as_written(self, candidate: Candidate) -> AbstractContextManager[Endpoint]:
+        """As ``deploy``, the way production will: afresh, from the config.pbtxt that is handed out."""
+        ...
+
     def close(self) -> None:
         """Leave nothing behind: no process, port or shared memory. May be called twice."""
         ...
@@ -61,6 +65,10 @@ class Target(Protocol):
 class LoadGenerator(Protocol):
     def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
         """Apply ``load`` and measure. Raises MeasurementError where there is no figure at all."""
+        ...
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
+        """Called once a deployment, before its first measurement."""
         ...
 
 

@@ -1,0 +1,36 @@
+"""Search methods by name. Optuna is imported only when one is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optimizer.errors import BadInputError
+
+if TYPE_CHECKING:
+    from optimizer.interfaces import Searcher
+    from optimizer.trial import Problem
+
+SEARCHERS = ("tpe", "nsga2", "random", "grid", "gp")
+DEFAULT_SEARCHER = "tpe"
+
+
+def make_searcher(
+    name: str, problem: Problem, seed: int = 0, storage: str | None = None, study_name: str = "tritune"
+) -> Searcher:
+    """The search method ``name``, its study kept in ``storage`` (see ``study.open_study``; None: in memory).
+
+    The same seed and the same observations give the same suggestions. Raises BadInputError for an unknown
+    method, one that lacks a package, or a study that cannot be opened.
+    """
+    if name not in SEARCHERS:
+        raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
+    from optimizer.search.optuna import OptunaSearcher, sampler_for
+    from optimizer.study import open_study
+
+    if name == "grid":
+        from optimizer.search.grid import GridSearcher
+
+        return GridSearcher(
+            problem, open_study(storage, study_name, problem, sampler_for("random", seed)), seed
+        )
+    return OptunaSearcher(problem, open_study(storage, study_name, problem, sampler_for(name, seed)), seed)

@@ -1,0 +1,285 @@
+"""The ``tune`` command: arguments to options, results to the terminal, errors to one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from objectives.metrics import METRICS
+from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
+from optimizer.errors import BadInputError, TuneError
+from optimizer.options import SLA_METRICS, RunOptions
+
+if TYPE_CHECKING:
+    from optimizer.run_folder import RunFolder
+    from optimizer.session import Result
+
+OBJECTIVES = ("throughput", "latency-p95", "memory", "energy")
+SEARCHES = ("tpe", "nsga2", "gp", "random", "grid")
+COMMANDS = ("run", "models", "setup", "doctor")
+INTERRUPTED = 130
+EPILOG = """\
+commands:
+  tune [run] MODEL    find the best configuration (this page)
+  tune models         the models that come with tune
+  tune setup          fetch the embedded server now rather than at the first run
+  tune doctor         what this machine has and what it lacks
+
+exit codes: 0 found, 1 none meets the SLA, 2 bad input, 3 environment, 130 interrupted
+
+examples:
+  tune --sla-p95 20ms dlrm
+  tune --sla-p99 50ms --model-repository ./models my_model
+  tune --resume results/dlrm/20261120-231154
+"""
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _interrupt)
+    try:
+        code = _dispatch(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = _fail("interrupted", INTERRUPTED)
+    except TuneError as error:
+        for line in str(error).splitlines():
+            _fail(line, 0)
+        if error.log is not None:
+            _fail(f"the log: {error.log}", 0)
+        code = error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    sys.exit(code)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"tune: {message}", file=sys.stderr)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = "run"
+    if arguments and arguments[0] in COMMANDS:
+        command, arguments = arguments[0], arguments[1:]
+    if command == "run":
+        return _run(arguments)
+    parser = _Parser(prog=f"tune {command}")
+    if command == "models":
+        parser.description = "The models that come with tune, and those in ./configs."
+        parser.parse_args(arguments)
+        from optimizer.listing import print_models
+
+        print_models()
+        return 0
+    if command == "setup":
+        parser.description = "Fetch and unpack the embedded server and perf_analyzer, once."
+        parser.parse_args(arguments)
+        from optimizer import runtime
+
+        print(f"ready: {runtime.ensure(print).root}")
+        return 0
+    parser.description = "Check what tune needs on this machine, with the mend for what is missing."
+    parser.parse_args(arguments)
+    from optimizer.doctor import diagnose
+
+    return diagnose()
+
+
+# -- tune run ---------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(f"{message}; `tune --help` shows the options")
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _run_parser()
+    given = parser.parse_args(arguments)
+    folder, options = _options(given)
+    from rich.console import Console
+
+    from optimizer.report.console import LiveWatcher, QuietWatcher
+    from optimizer.session import tune
+
+    terminal = Console(stderr=True)
+
+    def say(line: str) -> None:
+        terminal.print(line, highlight=False, markup=False)
+
+    result = tune(
+        options,
+        folder,
+        say if terminal.is_terminal else lambda _: None,
+        lambda problem, budget, hardware: (
+            LiveWatcher(terminal, problem, budget, hardware=str(hardware))
+            if terminal.is_terminal
+            else QuietWatcher()
+        ),
+    )
+    _print(result, as_json=given.json)
+    return {"found": 0, "none": 1, "interrupted": INTERRUPTED}[result.status]
+
+
+def _print(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(result.document, indent=2))
+        return
+    from rich.console import Console
+
+    from optimizer.report.console import print_best_so_far, print_outcome
+
+    if result.status == "interrupted":
+        print_best_so_far(Console(), result.outcome, result.task.problem, results_dir=result.folder.path)
+        return
+    print_outcome(
+        Console(),
+        result.outcome,
+        result.task.problem,
+        hardware=str(result.hardware),
+        notes=result.notes,
+        facts=result.task.source.facts,
+        results_dir=result.folder.path,
+        command=result.command,
+        config_path=result.folder.best_config if result.outcome.recommended else None,
+    )
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tune",
+        usage="tune [run] [options] MODEL",
+        description="Find the Triton Inference Server configuration that serves the most requests within a "
+        "latency bound: try configurations on a real server, measure each with perf_analyzer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a name from `tune models`, a profile.yaml, or a Triton model folder"
+    )
+    bounds = parser.add_argument_group("what must hold")
+    for name in SLA_METRICS:
+        what = "average latency" if name == "avg" else f"{name} latency"
+        bounds.add_argument(f"--sla-{name}", metavar="TIME", help=f"upper bound on the {what}: 20ms, 0.02s, 500us")
+    bounds.add_argument("--min-throughput", metavar="RATE", help="such as 4000/s (inferences) or 500req/s")
+    bounds.add_argument("--max-memory", metavar="SIZE", help="such as 4GiB: of the GPU, else of the server")
+    bounds.add_argument(
+        "--objective", default="throughput", metavar="NAME[,NAME]", help=f"{', '.join(OBJECTIVES)} (throughput)"
+    )
+    what = parser.add_argument_group("what is tuned")
+    what.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
+    what.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
+    what.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
+    what.add_argument("--request-batch-size", metavar="N", help="samples in each request")
+    search = parser.add_argument_group("how long and how")
+    search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
+    search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
+    search.add_argument("--search", default="tpe", choices=SEARCHES, help="search method (tpe)")
+    search.add_argument("--seed", default="0", metavar="N", help="of the search (0)")
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
+    results.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
+    results.add_argument("--storage", metavar="URL", help="Optuna storage (a file in the run's folder)")
+    results.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
+    """Parse once, at the edge. Raises BadInputError naming flag, value and what would be right."""
+    budget = None if given.budget is None else _parsed("--budget", given.budget, parse_duration_ms) / 1000
+    trials = None if given.max_trials is None else _positive("--max-trials", given.max_trials)
+    if given.resume is not None:
+        return _resumed(given, budget, trials)
+    if given.model is None:
+        raise BadInputError("which model? `tune models` lists those that come with tune; or give a profile or folder")
+    slas = {
+        name: _parsed(f"--sla-{name}", text, parse_duration_ms)
+        for name in SLA_METRICS
+        if (text := getattr(given, f"sla_{name}")) is not None
+    }
+    objectives = tuple(given.objective.split(","))
+    for name in objectives:
+        if name not in METRICS or name not in OBJECTIVES or objectives.count(name) > 1:
+            raise BadInputError(f"--objective {given.objective}: give one or more of {', '.join(OBJECTIVES)}, each once")
+    if given.min_throughput is not None:
+        _parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
+    memory = given.max_memory
+    batch = given.request_batch_size
+    default = RunOptions(given.model)
+    return None, RunOptions(
+        model=given.model,
+        sla_ms=slas,
+        model_repository=given.model_repository,
+        target=given.target,
+        objectives=objectives,
+        min_throughput=given.min_throughput,
+        max_memory_bytes=None if memory is None else _parsed("--max-memory", memory, parse_bytes),
+        budget_seconds=default.budget_seconds if budget is None else budget,
+        max_trials=trials,
+        search=given.search,
+        seed=_whole("--seed", given.seed),
+        protocol=given.protocol,
+        request_batch_size=None if batch is None else _positive("--request-batch-size", batch),
+        storage=given.storage,
+        out=given.out,
+    )
+
+
+def _resumed(
+    given: argparse.Namespace, budget: float | None, trials: int | None
+) -> tuple[RunFolder, RunOptions]:
+    """The options of the run that is continued; budget, trials and storage may be given anew."""
+    from optimizer.command_line import HIDDEN
+    from optimizer.run_folder import RunFolder
+
+    if given.model is not None:
+        raise BadInputError(f"--resume {given.resume} has its own model; leave {given.model!r} out")
+    folder = RunFolder.find(given.resume, given.out)
+    options = folder.read_options()
+    options = replace(
+        options,
+        budget_seconds=options.budget_seconds if budget is None else budget,
+        max_trials=options.max_trials if trials is None else trials,
+        storage=given.storage or options.storage,
+    )
+    if options.storage and HIDDEN in options.storage:
+        raise BadInputError(f"--resume {given.resume}: its storage has a password, which is not kept; give --storage")
+    return folder, options
+
+
+def _parsed(flag: str, text: str, parse: Callable[[str], float]) -> float:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise BadInputError(f"{flag} {text}: {error}") from None
+
+
+def _whole(flag: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInputError(f"{flag} {text}: write a whole number") from None
+
+
+def _positive(flag: str, text: str) -> int:
+    number = _whole(flag, text)
+    if number < 1:
+        raise BadInputError(f"{flag} {text}: write a whole number of 1 or more")
+    return number
+
+

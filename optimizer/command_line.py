@@ -1,0 +1,50 @@
+"""Options back to the command that gives them: what a result prints so that it can be reproduced."""
+
+from __future__ import annotations
+
+import shlex
+from urllib.parse import urlsplit, urlunsplit
+
+from optimizer.options import RunOptions
+
+HIDDEN = "***"
+
+
+def command_line(options: RunOptions) -> str:
+    """The ``tune`` command of these options; defaults are left out, a password is never shown."""
+    default = RunOptions(model=options.model)
+    words = ["tune"]
+    for name, bound in options.sla_ms.items():
+        words += [f"--sla-{name}", f"{bound:g}ms"]
+    flags = {
+        "--objective": ",".join(options.objectives) if options.objectives != default.objectives else None,
+        "--min-throughput": options.min_throughput,
+        "--max-memory": f"{options.max_memory_bytes:.0f}B" if options.max_memory_bytes else None,
+        "--model-repository": options.model_repository,
+        "--target": options.target if options.target != default.target else None,
+        "--budget": f"{options.budget_seconds:g}s" if options.budget_seconds != default.budget_seconds else None,
+        "--max-trials": options.max_trials,
+        "--search": options.search if options.search != default.search else None,
+        "--seed": options.seed,
+        "--protocol": options.protocol if options.protocol != default.protocol else None,
+        "--request-batch-size": options.request_batch_size,
+        "--storage": without_password(options.storage),
+    }
+    for flag, value in flags.items():
+        if value is not None:
+            words += [flag, str(value)]
+    return shlex.join([*words, options.model])
+
+
+def without_password(url: str | None) -> str | None:
+    """A URL with its password replaced; anything else unchanged."""
+    if url is None or "://" not in url:
+        return url
+    try:
+        parts = urlsplit(url)
+        if parts.password is None:
+            return url
+    except ValueError:
+        return HIDDEN
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username}:{HIDDEN}@{host}"))

@@ -1,0 +1,170 @@
+"""``tune doctor``: what this machine has of what tune needs, and the mend for what it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from optimizer import hardware, runtime
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``warn`` is a limit that a run can live with, ``fail`` one that it cannot. ``mend`` is empty for ``ok``."""
+
+    what: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    mend: str = ""
+
+
+def diagnose() -> int:
+    """Print every finding; 0 where a run can succeed, else 3."""
+    findings = [check() for check in CHECKS]
+    for finding in findings:
+        print(f"{finding.state:4}  {finding.what:15} {finding.found}")
+        if finding.mend:
+            print(f"{'':22}-> {finding.mend}")
+    failed = sum(finding.state == "fail" for finding in findings)
+    print("ready: tune --sla-p95 20ms dlrm" if not failed else f"{failed} to mend before tune can run here")
+    return 3 if failed else 0
+
+
+def check_server() -> Finding:
+    if reason := runtime.unsupported():
+        return Finding("tritonserver", "fail", reason, "run tune on Linux x86-64 with glibc 2.35 and Python 3.11-3.13")
+    found = runtime.installed()
+    if found is None:
+        return Finding("tritonserver", "warn", f"not yet in {runtime.cache_folder()}", "tune setup (a run does it, too)")
+    if not os.access(found.tritonserver, os.X_OK):
+        return Finding("tritonserver", "fail", f"{found.tritonserver} cannot be run", f"rm -r {found.root}; tune setup")
+    missing = _missing_libraries(found.tritonserver, found.libraries)
+    if missing:
+        return Finding("tritonserver", "fail", f"misses {missing}", f"apt-get install the package of {missing}")
+    return Finding("tritonserver", "ok", f"{runtime.TRITON_VERSION} in {found.root}")
+
+
+def check_python_stub() -> Finding:
+    found = runtime.installed()
+    if found is None:
+        return Finding("Python backend", "warn", "not unpacked yet", "tune setup")
+    if not found.stub.exists():
+        return Finding("Python backend", "fail", f"no stub at {found.stub}", "use Python 3.11, 3.12 or 3.13")
+    return Finding("Python backend", "ok", f"stub for Python {found.stub.parent.name}")
+
+
+def check_libpython() -> Finding:
+    folder = runtime.libpython_folder()
+    if folder is None:
+        return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_mend())
+    return Finding("libpython", "ok", f"in {folder}")
+
+
+def check_perf_analyzer() -> Finding:
+    found = runtime.installed()
+    if found is None:
+        return Finding("perf_analyzer", "warn", "not unpacked yet", "tune setup")
+    missing = _missing_libraries(found.perf_analyzer, found.perf_analyzer_libraries)
+    if missing:
+        return Finding("perf_analyzer", "fail", f"misses {missing}", "apt-get install libssl3 zlib1g libstdc++6")
+    return Finding("perf_analyzer", "ok", f"{runtime.TRITON_VERSION}, all libraries found")
+
+
+def check_onnxruntime() -> Finding:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return Finding("ONNX Runtime", "fail", str(error), "pip install onnxruntime")
+    providers = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
+    return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers})")
+
+
+def check_gpu() -> Finding:
+    gpus = hardware.gpu_names()
+    if not gpus:
+        return Finding("GPU", "warn", "none found through NVML: tune serves on the CPU", "install the NVIDIA driver")
+    if not hardware.onnxruntime_on_gpu():
+        mend = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+        return Finding("GPU", "warn", f"{', '.join(gpus)}, not used: ONNX Runtime is its CPU build", mend)
+    return Finding("GPU", "ok", ", ".join(gpus))
+
+
+def check_cpu() -> Finding:
+    machine = hardware.detect()
+    text = f"{machine.cpu}, {machine.cpu_count} cores, {machine.memory_bytes / GIB:.1f} GiB"
+    if machine.cpu_count < 2:
+        return Finding("CPU", "warn", text, "give tune two cores or more: the load generator needs one")
+    load = os.getloadavg()[0]
+    if load > 0.5 * machine.cpu_count:
+        return Finding("CPU", "warn", f"{text}; load {load:.1f}", "stop what else runs: it blurs the measurements")
+    return Finding("CPU", "ok", text)
+
+
+def check_ports() -> Finding:
+    from optimizer.deploy.embedded import free_port
+
+    try:
+        return Finding("ports", "ok", f"127.0.0.1 gives free ones, such as {free_port()}")
+    except OSError as error:
+        return Finding("ports", "fail", f"127.0.0.1: {error.strerror}", "allow binding to the loopback address")
+
+
+def check_shared_memory() -> Finding:
+    return _room("/dev/shm", Path("/dev/shm"), 0.25, "mount -o remount,size=1G /dev/shm; docker: --shm-size=1g")
+
+
+def check_disk() -> Finding:
+    cache = runtime.cache_folder()
+    return _room("disk", next(p for p in (cache, *cache.parents) if p.exists()), 2, "free space or set TRITUNE_CACHE")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_server,
+    check_python_stub,
+    check_libpython,
+    check_perf_analyzer,
+    check_onnxruntime,
+    check_gpu,
+    check_cpu,
+    check_ports,
+    check_shared_memory,
+    check_disk,
+)
+
+
+def _room(what: str, folder: Path, least_gib: float, mend: str) -> Finding:
+    try:
+        free = shutil.disk_usage(folder).free / GIB
+    except OSError as error:
+        return Finding(what, "fail", f"{folder}: {error.strerror}", mend)
+    if not os.access(folder, os.W_OK):
+        return Finding(what, "fail", f"{folder} cannot be written", mend)
+    return Finding(what, "ok" if free >= least_gib else "warn", f"{free:.1f} GiB free in {folder}", mend * (free < least_gib))
+
+
+def _missing_libraries(binary: Path, libraries: Path) -> str:
+    """What the loader does not find; empty where all is there or ldd cannot say."""
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        return ""
+    done = subprocess.run(
+        [ldd, binary],
+        env={"LD_LIBRARY_PATH": str(libraries), "PATH": os.environ.get("PATH", "")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ", ".join(_not_found(done.stdout))
+
+
+def _not_found(output: str) -> Iterator[str]:
+    for line in output.splitlines():
+        if "not found" in line:
+            yield line.split()[0]

@@ -1,0 +1,32 @@
+"""What the user asked for, parsed: the command line's values as frozen types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SLA_METRICS = ("avg", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of ``tune run``. Durations in ms, budget in seconds, memory in bytes; None is not given.
+
+    All that decides what is measured is here and in ``run.json``, so that ``--resume`` starts from the same.
+    """
+
+    model: str
+    sla_ms: dict[str, float] = field(default_factory=dict)  # by "p95"
+    model_repository: str | None = None
+    target: Literal["embedded"] = "embedded"
+    objectives: tuple[str, ...] = ("throughput",)
+    min_throughput: str | None = None
+    max_memory_bytes: float | None = None
+    budget_seconds: float = 240.0
+    max_trials: int | None = None
+    search: str = "tpe"
+    seed: int = 0
+    protocol: Literal["grpc", "http"] = "grpc"
+    request_batch_size: int | None = None
+    storage: str | None = None
+    out: str = "results"

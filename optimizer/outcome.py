@@ -1,0 +1,109 @@
+"""What the trials of a run amount to: the recommendation, what it is compared with, the front, what holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from objectives import pareto
+from objectives.metrics import METRICS
+from objectives.sla import Constraint
+from optimizer.trial import Candidate, Point, Problem, Trial, points
+
+FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``recommended`` is None where no stable point meets the constraints; ``closest`` is then the nearest.
+
+    ``baseline`` and ``dynamic_batching`` are the best points of the configuration as given and of plain
+    ``dynamic_batching {}`` under the same constraints, None where they have none.
+    """
+
+    recommended: Point | None
+    baseline: Point | None
+    dynamic_batching: Point | None
+    front: tuple[Point, ...]
+    closest: Point | None
+    trials: int
+    measurements: int
+    holds_back: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput over the baseline's."""
+        return _ratio(self.recommended, self.baseline)
+
+    @property
+    def speedup_over_dynamic_batching(self) -> float | None:
+        return _ratio(self.recommended, self.dynamic_batching)
+
+
+def assess(
+    trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate
+) -> Outcome:
+    """The outcome of ``trials`` so far."""
+    measured = latest_points(trials)
+    recommended = pareto.best(measured, problem.objectives, problem.constraints)
+    closest = None if recommended else pareto.closest(measured, problem.constraints)
+
+    def best_of(candidate: Candidate) -> Point | None:
+        own = [point for point in measured if point.candidate == candidate]
+        return pareto.best(own, problem.objectives, problem.constraints)
+
+    return Outcome(
+        recommended=recommended,
+        baseline=best_of(baseline),
+        dynamic_batching=best_of(dynamic_batching),
+        front=tuple(pareto.front(measured, FRONT_METRICS)),
+        closest=closest,
+        trials=len(trials),
+        measurements=sum(len(trial.measurements) for trial in trials),
+        holds_back="" if recommended else _holds_back(trials, closest, problem),
+    )
+
+
+def latest_points(trials: Sequence[Trial]) -> list[Point]:
+    """The measured points; where one was measured again, the later measurement counts.
+
+    The best of many noisy measurements is too good on average; its repetition is not.
+    """
+    latest = {(point.trial, point.load): point for point in points(trials)}
+    return list(latest.values())
+
+
+def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:
+    """In words, why no point meets the constraints."""
+    if closest is None:
+        reasons = [trial.reason for trial in trials if trial.reason]
+        reasons += [point.measurement.reason for point in points(trials) if point.measurement.reason]
+        return f"nothing could be measured: {reasons[-1]}" if reasons else "nothing was measured"
+    worst = max(problem.constraints, key=lambda c: c.violation(closest.measurement))
+    if worst.metric.startswith("latency-"):
+        return _slow(trials, worst)
+    metric = METRICS[worst.metric]
+    value = metric.value(closest.measurement)
+    if value is None:
+        return f"{worst.metric} cannot be measured on this machine"
+    return f"{worst.metric} is {value:.4g} {metric.unit} where {worst} is asked for"
+
+
+def _slow(trials: Sequence[Trial], bound: Constraint) -> str:
+    """A latency bound is missed: is it one inference, or the company it keeps?"""
+    metric = METRICS[bound.metric]
+    alone = [p for p in points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
+    quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
+    if quickest is not None and quickest > bound.bound:
+        return f"one inference alone takes {quickest:.3g} ms"
+    every = [v for p in points(trials) if (v := metric.value(p.measurement)) is not None]
+    return f"the lowest {bound.metric.removeprefix('latency-')} measured is {min(every):.3g} ms"
+
+
+def _ratio(ours: Point | None, theirs: Point | None) -> float | None:
+    if ours is None or theirs is None:
+        return None
+    over, under = ours.measurement.throughput_infer_per_sec, theirs.measurement.throughput_infer_per_sec
+    return over / under if over and under else None
+
+

@@ -1,0 +1,214 @@
+"""The sections of a profile and what each value may be. ``optimizer.profile`` reads and merges them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeGuard, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
+
+from objectives.sla import Constraint, parse_duration_ms
+from optimizer.batching import parse_policy
+from optimizer.profile_faults import meant
+from optimizer.safe_paths import inside, plain_name
+from optimizer.trial import FieldValue
+from optimizer.yaml_lines import show
+
+T = TypeVar("T")
+
+INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
+BUILT, STORED = "<built>", "<stored>"  # the two kinds of model, as pydantic calls them in its locations
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _bound_ms(value: object) -> float:
+    if not isinstance(value, str) and not _whole(value) and not isinstance(value, float):
+        raise ValueError(f"{show(value)} is not a time; write one such as 20ms, 0.02s or 500us")
+    try:
+        return parse_duration_ms(str(value))
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}") from None
+
+
+def _delay(value: object) -> int | str:
+    if value is False or (isinstance(value, str) and value.lower() == "off"):
+        return "off"
+    if _whole(value) and 0 <= value <= INT32_MAX:
+        return value
+    raise ValueError(f"{show(value)} is neither a number of µs from 0 on nor off (no dynamic batching)")
+
+
+def _preferred(value: object) -> str:
+    terms = value if isinstance(value, tuple) else (value,)
+    try:
+        if value is None or not all(isinstance(term, str) or _whole(term) for term in terms):
+            raise ValueError
+        return parse_policy(value)
+    except ValueError:
+        right = "none, max, max/2, a size, or a list of those such as [max/2, max]"
+        raise ValueError(f"{show(value)} is not a choice; write {right}") from None
+
+
+def _scalar(value: object) -> FieldValue:
+    if isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"{show(value)} is not a single value (text, number, true or false)")
+
+
+def _setting(value: object) -> FieldValue | None:
+    return None if value is None else _scalar(value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{show(value)} is not text; write it in quotes")
+    return plain_name(value)
+
+
+def _inside(value: object, info: ValidationInfo, kind: str) -> Path:
+    if not isinstance(value, str):
+        raise ValueError(f"{show(value)} is not the path of a {kind}")
+    # ``folder`` is where the profile lies: whoever validates gives it as context
+    path = inside((info.context or {})["folder"], value)
+    if not (path.is_dir() if kind == "folder" else path.is_file()):
+        raise ValueError(f"{show(value)} is not a {kind}")
+    return path
+
+
+def _folder(value: object, info: ValidationInfo) -> Path:
+    return _inside(value, info, "folder")
+
+
+def _input_data(value: object, info: ValidationInfo) -> Path | str | None:
+    if value is None or value == "random" or value == "zero":
+        return value if isinstance(value, str) else None
+    return _inside(value, info, "file")
+
+
+def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
+    if not values:
+        raise ValueError("is empty; give at least one value")
+    return values
+
+
+Some = Annotated[tuple[T, ...], AfterValidator(_not_empty)]
+Positive = Annotated[int, Field(ge=1, le=INT32_MAX)]
+BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Bound = Annotated[float | None, PlainValidator(_bound_ms)]
+Delay = Annotated[int | str, PlainValidator(_delay)]
+Preferred = Annotated[str, PlainValidator(_preferred)]
+Name = Annotated[str, PlainValidator(_name)]
+Setting = Annotated[FieldValue | None, PlainValidator(_setting)]
+Choice = Annotated[FieldValue, PlainValidator(_scalar)]
+Folder = Annotated[Path, PlainValidator(_folder)]
+InputData = Annotated[Path | str | None, PlainValidator(_input_data)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class BuiltModel(Section):
+    """A model that a builder of ``optimizer.models`` writes; ``settings`` are that builder's."""
+
+    builder: Name
+    settings: dict[str, Setting] = {}
+
+
+class StoredModel(Section):
+    """The model ``name`` of a Triton repository: both are folders that exist, at or under the profile's."""
+
+    repository: Folder
+    name: Name
+
+    @field_validator("name")
+    @classmethod
+    def _is_in_repository(cls, name: str, info: ValidationInfo) -> str:
+        repository: Path | None = info.data.get("repository")
+        if repository is None:  # a fault of its own
+            return name
+        try:
+            folders = sorted(path.name for path in repository.iterdir() if path.is_dir())
+        except OSError as error:
+            raise ValueError(f"{show(name)} cannot be looked up: {error.strerror}") from None
+        if name not in folders:
+            raise ValueError(f"{show(name)} is no model of the repository; {meant(name, folders[:20])}")
+        inside(repository, name)
+        return name
+
+
+def _kind_of_model(value: Any) -> str | None:
+    """Which of the two is meant; None where neither or both are."""
+    if not isinstance(value, dict):
+        return BUILT
+    built, stored = "builder" in value, "repository" in value or "name" in value
+    return None if built == stored else BUILT if built else STORED
+
+
+Model = Annotated[
+    Annotated[BuiltModel, Tag(BUILT)] | Annotated[StoredModel, Tag(STORED)],
+    Discriminator(
+        _kind_of_model,
+        custom_error_type="kind_of_model",
+        custom_error_message="give either builder (and settings), or repository and name",
+    ),
+]
+
+
+class SlaSection(Section):
+    """Upper bounds on the latency of a request, in milliseconds. None is no bound."""
+
+    avg: Bound = None
+    p50: Bound = None
+    p90: Bound = None
+    p95: Bound = None
+    p99: Bound = None
+
+    def constraints(self) -> tuple[Constraint, ...]:
+        return tuple(Constraint(f"latency-{key}", bound) for key, bound in self if bound is not None)
+
+
+class RequestSection(Section):
+    """One request. ``input_data``: ``random``, ``zero``, a perf_analyzer JSON file, or None: the
+    builder's own where it has any.
+
+    ``shapes`` fixes the dynamic dims of an input, without the batch dim.
+    """
+
+    batch_size: Positive = 1
+    input_data: InputData = None
+    shapes: dict[str, Some[Positive]] = {}
+
+
+class LoadSection(Section):
+    """The range of the closed loop: 1 to ``max_concurrency`` requests in flight."""
+
+    max_concurrency: Positive = 256
+
+
+class SpaceSection(Section):
+    """The choices of each parameter; None is not given. What combinations are valid, ``Space`` decides.
+
+    ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
+    ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
+    field of ModelConfig by its proto path.
+    """
+
+    max_batch_size: Some[BatchSize] | None = None
+    max_queue_delay_microseconds: Some[Delay] | None = None
+    preferred_batch_size: Some[Preferred] | None = None
+    instance_group_count: Some[Positive] | None = None
+    config: dict[str, Some[Choice]] = {}

@@ -1,0 +1,124 @@
+"""The outcome as data: JSON entries, the document of a run, pareto.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from optimizer.outcome import Outcome
+    from optimizer.trial import Point
+
+_SETTINGS = (
+    "max_batch_size",
+    "dynamic_batching",
+    "max_queue_delay_us",
+    "preferred_batch_sizes",
+    "instance_count",
+)
+_LOAD = ("request_batch_size", "concurrency")
+_MEASURED = (
+    "throughput_infer_per_sec",
+    "latency_avg_ms",
+    "latency_p50_ms",
+    "latency_p90_ms",
+    "latency_p95_ms",
+    "latency_p99_ms",
+    "mean_batch_size",
+    "stable",
+    "gpu_utilization",
+    "gpu_memory_bytes",
+    "gpu_power_watts",
+    "server_memory_bytes",
+)
+
+
+def entry(point: Point) -> dict[str, object]:
+    """One measured configuration, named as in trials.csv: settings, trial, load, figures. Unknown is None.
+
+    Throughput counts samples per second, latencies are per request in ms, memory is in bytes.
+    """
+    candidate = point.candidate
+    return {
+        **{name: getattr(candidate, name) for name in _SETTINGS},
+        "preferred_batch_sizes": list(candidate.preferred_batch_sizes),
+        **dict(candidate.fields),
+        "trial": point.trial,
+        **{name: getattr(point.load, name) for name in _LOAD},
+        **{name: _known(getattr(point.measurement, name)) for name in _MEASURED},
+    }
+
+
+def document(
+    outcome: Outcome, *, wall_seconds: float, results_dir: str, extra: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """The result of a run, ready for JSON; ``trials`` and ``measurements`` are counts. ``extra`` follows."""
+    return {
+        "recommended": _entry(outcome.recommended),
+        "baseline": _entry(outcome.baseline),
+        "dynamic_batching": _entry(outcome.dynamic_batching),
+        "speedup": outcome.speedup,
+        "speedup_over_dynamic_batching": outcome.speedup_over_dynamic_batching,
+        "pareto": [entry(point) for point in outcome.front],
+        "closest": _entry(outcome.closest),
+        "holds_back": outcome.holds_back or None,
+        "trials": outcome.trials,
+        "measurements": outcome.measurements,
+        "wall_seconds": round(wall_seconds, 3),
+        "results_dir": results_dir,
+        **(extra or {}),
+    }
+
+
+def write_pareto_csv(path: Path, outcome: Outcome) -> None:
+    """The front, one point a row, in the columns of trials.csv. Raises EnvironmentFault."""
+    fields = sorted({name for point in outcome.front for name, _ in point.candidate.fields})
+    columns = ("trial", *_SETTINGS, *fields, *_LOAD, *_MEASURED)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in map(entry, outcome.front):
+        writer.writerow([_cell(row.get(column)) for column in columns])
+    write_atomically(path, text.getvalue())
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Indented JSON with a final line break. Raises EnvironmentFault."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Whole or not at all, also where the power fails. Raises EnvironmentFault where the disk refuses it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with scratch.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+
+
+def _entry(point: Point | None) -> dict[str, object] | None:
+    return entry(point) if point else None
+
+
+def _known(value: object) -> object:
+    """JSON has no NaN and no infinity: they are unknown."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,75 @@
+"""What there is to say about an outcome, wherever it is shown: headline, figures, comparisons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from objectives import pareto
+from objectives.metrics import METRICS
+from optimizer.outcome import latest_points
+from optimizer.report import words
+
+if TYPE_CHECKING:
+    from optimizer.outcome import Outcome
+    from optimizer.trial import Point, Problem, Trial
+
+_PERCENTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
+_ALWAYS_TOLD = {"throughput", *_PERCENTILES}
+
+
+def headline(outcome: Outcome, problem: Problem) -> str:
+    """The answer in one sentence: the throughput, or that nothing meets the bounds and what holds it back."""
+    goal = words.bounds(problem.constraints)
+    if outcome.recommended is not None:
+        within = f" within {goal}" if goal else ""
+        return f"{problem.model}: {words.of(outcome.recommended, 'throughput')}{within}"
+    failing = f"no configuration meets {goal}" if goal else "no configuration could be measured"
+    because = f": {outcome.holds_back.rstrip('.')}" if outcome.holds_back else ""
+    return f"{problem.model}: {failing}{because}"
+
+
+def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
+    """(label, figures with units) of one measured point; what was asked for is there, known or not."""
+    load, measurement = point.load, point.measurement
+    throughput = words.of(point, "throughput")
+    batch = load.request_batch_size
+    if batch > 1 and measurement.throughput_infer_per_sec is not None:
+        requests = words.number(measurement.throughput_infer_per_sec / batch)
+        throughput += f" = {requests} req/s of {batch:,} samples each"
+    served = f"concurrency {load.concurrency:,} (requests in flight)"
+    if measurement.mean_batch_size is not None:
+        served += f", mean batch {words.number(measurement.mean_batch_size)} samples"
+    told = [
+        ("throughput", throughput),
+        ("latency", " · ".join(f"{words.short(name)} {words.of(point, name)}" for name in _PERCENTILES)),
+        ("load", served),
+    ]
+    asked = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.constraints)]
+    if METRICS["memory"].value(measurement) is not None:
+        asked.append("memory")
+    rest = [name for name in dict.fromkeys(asked) if name not in _ALWAYS_TOLD]
+    return told + [(name.replace("latency-", "latency "), words.of(point, name)) for name in rest]
+
+
+def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]]:
+    """(configuration, its figures at its best load, gain of the recommendation over it)."""
+    latency = words.judged_latency(problem.constraints)
+    goal = words.bounds(problem.constraints)
+    missing = f"no measured load meets {goal}" if goal else "not measured"
+
+    def row(name: str, point: Point | None, gain: float | None) -> tuple[str, str, str]:
+        told = words.performance(point, latency) if point else missing
+        return name, told, f"{gain:.2f}x" if gain else ""
+
+    return [
+        row("recommended", outcome.recommended, None),
+        row("baseline, as given", outcome.baseline, outcome.speedup),
+        row("dynamic_batching {}", outcome.dynamic_batching, outcome.speedup_over_dynamic_batching),
+    ]
+
+
+def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
+    """The point that stands for a trial, and whether it meets the bounds; the closest one where none does."""
+    measured = latest_points([trial])
+    best = pareto.best(measured, problem.objectives, problem.constraints)
+    return best or pareto.closest(measured, problem.constraints), best is not None

@@ -1,0 +1,209 @@
+"""The pinned server and load generator: fetched from PyPI by hash, unpacked into a cache folder.
+
+tritonserver, its Python backend and perf_analyzer ship inside wheels whose dependencies (numpy<2, protobuf<5)
+``tune``'s own environment must not take over. So the wheels are downloaded through pip, with whatever mirror,
+proxy or wheel folder its configuration names, checked against the hashes below and unpacked, not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.errors import EnvironmentFault
+
+TRITON_VERSION = "2.51.0"
+PYTHON_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A pinned wheel and which of its members are needed (by prefix)."""
+
+    requirement: str
+    sha256: str
+    members: tuple[str, ...]
+
+
+WHEELS = (
+    Wheel(
+        "nvidia-pytriton==0.7.0",
+        "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",
+        ("pytriton/tritonserver/", "nvidia_pytriton.libs/"),
+    ),
+    # the newest perf_analyzer on PyPI that runs on glibc 2.35 to 2.37
+    Wheel(
+        "tritonclient==2.51.0",
+        "c485bb0123bdf310f90bc8b03d3489b28df2ffed55b30c7eee0b795b48113d52",
+        ("tritonclient-2.51.0.data/data/bin/perf_analyzer",),
+    ),
+    Wheel(
+        "nvidia-cuda-runtime-cu12==12.9.79",
+        "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
+        ("nvidia/cuda_runtime/lib/libcudart.so.12",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where the unpacked parts lie. ``root`` keeps the wheels' own layout: binaries find libraries by it."""
+
+    root: Path
+
+    @property
+    def tritonserver(self) -> Path:
+        return self.root / "pytriton/tritonserver/bin/tritonserver"
+
+    @property
+    def python_backend(self) -> Path:
+        return self.root / "pytriton/tritonserver/backends/python"
+
+    @property
+    def libraries(self) -> Path:
+        return self.root / "nvidia_pytriton.libs"
+
+    @property
+    def perf_analyzer(self) -> Path:
+        return self.root / "tritonclient-2.51.0.data/data/bin/perf_analyzer"
+
+    @property
+    def perf_analyzer_libraries(self) -> Path:
+        return self.root / "perf_analyzer.libs"
+
+    @property
+    def stub(self) -> Path:
+        """The Python backend's stub for the running Python."""
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return self.root / f"pytriton/tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"
+
+
+def cache_folder() -> Path:
+    """``$TRITUNE_CACHE``, else ``tritune`` in the user's cache folder."""
+    if own := os.environ.get("TRITUNE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tritune"
+
+
+def installed() -> Runtime | None:
+    """The unpacked runtime, or None before ``tune setup``."""
+    runtime = Runtime(cache_folder() / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
+    return runtime if runtime.root.is_dir() else None
+
+
+def ensure(say: Callable[[str], None]) -> Runtime:
+    """The runtime, fetched and unpacked on first use.
+
+    Raises EnvironmentFault where this platform has no wheels, or pip cannot get them.
+    """
+    if reason := unsupported():
+        raise EnvironmentFault(reason)
+    if found := installed():
+        return found
+    cache = cache_folder()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".setup-", dir=cache) as scratch:
+            say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
+            _download(Path(scratch) / "wheels")
+            root = Path(scratch) / "runtime"
+            _unpack(Path(scratch) / "wheels", root)
+            target = cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}"
+            try:
+                root.rename(target)
+            except OSError:
+                if not target.is_dir():  # else another tune was faster
+                    raise
+            say(f"unpacked into {target}")
+            return Runtime(target)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
+        ) from error
+
+
+def unsupported() -> str:
+    """Why the embedded server cannot run on this system, in one line; empty where it can."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        return f"the embedded server needs Linux on x86-64, this is {system} on {machine}: run tune on such a machine"
+    libc, version = platform.libc_ver()
+    if libc != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
+        return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {libc} {version}"
+    if f"{sys.version_info.major}.{sys.version_info.minor}" not in PYTHON_STUBS:
+        return f"the embedded server needs Python {PYTHON_STUBS[3]} to {PYTHON_STUBS[-1]}, this is {platform.python_version()}"
+    return ""
+
+
+def libpython_folder() -> Path | None:
+    """The folder of the shared libpython that the stub of the running Python links; None where there is none."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    name = f"libpython{version}.so.1.0"
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
+    folders = [
+        sysconfig.get_config_var("LIBDIR"),
+        f"{sys.base_prefix}/lib",
+        f"/usr/lib/{multiarch}",
+        "/usr/lib64",
+        "/usr/lib",
+    ]
+    for folder in folders:
+        if folder and (Path(folder) / name).exists():
+            return Path(folder)
+    # the wheel itself brings the library of the newest Python it was built for
+    if version == PYTHON_STUBS[-1] and (runtime := installed()):
+        return runtime.libraries
+    return None
+
+
+def libpython_mend() -> str:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        f"libpython{version}.so.1.0 is missing: apt-get install libpython{version}, "
+        f"or use a Python built with --enable-shared"
+    )
+
+
+def _download(folder: Path) -> None:
+    folder.mkdir()
+    pins = folder.with_name("pins.txt")
+    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in WHEELS))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
+        raise EnvironmentFault(
+            f"pip could not fetch the server: {said[-1].removeprefix('ERROR: ')}; check pip's index, proxy or "
+            f"find-links setting (pip config list)"
+        )
+
+
+def _unpack(wheels: Path, root: Path) -> None:
+    root.mkdir()
+    for wheel in WHEELS:
+        name = wheel.requirement.split("==")[0].replace("-", "_")
+        with zipfile.ZipFile(next(wheels.glob(f"{name}-*.whl"))) as archive:
+            for member in archive.namelist():
+                if member.startswith(wheel.members):
+                    archive.extract(member, root)
+    runtime = Runtime(root)
+    for binary in (runtime.tritonserver, runtime.perf_analyzer, *root.rglob("triton_python_backend_stub")):
+        binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    # perf_analyzer asks for libraries under their plain names; the first is vendored under a mangled one
+    runtime.perf_analyzer_libraries.mkdir()
+    libb64 = next(runtime.libraries.glob("libb64-*.so.0d"))
+    shutil.copy(libb64, runtime.perf_analyzer_libraries / "libb64.so.0d")
+    libcudart = root / "nvidia/cuda_runtime/lib/libcudart.so.12"
+    shutil.move(libcudart, runtime.perf_analyzer_libraries / "libcudart.so.12")
+    shutil.rmtree(root / "nvidia")

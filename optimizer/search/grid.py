@@ -1,0 +1,49 @@
+"""Every candidate of the space, in an order in which the first ones already cover it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations
+
+import optuna
+
+from optimizer.search.ledger import Ledger
+from optimizer.trial import Candidate, Problem, Trial
+
+
+class GridSearcher:
+    """A Searcher that always takes the candidate whose settings, two by two, have been tried least.
+
+    So each pair of values meets early, as in a covering array. Ties are broken in an order drawn by ``seed``.
+    """
+
+    def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0) -> None:
+        self._ledger = Ledger(problem, study)
+        self._left = list(problem.space.candidates())
+        random.Random(seed).shuffle(self._left)
+
+    def suggest(self) -> Candidate | None:
+        tried = self._ledger.tried()
+        self._left = [candidate for candidate in self._left if candidate not in tried]
+        if not self._left:
+            return None
+        seen = Counter(pair for candidate in tried for pair in _pairs(candidate))
+        chosen = min(self._left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
+        return self._ledger.start(chosen)
+
+    def observe(self, trial: Trial) -> None:
+        self._ledger.record(trial)
+
+
+def _pairs(candidate: Candidate) -> list[tuple[object, ...]]:
+    # relative to max_batch_size: half of it is one choice, whatever it is half of
+    preferred = tuple(size / candidate.max_batch_size for size in candidate.preferred_batch_sizes)
+    settings: list[object] = [
+        ("max_batch_size", candidate.max_batch_size),
+        ("delay", candidate.dynamic_batching, candidate.max_queue_delay_us),
+        ("preferred", preferred),
+        ("instances", candidate.instance_count),
+        *candidate.fields,
+    ]
+    return list(combinations(settings, 2))

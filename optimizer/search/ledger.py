@@ -1,0 +1,175 @@
+"""What has been tried, kept in an Optuna study: the part that every search method shares."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import optuna
+import psutil
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from optimizer.search.encoding import Encoding
+from optimizer.search.result import (
+    CANDIDATE,
+    REASON,
+    TRIAL,
+    Result,
+    attributes,
+    describe,
+    described,
+    result_of,
+)
+from optimizer.trial import Candidate, Problem, Trial
+
+WORKER = "worker"
+ABANDONED_AFTER = timedelta(hours=1)  # a trial of another host that has run this long has lost its worker
+
+
+class Ledger:
+    """Candidates asked for and trials finished, in step with ``study``, which other workers may share.
+
+    Trials that the study already holds count as tried: a study is continued, not repeated. Those that a
+    killed process left running are marked failed when the ledger is opened.
+    """
+
+    def __init__(self, problem: Problem, study: optuna.Study) -> None:
+        self._problem = problem
+        self._space = problem.space
+        self._study = study
+        self._encoding = Encoding(problem.space)
+        self._asked: dict[Candidate, optuna.Trial] = {}
+        self._observed: set[Candidate] = set()
+        self._worker = f"{socket.gethostname()}:{os.getpid()}"
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if not _alive(trial) or trial.user_attrs[WORKER] == self._worker:
+                study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def tried(self) -> set[Candidate]:
+        """Canonical candidates that are finished, or being tried here or by a living worker elsewhere."""
+        found = self._observed | self._asked.keys()
+        for trial in self._study.get_trials(deepcopy=False):
+            if TRIAL in trial.user_attrs:
+                found.add(self._candidate(trial))
+            elif trial.state == TrialState.RUNNING and _alive(trial):
+                candidate = self._encoding.decode(trial.params)
+                if candidate is not None:
+                    found.add(candidate)
+        return found
+
+    def is_exhausted(self, tried: set[Candidate]) -> bool:
+        """Whether every candidate of the space is in ``tried``."""
+        if len(tried) < len(self._space):
+            return False
+        return sum(self._space.values_of(candidate) is not None for candidate in tried) >= len(self._space)
+
+    def ask(self, tried: set[Candidate]) -> Candidate | None:
+        """The study's next proposal; None where it is invalid or in ``tried``, which the study is told."""
+        trial = self._study.ask(self._encoding.distributions)
+        trial.set_user_attr(WORKER, self._worker)
+        candidate = self._encoding.decode(trial.params)
+        if candidate is None or candidate in tried:
+            self._drop(trial, candidate)
+            return None
+        self._asked[candidate] = trial
+        return candidate
+
+    def start(self, candidate: Candidate) -> Candidate:
+        """Enter a canonical candidate of the space as being tried; returns what to try."""
+        parameters = self._encoding.encode(candidate)
+        assert parameters is not None, candidate
+        self._study.enqueue_trial(parameters)
+        # where another worker took ours from the queue, we may have got its own
+        return self.ask(self.tried()) or candidate
+
+    def record(self, trial: Trial) -> None:
+        """Enter a finished trial, asked for or not; once, however often it is called."""
+        candidate = self._space.canonical(trial.candidate)
+        asked = self._asked.pop(candidate, None)
+        self._observed.add(candidate)
+        if self._is_recorded(trial):
+            if asked is not None:
+                self._drop(asked, candidate)
+            return
+        result = result_of(trial, self._problem)
+        values, constraints = (
+            (result.values, result.constraints) if isinstance(result, Result) else (None, {})
+        )
+        user_attrs = attributes(trial, result)
+        if asked is None or not _tell(self._study, asked, values, constraints, user_attrs):
+            self._add(candidate, values, constraints, user_attrs)
+
+    def _add(
+        self,
+        candidate: Candidate,
+        values: Sequence[float] | None,
+        constraints: Mapping[str, float],
+        user_attrs: dict[str, Any],
+    ) -> None:
+        parameters = self._encoding.encode(candidate)
+        # Samplers search among the parameters that all complete trials have: one without any, from outside
+        # the space, would leave them none.
+        complete = values is not None and parameters is not None
+        trial = create_trial(
+            state=TrialState.COMPLETE if complete else TrialState.FAIL,
+            values=values if complete else None,
+            params=parameters or {},
+            distributions=self._encoding.distributions if parameters else {},
+            constraints=dict(constraints) if complete else None,
+            user_attrs=user_attrs,
+        )
+        self._study.add_trial(trial)
+
+    def _drop(self, trial: optuna.Trial, candidate: Candidate | None) -> None:
+        """End a proposal that is not tried. One that repeats a finished trial gets that trial's values.
+
+        Evolution needs that: a generation is over when its population is complete.
+        """
+        for other in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            if TRIAL in other.user_attrs and self._candidate(other) == candidate:
+                reason = f"repeats trial {other.user_attrs[TRIAL]}"
+                _tell(self._study, trial, other.values, other.constraints, {REASON: reason})
+                return
+        reason = "not valid" if candidate is None else "tried before"
+        _tell(self._study, trial, None, {}, {REASON: reason})
+
+    def _is_recorded(self, trial: Trial) -> bool:
+        same = {TRIAL: trial.number, CANDIDATE: describe(trial.candidate)}
+        return any(
+            same.items() <= other.user_attrs.items() for other in self._study.get_trials(deepcopy=False)
+        )
+
+    def _candidate(self, trial: FrozenTrial) -> Candidate:
+        return self._space.canonical(described(trial.user_attrs[CANDIDATE]))
+
+
+def _tell(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    values: Sequence[float] | None,
+    constraints: Mapping[str, float],
+    user_attrs: Mapping[str, Any],
+) -> bool:
+    """Finish a trial, failed where ``values`` is None; False where another worker did, taking us for dead."""
+    try:
+        for key, violation in constraints.items():
+            trial.set_constraint(key, violation)
+        for key, value in user_attrs.items():
+            trial.set_user_attr(key, value)
+        study.tell(trial, values, state=TrialState.FAIL if values is None else TrialState.COMPLETE)
+    except UpdateFinishedTrialError:
+        return False
+    return True
+
+
+def _alive(trial: FrozenTrial) -> bool:
+    """Whether the worker of a running trial still lives, as far as this host can tell."""
+    host, _, pid = trial.user_attrs.get(WORKER, "").rpartition(":")
+    if host == socket.gethostname():
+        return psutil.pid_exists(int(pid))
+    started = trial.datetime_start
+    return bool(host) and started is not None and datetime.now() - started < ABANDONED_AFTER

@@ -1,0 +1,50 @@
+"""Where the wall time of a run goes: the server's work, the load generator's, and the rest, tune's own."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Iterator
+
+
+class Stopwatch:
+    """Adds up the seconds spent waiting for others; ``own`` is what remains of the wall time."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._spent = {"server": 0.0, "load_generator": 0.0, "set_up": 0.0}
+
+    def wall_seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def server(self) -> contextlib.AbstractContextManager[None]:
+        """Starting the server, loading models, asking it for its state."""
+        return self._spend("server")
+
+    def load_generator(self) -> contextlib.AbstractContextManager[None]:
+        return self._spend("load_generator")
+
+    def set_up(self) -> contextlib.AbstractContextManager[None]:
+        """What happens once on a machine: fetching the server, building the model."""
+        return self._spend("set_up")
+
+    @contextlib.contextmanager
+    def _spend(self, on: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent[on] += time.monotonic() - started
+
+    def report(self) -> dict[str, float]:
+        """Seconds by kind, and this process's CPU seconds and peak memory (resident, bytes)."""
+        wall = self.wall_seconds()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "wall_seconds": round(wall, 3),
+            **{f"{name}_seconds": round(seconds, 3) for name, seconds in self._spent.items()},
+            "own_seconds": round(wall - sum(self._spent.values()), 3),
+            "own_cpu_seconds": round(usage.ru_utime + usage.ru_stime, 3),
+            "peak_memory_bytes": usage.ru_maxrss * 1024,
+        }

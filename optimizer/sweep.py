@@ -1,0 +1,112 @@
+"""The load search on one deployment: the highest concurrency whose latency meets the SLA.
+
+A pure rule from what was measured to what is measured next, so that replaying stored measurements resumes an
+interrupted sweep where it stood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Constraint, worst_violation
+from optimizer.trial import LoadPoint
+
+GROWTH_LIMIT = 8.0  # a step up in proportion seldom overshoots; further than this is a leap in the dark
+SATURATED_GAIN = 0.02  # more load that adds less throughput than this adds only latency
+RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRules:
+    """``constraints`` are the latency bounds; ``start`` is the first concurrency to try."""
+
+    request_batch_size: int
+    max_concurrency: int
+    constraints: tuple[Constraint, ...]
+    start: int = 4
+    max_loads: int = 5
+
+
+def latency_bounds(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
+    """The constraints that a lower load can meet."""
+    return tuple(c for c in constraints if c.metric.startswith("latency-"))
+
+
+def next_load(
+    measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRules
+) -> LoadPoint | None:
+    """The load to measure next, or None when the search is over.
+
+    In a closed loop latency grows with concurrency (Little's law: at saturation in proportion), so the bound
+    is bracketed by proportional steps and closed in on by interpolation.
+    """
+    seen = {load.concurrency: measurement for load, measurement in measured}
+    if not seen:
+        return _at(min(rules.start, rules.max_concurrency), rules)
+    if len(seen) >= rules.max_loads:
+        return None
+    met = [c for c, m in seen.items() if worst_violation(rules.constraints, m) <= 0]
+    missed = [c for c in seen if c not in met]
+    low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
+    if high is None:
+        concurrency = _step_up(low, seen, rules)
+    elif low == 0:
+        concurrency = _step_down(high, seen[high], rules)
+    else:
+        concurrency = _between(low, high, seen, rules)
+    if concurrency is None or concurrency in seen:
+        return None
+    return _at(concurrency, rules)
+
+
+def _step_up(low: int, seen: dict[int, Measurement], rules: SweepRules) -> int | None:
+    if low >= rules.max_concurrency or _saturated(seen):
+        return None
+    room = 1 / _share_of_bound(seen[low], rules.constraints)
+    factor = min(max(0.97 * room, 1.1), GROWTH_LIMIT)
+    return min(max(low + 1, round(low * factor)), rules.max_concurrency)
+
+
+def _step_down(high: int, measurement: Measurement, rules: SweepRules) -> int | None:
+    if high == 1:
+        return None  # one request at a time is too slow already
+    share = _share_of_bound(measurement, rules.constraints)
+    if math.isinf(share):
+        return max(1, high // 4)
+    return max(1, min(high - 1, math.floor(0.95 * high / share)))
+
+
+def _between(low: int, high: int, seen: dict[int, Measurement], rules: SweepRules) -> int | None:
+    if high - low <= max(1, RESOLUTION * low):
+        return None
+    below = _share_of_bound(seen[low], rules.constraints)
+    above = _share_of_bound(seen[high], rules.constraints)
+    if math.isinf(above):
+        return (low + high) // 2
+    guess = low + (high - low) * (0.98 - below) / max(above - below, 1e-9)
+    return min(max(low + 1, round(guess)), high - 1)
+
+
+def _saturated(seen: dict[int, Measurement]) -> bool:
+    """Whether the last step up added load but no throughput."""
+    if len(seen) < 2:
+        return False
+    before, last = sorted(seen)[-2:]
+    was, now = seen[before].throughput_infer_per_sec, seen[last].throughput_infer_per_sec
+    return bool(was and now and last >= 1.2 * before and now < (1 + SATURATED_GAIN) * was)
+
+
+def _share_of_bound(measurement: Measurement, constraints: Sequence[Constraint]) -> float:
+    """The latency as a share of its bound, the worst where there are several; inf where unknown."""
+    shares = [0.01]
+    for constraint in constraints:
+        value = METRICS[constraint.metric].value(measurement)
+        shares.append(math.inf if value is None else value / constraint.bound)
+    return max(shares)
+
+
+def _at(concurrency: int, rules: SweepRules) -> LoadPoint:
+    return LoadPoint(rules.request_batch_size, concurrency)

@@ -1,0 +1,174 @@
+"""From what the user named to what is tuned: the model, its requests, its space, what is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from objectives.metrics import METRICS
+from objectives.sla import Constraint, parse_rate
+from optimizer import model_config, runtime
+from optimizer.errors import BadInputError
+from optimizer.find_profile import find_profile
+from optimizer.hardware import Hardware
+from optimizer.model_source import ModelSource
+from optimizer.options import RunOptions
+from optimizer.profile import Profile, load_profile
+from optimizer.profile_schema import BuiltModel, SpaceSection
+from optimizer.repository import read_repository_model
+from optimizer.space import Space
+from optimizer.trial import Candidate, Problem
+
+MAX_CONCURRENCY = 256
+DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
+DEFAULT_POLICIES = ("none", "max/2")
+DEFAULT_LARGEST_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Task:
+    """``baseline`` is the configuration as given, ``dynamic_batching`` the same with plain dynamic batching.
+
+    ``input_data`` and ``shapes`` are perf_analyzer's.
+    """
+
+    source: ModelSource
+    problem: Problem
+    baseline: Candidate
+    dynamic_batching: Candidate
+    input_data: str
+    shapes: tuple[str, ...] = ()
+
+    def comparisons(self) -> list[tuple[str, Candidate]]:
+        """What is measured first, by role; one entry where the two behave the same."""
+        roles = [("baseline", self.baseline), ("dynamic_batching", self.dynamic_batching)]
+        return roles[: 1 if self.baseline == self.dynamic_batching else 2]
+
+
+def prepare(options: RunOptions, hardware: Hardware, on_gpu: bool, say: Callable[[str], None]) -> Task:
+    """Find or build the model and derive the problem. Raises BadInputError."""
+    if options.model_repository is not None:
+        return _from_repository(Path(options.model_repository), options.model, options, hardware)
+    folder = Path(options.model)
+    if folder.is_dir() and not options.model.endswith((".yaml", ".yml")):
+        absolute = folder.absolute()
+        return _from_repository(absolute.parent, absolute.name, options, hardware)
+    profile = load_profile(find_profile(options.model)).for_hardware(gpu=on_gpu)
+    return _from_profile(profile, options, hardware, on_gpu, say)
+
+
+def _from_profile(
+    profile: Profile, options: RunOptions, hardware: Hardware, on_gpu: bool, say: Callable[[str], None]
+) -> Task:
+    batch = options.request_batch_size or profile.request.batch_size
+    if isinstance(profile.model, BuiltModel):
+        from optimizer.models import build
+
+        largest = max((profile.space and profile.space.max_batch_size) or (DEFAULT_LARGEST_BATCH,))
+        source = build(
+            profile.model.builder,
+            profile.model.settings,
+            cache=runtime.cache_folder(),
+            max_batch_size=max(largest, batch),
+            kind="KIND_GPU" if on_gpu else "KIND_CPU",
+            say=say,
+        )
+    else:
+        source = read_repository_model(profile.model.repository, profile.model.name)
+    section = profile.space or SpaceSection()
+    try:
+        space = _space(section, source, batch, hardware)
+    except ValueError as error:
+        raise profile.space_fault(error) from None
+    data = profile.request.input_data
+    return _task(
+        source,
+        space,
+        batch,
+        options,
+        slas=_constraints(options) or profile.sla.constraints(),
+        max_concurrency=profile.load.max_concurrency,
+        input_data=str(data) if data is not None else str(source.input_data or "random"),
+        shapes=tuple(f"{name}:{','.join(map(str, dims))}" for name, dims in profile.request.shapes.items()),
+    )
+
+
+def _from_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware) -> Task:
+    source = read_repository_model(repository, name)
+    batch = options.request_batch_size or 1
+    try:
+        space = _space(SpaceSection(), source, batch, hardware)
+    except ValueError as error:
+        raise BadInputError(f"{repository / name / 'config.pbtxt'}: {error}") from None
+    return _task(source, space, batch, options, slas=_constraints(options))
+
+
+def _task(
+    source: ModelSource,
+    space: Space,
+    batch: int,
+    options: RunOptions,
+    *,
+    slas: tuple[Constraint, ...],
+    max_concurrency: int = MAX_CONCURRENCY,
+    input_data: str = "random",
+    shapes: tuple[str, ...] = (),
+) -> Task:
+    if 0 < source.config.max_batch_size < batch:
+        raise BadInputError(
+            f"request batch size {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
+            f"lower --request-batch-size or raise max_batch_size in config.pbtxt"
+        )
+    bounds = list(slas)
+    if options.min_throughput:
+        bounds.append(Constraint("throughput", parse_rate(options.min_throughput, batch)))
+    if options.max_memory_bytes:
+        bounds.append(Constraint("memory", options.max_memory_bytes))
+    problem = Problem(
+        model=source.name,
+        space=space,
+        request_batch_size=batch,
+        max_concurrency=max_concurrency,
+        objectives=tuple(METRICS[name] for name in options.objectives),
+        constraints=tuple(bounds),
+    )
+    given = model_config.candidate_of(source.config, tuple(space.fields))
+    plain = given
+    if source.config.max_batch_size > 1 and not given.dynamic_batching:
+        plain = replace(given, dynamic_batching=True)
+    elif given.dynamic_batching:
+        plain = replace(given, max_queue_delay_us=0, preferred_batch_sizes=())
+    return Task(source, problem, given, plain, input_data, shapes)
+
+
+def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:
+    """The profile's choices; what it leaves out is derived from the model's own configuration."""
+    largest = source.config.max_batch_size
+    if largest == 0:
+        return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=section.config)
+    sizes = section.max_batch_size or _powers_of_two(batch, max(largest, batch))
+    return Space(
+        max_batch_size=tuple(size for size in sizes if size >= batch) or (batch,),
+        max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
+        preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
+        instance_count=section.instance_group_count or _counts(hardware),
+        fields=section.config,
+        request_batch_size=batch,
+    )
+
+
+def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
+    """From the request up to what the model's own configuration admits; a graph may be fixed beyond it."""
+    sizes = [least]
+    while sizes[-1] * 2 <= most:
+        sizes.append(sizes[-1] * 2)
+    return tuple(dict.fromkeys([*sizes, most]))
+
+
+def _counts(hardware: Hardware) -> tuple[int, ...]:
+    return (1, 2, 3, 4) if hardware.gpus else tuple(range(1, min(4, max(2, hardware.cpu_count)) + 1))
+
+
+def _constraints(options: RunOptions) -> tuple[Constraint, ...]:
+    return tuple(Constraint(f"latency-{name}", bound) for name, bound in options.sla_ms.items())

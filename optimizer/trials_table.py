@@ -1,0 +1,143 @@
+"""trials.csv: one row a measurement, appended and flushed to disk before the next begins.
+
+The table is the record of a run: trials are rebuilt from it. A row without a concurrency is a deployment that
+failed. Columns that are not named here are parameters, by their proto path.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from objectives.metrics import Measurement
+from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
+
+_CANDIDATE = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "preferred_batch_sizes", "instance_count")
+_LOAD = ("request_batch_size", "concurrency", "request_rate")
+_MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
+_OUTCOME = ("deploy_seconds", "status", "reason")
+
+
+class TrialsTable:
+    """The table of one run. ``choices`` are the values of the other parameters, by path: a CSV knows no types."""
+
+    def __init__(self, path: Path, model: str, choices: Mapping[str, Sequence[FieldValue]]) -> None:
+        self.path = path
+        self._model = model
+        self._choices = choices
+        self.columns = ("model", "trial", *_CANDIDATE, *choices, *_LOAD, *_MEASUREMENT, *_OUTCOME)
+
+    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None:
+        """Write one measurement of ``trial``. Raises EnvironmentFault where the disk refuses it."""
+        failed = measurement.throughput_infer_per_sec is None
+        row = self._row(trial) | {
+            "request_batch_size": load.request_batch_size,
+            "concurrency": load.concurrency,
+            **{name: getattr(measurement, name) for name in _MEASUREMENT},
+            "status": "failed" if failed else "ok",
+            "reason": measurement.reason,
+        }
+        self._write(row)
+
+    def append_failure(self, trial: Trial) -> None:
+        """Write that ``trial`` could not be deployed, and why."""
+        self._write(self._row(trial) | {"status": "failed", "reason": trial.reason})
+
+    def read(self) -> list[Trial]:
+        """The trials so far, by number. A last line torn by a crash is cut off.
+
+        Raises BadInputError where the table is not one of this run.
+        """
+        if not self.path.exists():
+            return []
+        text = self._cut_torn_line()
+        reader = csv.DictReader(io.StringIO(text))
+        if text and tuple(reader.fieldnames or ()) != self.columns:
+            raise BadInputError(f"{self.path}: its columns are not those of this run's parameters")
+        trials: dict[int, Trial] = {}
+        for line, row in enumerate(reader, start=2):
+            try:
+                self._collect(row, trials)
+            except (KeyError, ValueError, TypeError) as error:
+                raise BadInputError(f"{self.path}:{line}: not a row of a trials table ({error})") from error
+        return [trials[number] for number in sorted(trials)]
+
+    def _collect(self, row: dict[str, str], trials: dict[int, Trial]) -> None:
+        number = int(row["trial"])
+        trial = trials.get(number) or Trial(
+            number, self._candidate(row), deploy_seconds=_float(row["deploy_seconds"])
+        )
+        if not row["concurrency"]:
+            trials[number] = replace(trial, status="failed", reason=row["reason"])
+            return
+        load = LoadPoint(int(row["request_batch_size"]), int(row["concurrency"]))
+        values: dict[str, object] = {
+            name: _float(row[name]) for name in _MEASUREMENT if name not in ("requests", "stable")
+        }
+        values["requests"] = int(row["requests"]) if row["requests"] else None
+        values["stable"] = row["stable"] == "true"
+        measurement = Measurement(**values, reason=row["reason"])  # type: ignore[arg-type]
+        trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
+
+    def _candidate(self, row: dict[str, str]) -> Candidate:
+        return Candidate(
+            max_batch_size=int(row["max_batch_size"]),
+            dynamic_batching=row["dynamic_batching"] == "true",
+            max_queue_delay_us=int(row["max_queue_delay_us"] or 0),
+            preferred_batch_sizes=tuple(int(size) for size in row["preferred_batch_sizes"].split()),
+            instance_count=int(row["instance_count"]),
+            fields=tuple(
+                (path, next((choice for choice in choices if _text(choice) == row[path]), row[path]))
+                for path, choices in sorted(self._choices.items())
+                if row[path]
+            ),
+        )
+
+    def _row(self, trial: Trial) -> dict[str, object]:
+        candidate = trial.candidate
+        return {
+            "model": self._model,
+            "trial": trial.number,
+            **{name: getattr(candidate, name) for name in _CANDIDATE},
+            "preferred_batch_sizes": " ".join(map(str, candidate.preferred_batch_sizes)),
+            **dict(candidate.fields),
+            "deploy_seconds": trial.deploy_seconds,
+        }
+
+    def _write(self, row: Mapping[str, object]) -> None:
+        try:
+            new = not self.path.exists() or self.path.stat().st_size == 0
+            with self.path.open("a", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                if new:
+                    writer.writerow(self.columns)
+                writer.writerow([_text(row.get(column)) for column in self.columns])
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write {self.path}: {error.strerror}") from error
+
+    def _cut_torn_line(self) -> str:
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        return whole.decode(errors="replace")
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return " ".join(str(value).split()) if isinstance(value, str) else str(value)
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text else None

@@ -1,0 +1,129 @@
+"""What every Target keeps. A new target adds one class with a ``target`` fixture."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.recorded import RecordedTable
+from optimizer.errors import DeploymentError, TuneError
+from optimizer.interfaces import Target
+from optimizer.model_source import ModelSource
+from optimizer.trial import Candidate, LoadPoint, Trial
+from tests.conftest import measurement
+
+GOOD = (
+    Candidate(max_batch_size=64),
+    Candidate(max_batch_size=16, dynamic_batching=True),
+    Candidate(16, True, 500, (4, 8), 2),
+)
+UNDEPLOYABLE = Candidate(8, True, 0, (16,))  # a preferred size above max_batch_size
+
+
+def leftovers() -> set[str]:
+    """Processes, shared memory and temporary folders of ours."""
+    found = {path.name for path in Path("/dev/shm").glob("tritune_*")}
+    found |= {path.name for path in Path(tempfile.gettempdir()).glob("tritune-*")}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(f"{process.name()} {process.pid}")
+    return found
+
+
+class TargetContract:
+    @pytest.fixture
+    def target(self) -> Target:
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("candidate", GOOD, ids=str)
+    def test_serves_exactly_the_candidate(self, target: Target, candidate: Candidate) -> None:
+        with target.deploy(candidate) as endpoint:
+            assert endpoint.candidate == candidate
+            assert self.serving(target, endpoint.model) in (candidate, None)
+
+    @pytest.mark.parametrize("candidate", GOOD, ids=str)
+    def test_serves_it_from_a_written_config_too(self, target: Target, candidate: Candidate) -> None:
+        with target.deploy_as_written(candidate) as endpoint:
+            assert endpoint.candidate == candidate
+            assert self.serving(target, endpoint.model) in (candidate, None)
+
+    def test_a_candidate_that_cannot_be_served_is_a_deployment_error(self, target: Target) -> None:
+        with pytest.raises(DeploymentError) as caught, target.deploy(UNDEPLOYABLE):
+            pass
+        assert str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_after_a_failure_the_next_candidate_is_served(self, target: Target) -> None:
+        for candidate in (GOOD[0], GOOD[2]):
+            with contextlib.suppress(DeploymentError), target.deploy(UNDEPLOYABLE):
+                pass
+            with target.deploy(candidate) as endpoint:
+                assert self.serving(target, endpoint.model) in (candidate, None)
+
+    def test_an_error_inside_passes_through(self, target: Target) -> None:
+        with pytest.raises(TuneError, match="mine"), target.deploy(GOOD[0]):
+            raise TuneError("mine")
+
+    @pytest.fixture
+    def another(self) -> Target:
+        """One that the test may close."""
+        raise NotImplementedError
+
+    def test_close_leaves_nothing_and_may_be_called_twice(self, another: Target) -> None:
+        before = leftovers()
+        with another.deploy(GOOD[0]):
+            pass
+        another.close()
+        another.close()
+        assert leftovers() <= before
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        """What is served by the target's own account; None where there is none to ask."""
+        raise NotImplementedError
+
+
+class TestRecordedTable(TargetContract):
+    @pytest.fixture
+    def target(self, another: Target) -> Target:
+        return another
+
+    @pytest.fixture
+    def another(self) -> Target:
+        trials = [
+            Trial(number, candidate, ((LoadPoint(1, 1), measurement(100, 5)),))
+            for number, candidate in enumerate(GOOD)
+        ]
+        return RecordedTable([*trials, Trial(9, UNDEPLOYABLE, status="failed", reason="refused")])
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        return None
+
+
+class TestEmbeddedTarget(TargetContract):
+    @pytest.fixture
+    def target(self, embedded: EmbeddedTarget) -> Target:
+        return embedded
+
+    @pytest.fixture
+    def another(self, mlp: ModelSource, tmp_path: Path) -> Target:
+        return EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print)
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        from tritonclient.grpc import InferenceServerClient
+
+        from optimizer import model_config
+
+        assert isinstance(target, EmbeddedTarget)
+        with InferenceServerClient(target.grpc_address) as client:
+            config = client.get_model_config(model).config
+        found = model_config.candidate_of(config)
+        if found.preferred_batch_sizes == (found.max_batch_size,):  # which Triton writes where none is given
+            found = Candidate(
+                found.max_batch_size, True, found.max_queue_delay_us, (), found.instance_count
+            )
+        return found

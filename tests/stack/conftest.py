@@ -1,0 +1,5 @@
+"""Stack tests run on the real server."""
+
+from tests.stack_fixtures import embedded, mlp, perf_analyzer
+
+__all__ = ["embedded", "mlp", "perf_analyzer"]

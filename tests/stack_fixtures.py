@@ -1,0 +1,37 @@
+"""The real server, for tests: the small mlp, built once, and one embedded target a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizer import runtime
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.model_source import ModelSource
+from optimizer.models import build
+from optimizer.perf_analyzer import PerfAnalyzer
+
+
+@pytest.fixture(scope="session")
+def mlp() -> ModelSource:
+    return build("mlp", {}, cache=runtime.cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
+
+
+@pytest.fixture(scope="session")
+def embedded(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    target = EmbeddedTarget(mlp, log=tmp_path_factory.mktemp("server") / "tritonserver.log", say=print)
+    yield target
+    target.close()
+
+
+@pytest.fixture
+def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
+    installed = runtime.ensure(print)
+    return PerfAnalyzer(
+        installed.perf_analyzer,
+        installed.perf_analyzer_libraries,
+        tmp_path / "perf_analyzer.log",
+        input_data=str(mlp.input_data),
+    )

@@ -1,0 +1,85 @@
+"""The load search, against servers whose latency curve is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Constraint
+from optimizer.sweep import SweepRules, next_load
+from optimizer.trial import LoadPoint
+
+P95_20MS = (Constraint("latency-p95", 20.0),)
+
+
+def saturating(service_ms: float, floor_ms: float = 0.5) -> Callable[[int], Measurement]:
+    """A server that is saturated from two requests on: latency grows in proportion to the load."""
+
+    def at(concurrency: int) -> Measurement:
+        latency = floor_ms + service_ms * concurrency
+        return Measurement(1000 * concurrency / latency, latency_p95_ms=latency, stable=True)
+
+    return at
+
+
+def sweep(server: Callable[[int], Measurement], rules: SweepRules) -> list[tuple[LoadPoint, Measurement]]:
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_load(measured, rules)) is not None:
+        measured.append((load, server(load.concurrency)))
+        assert len(measured) <= rules.max_loads
+    return measured
+
+
+@pytest.mark.parametrize("start", [1, 4, 30, 200])
+@pytest.mark.parametrize("service_ms", [0.15, 0.4, 1.7, 6.0, 19.0])
+def test_finds_nearly_the_highest_load_that_meets_the_bound(service_ms: float, start: int) -> None:
+    measured = sweep(saturating(service_ms), SweepRules(1, 256, P95_20MS, start=start))
+    best = max((load.concurrency for load, m in measured if (m.latency_p95_ms or 99) <= 20), default=0)
+    highest = min(256, math.floor(19.5 / service_ms))
+    assert best >= 0.85 * highest - 1
+
+
+def test_a_hopeless_deployment_is_given_up_after_one_request_at_a_time_is_too_slow() -> None:
+    measured = sweep(saturating(50.0), SweepRules(1, 256, P95_20MS, start=4))
+    assert measured[-1][0].concurrency == 1
+    assert len(measured) <= 3
+
+
+def test_stops_where_more_load_brings_no_throughput() -> None:
+    def flat(concurrency: int) -> Measurement:
+        return Measurement(500.0, latency_p95_ms=0.01 * concurrency, stable=True)
+
+    assert len(sweep(flat, SweepRules(1, 256, P95_20MS))) == 2
+
+
+def test_without_a_bound_it_climbs_to_saturation() -> None:
+    def knee(concurrency: int) -> Measurement:
+        return Measurement(100.0 * min(concurrency, 20), latency_p95_ms=5.0, stable=True)
+
+    measured = sweep(knee, SweepRules(1, 256, ()))
+    assert max(m.throughput_infer_per_sec or 0 for _, m in measured) == 2000
+
+
+def test_a_load_is_never_measured_twice_and_stays_in_range() -> None:
+    for start in (1, 7, 64, 500):
+        measured = sweep(saturating(0.31), SweepRules(8, 64, P95_20MS, start=start))
+        concurrencies = [load.concurrency for load, _ in measured]
+        assert len(set(concurrencies)) == len(concurrencies)
+        assert all(1 <= c <= 64 for c in concurrencies)
+        assert all(load.request_batch_size == 8 for load, _ in measured)
+
+
+def test_a_load_without_a_latency_counts_as_missed() -> None:
+    rules = SweepRules(1, 256, P95_20MS, start=16)
+    after_failure = next_load([(LoadPoint(1, 16), Measurement())], rules)
+    assert after_failure == LoadPoint(1, 4)
+
+
+def test_replaying_what_was_measured_continues_where_it_stood() -> None:
+    rules = SweepRules(1, 256, P95_20MS)
+    whole = sweep(saturating(0.4), rules)
+    for length in range(len(whole)):
+        assert next_load(whole[:length], rules) == whole[length][0]

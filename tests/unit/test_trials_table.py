@@ -1,0 +1,81 @@
+"""trials.csv: what is written is read back, and a crash costs the torn line alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectives.metrics import Measurement
+from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.trials_table import TrialsTable
+from tests.conftest import measurement
+
+CHOICES = {"parameters.intra_op_thread_count.string_value": ("1", "2"), "optimization.graph.level": (0, 1, -1)}
+CANDIDATE = Candidate(
+    64, True, 500, (16, 32), 2, (("optimization.graph.level", -1), (*CHOICES,)[:1] + ("2",))  # type: ignore[arg-type]
+)
+
+
+def table(path: Path) -> TrialsTable:
+    return TrialsTable(path, "m", CHOICES)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    written = table(tmp_path / "trials.csv")
+    points = ((LoadPoint(4, 8), measurement(1234.5, 1 / 3)), (LoadPoint(4, 9), Measurement(reason="server died")))
+    for load, m in points:
+        written.append(Trial(0, CANDIDATE, deploy_seconds=1.25), load, m)
+    written.append_failure(Trial(1, Candidate(8), status="failed", reason="a, \"b\"\nc", deploy_seconds=None))
+    assert table(tmp_path / "trials.csv").read() == [
+        Trial(0, CANDIDATE, points, deploy_seconds=1.25),
+        Trial(1, Candidate(8), status="failed", reason='a, "b" c'),
+    ]
+
+
+@given(
+    values=st.lists(st.one_of(st.none(), st.floats(0, 1e12, allow_nan=False)), min_size=5, max_size=5),
+    stable=st.booleans(),
+)
+def test_every_float_survives(tmp_path_factory: pytest.TempPathFactory, values: list[float | None], stable: bool) -> None:
+    path = tmp_path_factory.mktemp("t") / "trials.csv"
+    m = Measurement(*values, stable=stable)  # type: ignore[misc]
+    table(path).append(Trial(3, Candidate(8)), LoadPoint(1, 1), m)
+    assert table(path).read() == [Trial(3, Candidate(8), ((LoadPoint(1, 1), m),))]
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    for concurrency in (1, 2):
+        table(path).append(Trial(0, CANDIDATE), LoadPoint(1, concurrency), measurement(1, 1))
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for cut in range(len(whole) - len(lines[-1]) + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        (trial,) = table(path).read()
+        assert [load.concurrency for load, _ in trial.measurements] == [1]
+        assert path.read_bytes() == b"".join(lines[:-1])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a,b\n1,2\n", "its columns are not those"),
+        ("HEADER\nm,x,64\n", ":2: not a row"),
+        ("HEADER\nm,0,many,true\n", ":2: not a row"),
+    ],
+)
+def test_another_table_is_one_clear_line(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "trials.csv"
+    path.write_text(content.replace("HEADER", ",".join(table(path).columns)))
+    with pytest.raises(BadInputError, match=says) as caught:
+        table(path).read()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_refuses_is_an_environment_fault(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        table(tmp_path / "no" / "trials.csv").append(Trial(0, CANDIDATE), LoadPoint(1, 1), measurement(1, 1))

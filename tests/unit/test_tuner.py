@@ -1,0 +1,242 @@
+"""The whole loop on a recorded table: what is tried, what is kept, what is recommended, resumed, cut short."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Constraint
+from optimizer.budget import Budget
+from optimizer.deploy.recorded import RecordedTable
+from optimizer.errors import DeploymentError, MeasurementError
+from optimizer.interfaces import Endpoint, LoadGenerator, Samples, Target
+from optimizer.outcome import Outcome, assess
+from optimizer.search import make_searcher
+from optimizer.trial import Candidate, LoadPoint, Point, Problem, Trial
+from optimizer.trials_table import TrialsTable
+from optimizer.tuner import Tuner
+
+BASELINE = Candidate(max_batch_size=1)
+PLAIN = Candidate(max_batch_size=64, dynamic_batching=True)
+COMPARISONS = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
+
+
+class Log:
+    """A watcher that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.roles: list[str] = []
+        self.loads: list[tuple[int, LoadPoint]] = []
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        self.roles.append(role)
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
+        self.loads.append((number, load))
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        pass
+
+
+class Study:
+    """One tuner on one folder, made anew for each session of a run."""
+
+    def __init__(self, folder: Path, problem: Problem, table: RecordedTable, search: str = "grid") -> None:
+        self.folder, self.problem, self.search = folder, problem, search
+        self.target: Target = table
+        self.load_generator: LoadGenerator = table
+        self.telemetry = table
+        self.log = Log()
+
+    def tuner(self, **budget: float) -> Tuner:
+        return Tuner(
+            problem=self.problem,
+            searcher=make_searcher(self.search, self.problem, 0, str(self.folder / "study.journal"), "known"),
+            target=self.target,
+            load_generator=self.load_generator,
+            telemetry=self.telemetry,
+            table=TrialsTable(self.folder / "trials.csv", "known", {}),
+            budget=Budget(**({"seconds": 600} | budget)),  # type: ignore[arg-type]
+            watcher=self.log,
+        )
+
+    def run(self, **budget: float) -> Outcome:
+        trials = self.tuner(**budget).run(COMPARISONS)
+        return assess(trials, self.problem, BASELINE, PLAIN)
+
+
+@pytest.fixture
+def study(tmp_path: Path, problem: Problem, known_table: list[Trial]) -> Study:
+    return Study(tmp_path, problem, RecordedTable(known_table))
+
+
+def best_in_table(trials: list[Trial]) -> float:
+    return max(
+        m.throughput_infer_per_sec or 0
+        for trial in trials
+        for _, m in trial.measurements
+        if (m.latency_p95_ms or 99) <= 20
+    )
+
+
+@pytest.mark.parametrize("search", ["grid", "tpe", "random", "nsga2"])
+def test_every_search_ends_near_the_best_of_the_table(
+    study: Study, known_table: list[Trial], search: str
+) -> None:
+    study.search = search
+    outcome = study.run()
+    assert outcome.recommended is not None
+    assert outcome.recommended.measurement.throughput_infer_per_sec >= 0.93 * best_in_table(known_table)  # type: ignore[operator]
+    assert outcome.recommended.measurement.latency_p95_ms <= 20  # type: ignore[operator]
+    assert outcome.trials == len(study.problem.space), "each candidate once"
+
+
+def test_the_comparisons_come_first_and_carry_the_gain(study: Study) -> None:
+    outcome = study.run()
+    assert study.log.roles[:3] == ["baseline", "dynamic_batching", "search"]
+    assert outcome.baseline is not None
+    assert outcome.baseline.candidate == BASELINE
+    assert outcome.dynamic_batching is not None
+    assert outcome.speedup == pytest.approx(
+        outcome.recommended.measurement.throughput_infer_per_sec  # type: ignore[union-attr,operator]
+        / outcome.baseline.measurement.throughput_infer_per_sec
+    )
+    assert outcome.speedup > 2  # type: ignore[operator]
+
+
+def test_the_recommendation_was_measured_again_after_the_search(study: Study) -> None:
+    outcome = study.run()
+    assert "confirm" in study.log.roles
+    assert study.log.loads.count((outcome.recommended.trial, outcome.recommended.load)) == 2  # type: ignore[union-attr]
+
+
+def test_a_winner_that_does_not_repeat_is_not_recommended(study: Study, known_table: list[Trial]) -> None:
+    """The best of many noisy measurements is too good: its repetition decides."""
+    first = study.run(max_trials=3)
+    lucky = first.recommended
+    assert lucky is not None
+
+    class Sobering(RecordedTable):
+        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+            found = super().measure(endpoint, load)
+            again = (endpoint.candidate, load) in self.seen
+            self.seen.add((endpoint.candidate, load))
+            return replace(found, latency_p95_ms=25.0) if again and load == lucky.load else found
+
+        seen: set[tuple[Candidate, LoadPoint]] = set()  # noqa: RUF012
+
+    again = Study(study.folder / "again", study.problem, Sobering(known_table))
+    again.folder.mkdir()
+    outcome = again.run(max_trials=3)
+    assert outcome.recommended is not None
+    assert (outcome.recommended.candidate, outcome.recommended.load) != (lucky.candidate, lucky.load)
+
+
+def test_max_trials_counts_every_configuration(study: Study) -> None:
+    assert study.run(max_trials=4).trials == 4
+
+
+def test_a_spent_budget_still_measures_the_baseline_once(study: Study) -> None:
+    outcome = study.run(seconds=1e-9)
+    assert (outcome.trials, outcome.measurements) == (1, 1)
+
+
+def test_nothing_meets_the_sla(study: Study) -> None:
+    study.problem = replace(study.problem, constraints=(Constraint("latency-p95", 1.0),))
+    outcome = study.run()
+    assert outcome.recommended is None
+    assert outcome.closest is not None
+    assert outcome.holds_back == "one inference alone takes 1.47 ms"
+    assert outcome.speedup is None
+
+
+def test_an_interrupted_run_continues_with_at_most_the_measurement_in_flight_lost(
+    study: Study, tmp_path: Path, known_table: list[Trial]
+) -> None:
+    whole = study.run()
+    (tmp_path / "cut").mkdir()
+    for after in range(1, whole.measurements, 3):
+        folder = tmp_path / "cut" / str(after)
+        folder.mkdir()
+        cut = Study(folder, study.problem, _Interrupting(known_table, after))
+        with pytest.raises(KeyboardInterrupt):
+            cut.run()
+        assert len(cut.log.loads) == after
+        resumed = Study(folder, study.problem, RecordedTable(known_table))
+        outcome = resumed.run()
+        assert outcome.recommended == whole.recommended
+        assert len(resumed.log.loads) <= whole.measurements - after + 1
+
+
+class _Interrupting(RecordedTable):
+    def __init__(self, trials: list[Trial], after: int) -> None:
+        super().__init__(trials)
+        self.left = after
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super().measure(endpoint, load)
+
+
+def test_a_deployment_that_fails_is_recorded_and_the_search_goes_on(
+    study: Study, known_table: list[Trial]
+) -> None:
+    broken = replace(known_table[5], status="failed", reason="out of memory", measurements=())
+    table = RecordedTable([*known_table[:5], broken, *known_table[6:]])
+    study.target = study.load_generator = study.telemetry = table
+    tuner = study.tuner()
+    trials = tuner.run(COMPARISONS)
+    failed = [trial for trial in trials if trial.status == "failed"]
+    assert [trial.reason for trial in failed] == ["out of memory"]
+    assert len(trials) == len(study.problem.space)
+    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
+
+
+def test_a_measurement_that_fails_is_recorded_and_the_search_goes_on(
+    study: Study, known_table: list[Trial]
+) -> None:
+    class Failing(RecordedTable):
+        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+            if endpoint.candidate.instance_count == 2:
+                raise MeasurementError("perf_analyzer ended with exit code 99")
+            return super().measure(endpoint, load)
+
+    study.target = study.load_generator = study.telemetry = Failing(known_table)
+    outcome = study.run()
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate.instance_count == 1
+    assert "exit code 99" in (study.folder / "trials.csv").read_text()
+
+
+def test_telemetry_is_part_of_the_measurement(study: Study, known_table: list[Trial]) -> None:
+    class Metered(RecordedTable):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+            yield Samples(server_memory_bytes=5e8)
+
+    study.telemetry = Metered(known_table)
+    outcome = study.run(max_trials=2)
+    assert outcome.recommended is not None
+    assert outcome.recommended.measurement.server_memory_bytes == 5e8
+
+
+def test_a_confirmation_that_cannot_be_deployed_takes_the_candidate_out(
+    study: Study, known_table: list[Trial]
+) -> None:
+    class Unwritable(RecordedTable):
+        def deploy_as_written(
+            self, candidate: Candidate
+        ) -> contextlib.AbstractContextManager[Endpoint]:
+            raise DeploymentError("config.pbtxt does not load")
+
+    study.target = Unwritable(known_table)
+    outcome = study.run(max_trials=2)
+    assert outcome.recommended is None or outcome.trials == 2
+    assert "does not load" in (study.folder / "trials.csv").read_text()
