@@ -39,9 +39,7 @@ def front(points: Iterable[PointT], metrics: Sequence[Metric]) -> list[PointT]:
     return [point for _, point in kept]
 
 
-def best(
-    points: Iterable[PointT], objectives: Sequence[Metric], constraints: Sequence[Constraint]
-) -> PointT | None:
+def best(points: Iterable[PointT], objectives: Sequence[Metric], constraints: Sequence[Constraint]) -> PointT | None:
     """The stable point that meets every constraint and is best by the first objective; None without one.
 
     Ties are broken by the next objectives, then by the lower p95 latency. A point whose first objective is
@@ -62,14 +60,10 @@ def closest(
     rules = tuple(constraints)
     stable = [p for p in points if p.measurement.stable]
     least = min((worst_violation(rules, p.measurement) for p in stable), default=0.0)
-    return _least(
-        [p for p in stable if worst_violation(rules, p.measurement) == least], objectives, any_value=True
-    )
+    return _least([p for p in stable if worst_violation(rules, p.measurement) == least], objectives, any_value=True)
 
 
-def _least(
-    points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False
-) -> PointT | None:
+def _least(points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False) -> PointT | None:
     order = (*objectives, METRICS["latency-p95"])
 
     def costs(point: PointT) -> tuple[float, ...]:

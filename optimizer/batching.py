@@ -66,25 +66,47 @@ def behaviour(candidate: Candidate, request_batch_size: int, *, queued: bool = F
         return None
     if not candidate.dynamic_batching:
         return ONE_BY_ONE
-    delay = candidate.max_queue_delay_us
-    # no preferred sizes means {max_batch_size}. A size between k and k+1 requests is never hit, but a batch
+    # in requests; none set means {max_batch_size}. A size between k and k+1 requests is never hit, but a batch
     # compares with it as with any other size in between: k + 1/2
     sizes = {p // r + (0.5 if p % r else 0) for p in candidate.preferred_batch_sizes or (limit,)}
-    largest = max(sizes)
-    # Where a second request never fits, a lone one still waits out the delay if it reaches no preferred size
-    # (max_batch_size 24, requests of 16); otherwise it leaves at once, as without the batcher.
-    if fits == 1 and (delay == 0 or largest <= 1 or 1 in sizes):
+    if _always_alone(sizes, fits, candidate.max_queue_delay_us):
         return ONE_BY_ONE_QUEUED if queued else ONE_BY_ONE
-    if largest > 1:
-        # smaller than a request: never hit, nor the largest, nor the next to wait for
-        sizes = {size for size in sizes if size >= 1}
-    if delay == 0:
-        # Nothing waits, so a size that is not hit matters only as the largest …
-        sizes = {size for size in sizes if size == int(size) or size == largest}
-        # … and just above what fits it stops a batch where max_batch_size itself does
-        if sizes == {fits + 0.5}:
-            sizes = {float(fits)}
-    return fits, delay, tuple(sorted(sizes))
+    if candidate.max_queue_delay_us == 0:
+        return 0, _felt_without_delay(sizes, fits)
+    return fits, candidate.max_queue_delay_us, _felt_with_delay(sizes, fits)
+
+
+def _always_alone(sizes: set[float], fits: int, delay: int) -> bool:
+    """Whether each request leaves at once and alone, as without the batcher.
+
+    Where no second one fits, a lone request still waits out the delay if it reaches no preferred size
+    (max_batch_size 24, requests of 16). Without a delay it also leaves alone if only its own size is preferred.
+    """
+    if fits == 1 and (delay == 0 or max(sizes) <= 1 or 1 in sizes):
+        return True
+    return delay == 0 and (max(sizes) <= 1 or {s for s in sizes if s == int(s)} == {1})
+
+
+def _felt_without_delay(sizes: set[float], fits: int) -> tuple[float, ...]:
+    """Without a delay a batch grows one request at a time and is closed at the first size that it hits.
+
+    So neither max_batch_size nor a size that is never hit is felt, unless no size is ever hit: then the largest
+    closes the batch, or max_batch_size if that is not above it.
+    """
+    hit = {size for size in sizes if size == int(size)}
+    return tuple(sorted(hit or {min(max(sizes), fits)}))
+
+
+def _felt_with_delay(sizes: set[float], fits: int) -> tuple[float, ...]:
+    """With a delay a size that is never hit still says how many requests to wait for, or where to stop."""
+    if max(sizes) < 1:
+        return (0.5,)
+    felt = {size for size in sizes if size >= 1}  # smaller than a request: nothing waits for it
+    # waiting for k + 1/2 requests is waiting for k + 1
+    felt -= {size for size in felt if size != int(size) and size + 0.5 in felt}
+    # just above what fits it stops a batch where max_batch_size does
+    felt -= {fits + 0.5} if fits in felt else set()
+    return tuple(sorted(felt))
 
 
 def tidy(candidate: Candidate) -> Candidate:

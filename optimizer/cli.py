@@ -124,9 +124,7 @@ def _run(arguments: list[str]) -> int:
         folder,
         say if terminal.is_terminal else lambda _: None,
         lambda problem, budget, hardware: (
-            LiveWatcher(terminal, problem, budget, hardware=str(hardware))
-            if terminal.is_terminal
-            else QuietWatcher()
+            LiveWatcher(terminal, problem, budget, hardware=str(hardware)) if terminal.is_terminal else QuietWatcher()
         ),
     )
     _print(result, as_json=given.json)
@@ -170,7 +168,10 @@ def _run_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="a name from `tune models`, a profile.yaml, or a Triton model folder"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a name from `tune models`, a profile.yaml, or a Triton model folder",
     )
     bounds = parser.add_argument_group("what must hold")
     for name in SLA_METRICS:
@@ -179,13 +180,16 @@ def _run_parser() -> argparse.ArgumentParser:
     bounds.add_argument("--min-throughput", metavar="RATE", help="such as 4000/s (inferences) or 500req/s")
     bounds.add_argument("--max-memory", metavar="SIZE", help="such as 4GiB: of the GPU, else of the server")
     bounds.add_argument(
-        "--objective", default="throughput", metavar="NAME[,NAME]", help=f"{', '.join(OBJECTIVES)} (throughput)"
+        "--objective",
+        default="throughput",
+        metavar="NAME[,NAME]",
+        help=f"{', '.join(OBJECTIVES)} (throughput)",
     )
-    what = parser.add_argument_group("what is tuned")
-    what.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
-    what.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
-    what.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
-    what.add_argument("--request-batch-size", metavar="N", help="samples in each request")
+    tuned = parser.add_argument_group("what is tuned")
+    tuned.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
+    tuned.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
+    tuned.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
+    tuned.add_argument("--request-batch-size", metavar="N", help="samples in each request")
     search = parser.add_argument_group("how long and how")
     search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
     search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
@@ -215,7 +219,9 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     objectives = tuple(given.objective.split(","))
     for name in objectives:
         if name not in METRICS or name not in OBJECTIVES or objectives.count(name) > 1:
-            raise BadInputError(f"--objective {given.objective}: give one or more of {', '.join(OBJECTIVES)}, each once")
+            raise BadInputError(
+                f"--objective {given.objective}: give one or more of {', '.join(OBJECTIVES)}, each once"
+            )
     if given.min_throughput is not None:
         _parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
     memory = given.max_memory
@@ -240,9 +246,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     )
 
 
-def _resumed(
-    given: argparse.Namespace, budget: float | None, trials: int | None
-) -> tuple[RunFolder, RunOptions]:
+def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None) -> tuple[RunFolder, RunOptions]:
     """The options of the run that is continued; budget, trials and storage may be given anew."""
     from optimizer.command_line import HIDDEN
     from optimizer.run_folder import RunFolder
@@ -281,5 +285,3 @@ def _positive(flag: str, text: str) -> int:
     if number < 1:
         raise BadInputError(f"{flag} {text}: write a whole number of 1 or more")
     return number
-
-

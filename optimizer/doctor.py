@@ -39,12 +39,18 @@ def diagnose() -> int:
 
 def check_server() -> Finding:
     if reason := runtime.unsupported():
-        return Finding("tritonserver", "fail", reason, "run tune on Linux x86-64 with glibc 2.35 and Python 3.11-3.13")
+        return Finding(
+            "tritonserver", "fail", reason, "run tune on Linux x86-64 with glibc 2.35 and Python 3.11-3.13"
+        )
     found = runtime.installed()
     if found is None:
-        return Finding("tritonserver", "warn", f"not yet in {runtime.cache_folder()}", "tune setup (a run does it, too)")
+        return Finding(
+            "tritonserver", "warn", f"not yet in {runtime.cache_folder()}", "tune setup (a run does it, too)"
+        )
     if not os.access(found.tritonserver, os.X_OK):
-        return Finding("tritonserver", "fail", f"{found.tritonserver} cannot be run", f"rm -r {found.root}; tune setup")
+        return Finding(
+            "tritonserver", "fail", f"{found.tritonserver} cannot be run", f"rm -r {found.root}; tune setup"
+        )
     missing = _missing_libraries(found.tritonserver, found.libraries)
     if missing:
         return Finding("tritonserver", "fail", f"misses {missing}", f"apt-get install the package of {missing}")
@@ -146,7 +152,12 @@ def _room(what: str, folder: Path, least_gib: float, mend: str) -> Finding:
         return Finding(what, "fail", f"{folder}: {error.strerror}", mend)
     if not os.access(folder, os.W_OK):
         return Finding(what, "fail", f"{folder} cannot be written", mend)
-    return Finding(what, "ok" if free >= least_gib else "warn", f"{free:.1f} GiB free in {folder}", mend * (free < least_gib))
+    return Finding(
+        what,
+        "ok" if free >= least_gib else "warn",
+        f"{free:.1f} GiB free in {folder}",
+        mend * (free < least_gib),
+    )
 
 
 def _missing_libraries(binary: Path, libraries: Path) -> str:

@@ -94,9 +94,7 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     scheduler = base.WhichOneof("scheduling_choice")
     if candidate.dynamic_batching:
         if scheduler not in (None, "dynamic_batching"):
-            raise BadInputError(
-                f'{base.name}: has {scheduler}, which excludes dynamic batching; tune it "off"'
-            )
+            raise BadInputError(f'{base.name}: has {scheduler}, which excludes dynamic batching; tune it "off"')
         batching = config.dynamic_batching
         batching.SetInParent()
         batching.max_queue_delay_microseconds = candidate.max_queue_delay_us
@@ -129,9 +127,7 @@ def to_override_json(config: ModelConfig) -> str:
     return json.dumps(_integers(plain, config.DESCRIPTOR))
 
 
-def differences(
-    wanted: Candidate, serving: ModelConfig, field_paths: Iterable[str] | None = None
-) -> list[str]:
+def differences(wanted: Candidate, serving: ModelConfig, field_paths: Iterable[str] | None = None) -> list[str]:
     """In words, each setting of ``wanted`` that ``serving`` (from GET config) has otherwise; empty if none.
 
     What Triton adds of its own (names, kinds, preferred size {max_batch_size}, defaults) is no difference.

@@ -40,9 +40,7 @@ class Outcome:
         return _ratio(self.recommended, self.dynamic_batching)
 
 
-def assess(
-    trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate
-) -> Outcome:
+def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
     """The outcome of ``trials`` so far."""
     measured = latest_points(trials)
     recommended = pareto.best(measured, problem.objectives, problem.constraints)
@@ -105,5 +103,3 @@ def _ratio(ours: Point | None, theirs: Point | None) -> float | None:
         return None
     over, under = ours.measurement.throughput_infer_per_sec, theirs.measurement.throughput_infer_per_sec
     return over / under if over and under else None
-
-

@@ -110,9 +110,7 @@ class PerfAnalyzer:
         command += ["--max-trials", str(windows), "--stability-percentage", "999", "-v", "-f", "perf.csv"]
         return command
 
-    def _launch(
-        self, endpoint: Endpoint, load: LoadPoint, window_ms: int
-    ) -> tuple[Measurement | None, list[Window]]:
+    def _launch(self, endpoint: Endpoint, load: LoadPoint, window_ms: int) -> tuple[Measurement | None, list[Window]]:
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
         before = _statistics(endpoint)
@@ -197,10 +195,11 @@ def mean_batch_size(before: ModelStatistics | None, after: ModelStatistics | Non
     """Inferences per execution between two readings of the server's statistics."""
     if before is None or after is None:
         return None
-    executions = after.execution_count - before.execution_count
+    executions = int(after.execution_count - before.execution_count)
+    inferences = int(after.inference_count - before.inference_count)
     if executions <= 0:
         return None
-    return round((after.inference_count - before.inference_count) / executions, 3)
+    return round(inferences / executions, 3)
 
 
 def _statistics(endpoint: Endpoint) -> ModelStatistics | None:

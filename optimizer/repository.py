@@ -46,14 +46,12 @@ def read_repository_model(repository: Path, name: str) -> ModelSource:
     if backend == "onnxruntime":
         newest = max(files, key=lambda file: int(file.parent.name))
         check_onnx(newest / "model.onnx" if newest.is_dir() else newest)
-    return ModelSource(
-        repository, name, config, facts={"model_bytes": sum(_size(version) for version in versions)}
-    )
+    return ModelSource(repository, name, config, facts={"model_bytes": sum(_size(version) for version in versions)})
 
 
 def backend_of(config: ModelConfig) -> str:
     """The backend that serves it; the older ``platform: "onnxruntime_onnx"`` names one too."""
-    return config.backend or {"onnxruntime_onnx": "onnxruntime"}.get(config.platform, config.platform)
+    return str(config.backend) or {"onnxruntime_onnx": "onnxruntime"}.get(str(config.platform), str(config.platform))
 
 
 def check_onnx(path: Path) -> None:

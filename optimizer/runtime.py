@@ -141,7 +141,8 @@ def unsupported() -> str:
     if libc != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
         return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {libc} {version}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" not in PYTHON_STUBS:
-        return f"the embedded server needs Python {PYTHON_STUBS[3]} to {PYTHON_STUBS[-1]}, this is {platform.python_version()}"
+        versions = f"{PYTHON_STUBS[3]} to {PYTHON_STUBS[-1]}"
+        return f"the embedded server needs Python {versions}, this is {platform.python_version()}"
     return ""
 
 

@@ -50,9 +50,7 @@ class Result:
     document: dict[str, Any]
 
 
-def tune(
-    options: RunOptions, resumed: RunFolder | None, say: Callable[[str], None], watch: WatcherMaker
-) -> Result:
+def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], None], watch: WatcherMaker) -> Result:
     """Run the study, or continue the one in ``resumed``. ``say`` gets a line for each slow preparation.
 
     An interrupt (KeyboardInterrupt) ends it early with the best so far. Raises TuneError.
@@ -87,13 +85,16 @@ def tune(
     outcome = assess(trials, what.problem, what.baseline, what.dynamic_batching)
     status = "interrupted" if interrupted else "found" if outcome.recommended else "none"
     document = record.write(status, outcome, trials)
-    return Result(
-        status, outcome, what, hardware, notes, folder, command_line(options), document
-    )
+    return Result(status, outcome, what, hardware, notes, folder, command_line(options), document)
 
 
 def _tuner(
-    options: RunOptions, what: Task, folder: RunFolder, target: EmbeddedTarget, on_gpu: bool, stopwatch: Stopwatch
+    options: RunOptions,
+    what: Task,
+    folder: RunFolder,
+    target: EmbeddedTarget,
+    on_gpu: bool,
+    stopwatch: Stopwatch,
 ) -> Tuner:
     from optimizer.search import make_searcher
 
@@ -102,7 +103,11 @@ def _tuner(
     return Tuner(
         problem=what.problem,
         searcher=make_searcher(
-            options.search, what.problem, options.seed, options.storage or str(folder.study), folder.study_name
+            options.search,
+            what.problem,
+            options.seed,
+            options.storage or str(folder.study),
+            folder.study_name,
         ),
         target=target,
         load_generator=PerfAnalyzer(
@@ -130,8 +135,7 @@ class _Unwatched:
 def _spent_seconds(trials: list[Trial]) -> float:
     """What a resumed run has used of its budget."""
     return sum(
-        (trial.deploy_seconds or 0) + sum(m.measure_seconds or 0 for _, m in trial.measurements)
-        for trial in trials
+        (trial.deploy_seconds or 0) + sum(m.measure_seconds or 0 for _, m in trial.measurements) for trial in trials
     )
 
 
@@ -147,7 +151,7 @@ def _notes(hardware: Hardware, on_gpu: bool) -> tuple[str, ...]:
     backend = "served by tritune's own Python-based onnxruntime backend: a production build's native one is faster"
     if on_gpu:
         return (backend,)
-    notes = (
+    notes: tuple[str, ...] = (
         backend,
         f"the load generator ({MAX_THREADS} threads) shares the {hardware.cpu_count} CPU cores with the server",
     )
@@ -167,9 +171,7 @@ class _Record:
     notes: tuple[str, ...]
     stopwatch: Stopwatch
 
-    def write(
-        self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None
-    ) -> dict[str, Any]:
+    def write(self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None) -> dict[str, Any]:
         """The document of ``--json``; empty before there is an outcome."""
         document: dict[str, Any] = {}
         if outcome is not None:
@@ -241,5 +243,3 @@ class _Record:
                 notes=self.notes,
                 command=command_line(self.options),
             )
-
-

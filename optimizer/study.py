@@ -53,13 +53,9 @@ def open_study(storage: str | None, name: str, problem: Problem, sampler: BaseSa
         )
         _check_problem(study, problem, shown)
     except ImportError as error:
-        raise BadInputError(
-            f"{shown}: its database driver is not installed; {_mend(storage or '')}"
-        ) from error
+        raise BadInputError(f"{shown}: its database driver is not installed; {_mend(storage or '')}") from error
     except sqlalchemy.exc.NoSuchModuleError as error:
-        raise BadInputError(
-            f"{shown}: unknown kind of database; write sqlite, postgresql or mysql"
-        ) from error
+        raise BadInputError(f"{shown}: unknown kind of database; write sqlite, postgresql or mysql") from error
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError) as error:
         raise BadInputError(f"{shown}: the study cannot be opened: {_cause(error, storage or '')}") from error
     except (ValueError, KeyError) as error:

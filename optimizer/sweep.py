@@ -35,9 +35,7 @@ def latency_bounds(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
     return tuple(c for c in constraints if c.metric.startswith("latency-"))
 
 
-def next_load(
-    measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRules
-) -> LoadPoint | None:
+def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRules) -> LoadPoint | None:
     """The load to measure next, or None when the search is over.
 
     In a closed loop latency grows with concurrency (Little's law: at saturation in proportion), so the bound

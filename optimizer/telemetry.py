@@ -36,10 +36,14 @@ class GpuTelemetry:
         def sample() -> None:
             while not stop.is_set():
                 # utilisation is 0-1 and averaged over GPUs, memory and power are summed
-                _keep(readings["utilization"], lambda: _mean(
-                    [pynvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in handles]))
-                _keep(readings["memory"], lambda: float(
-                    sum(pynvml.nvmlDeviceGetMemoryInfo(h).used for h in handles)))
+                _keep(
+                    readings["utilization"],
+                    lambda: _mean([pynvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in handles]),
+                )
+                _keep(
+                    readings["memory"],
+                    lambda: float(sum(pynvml.nvmlDeviceGetMemoryInfo(h).used for h in handles)),
+                )
                 _keep(readings["power"], lambda: sum(pynvml.nvmlDeviceGetPowerUsage(h) for h in handles) / 1000)
                 stop.wait(INTERVAL_SECONDS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -34,7 +34,9 @@ class Candidate:
     def __str__(self) -> str:
         batching = "no dynamic batching"
         if self.dynamic_batching:
-            preferred = f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""
+            preferred = (
+                f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""
+            )
             batching = f"delay {self.max_queue_delay_us} µs{preferred}"
         extra = "".join(f" · {_short(path)}={value}" for path, value in self.fields)
         return f"max_batch_size {self.max_batch_size} · {batching} · instances {self.instance_count}{extra}"
@@ -91,7 +93,7 @@ class Problem:
     constraints: tuple[Constraint, ...] = ()
 
 
-def points(trials: tuple[Trial, ...] | list[Trial]) -> Iterator[Point]:
+def points(trials: Sequence[Trial]) -> Iterator[Point]:
     """Every measured point of every trial."""
     for trial in trials:
         for load, measurement in trial.measurements:

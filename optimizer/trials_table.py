@@ -17,7 +17,13 @@ from objectives.metrics import Measurement
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
 
-_CANDIDATE = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "preferred_batch_sizes", "instance_count")
+_CANDIDATE = (
+    "max_batch_size",
+    "dynamic_batching",
+    "max_queue_delay_us",
+    "preferred_batch_sizes",
+    "instance_count",
+)
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
 _OUTCOME = ("deploy_seconds", "status", "reason")

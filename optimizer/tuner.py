@@ -74,8 +74,8 @@ class Tuner:
         for role, candidate in comparisons:
             if all(trial.candidate != candidate for trial in self.trials):
                 yield role, candidate
-        while (candidate := self.searcher.suggest()) is not None:
-            yield "search", candidate
+        while (suggestion := self.searcher.suggest()) is not None:
+            yield "search", suggestion
 
     def _search_is_over(self) -> bool:
         if self.budget.max_trials is not None and len(self.trials) >= self.budget.max_trials:
@@ -180,4 +180,3 @@ class Tuner:
 
     def _meets(self, measurement: Measurement) -> bool:
         return measurement.stable and all(c.violation(measurement) <= 0 for c in self.problem.constraints)
-

@@ -153,9 +153,7 @@ class _Tree:
             own_line = node.start_mark.line + 1
             return Located(self._scalar(node, own_line, keys), own_line, keys)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return Located(
-                tuple(self.build(item, item.start_mark.line + 1, keys) for item in node.value), line, keys
-            )
+            return Located(tuple(self.build(item, item.start_mark.line + 1, keys) for item in node.value), line, keys)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return Located(self._mapping(node, keys), line, keys)
         raise self._fault(line, keys, f"the tag {node.tag.removeprefix(_TAG)} is not supported; leave it out")

@@ -59,5 +59,3 @@ def known_table(problem: Problem) -> list[Trial]:
         )
         for number, candidate in enumerate(problem.space.candidates())
     ]
-
-

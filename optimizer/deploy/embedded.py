@@ -94,7 +94,7 @@ class EmbeddedTarget:
             return
         self._stop()
         self._http, self._grpc = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        command = [
+        command: list[str | Path] = [
             self._runtime.tritonserver,
             f"--model-repository={self._folder / 'repository'}",
             "--model-control-mode=explicit",
@@ -110,9 +110,7 @@ class EmbeddedTarget:
         if self.source.config.input and self.source.config.output:
             # else the backend fills inputs and outputs in, at the price of one more stub a load
             command.append("--disable-auto-complete-config")
-        self._server = SupervisedProcess(
-            command, log=self.log, env=self._environment(), shm_prefix=self._shm_prefix
-        )
+        self._server = SupervisedProcess(command, log=self.log, env=self._environment(), shm_prefix=self._shm_prefix)
 
     @property
     def grpc_address(self) -> str:
@@ -173,9 +171,7 @@ class EmbeddedTarget:
             client = self._ready_client()
             log_start = self.log.stat().st_size
             try:
-                client.load_model(
-                    self.source.name, config=override, client_timeout=self._load_timeout_seconds
-                )
+                client.load_model(self.source.name, config=override, client_timeout=self._load_timeout_seconds)
             except InferenceServerException as error:
                 if "Deadline" in str(error.status()):
                     self._stop()  # the load cannot be called off; a new server can be started

@@ -63,9 +63,7 @@ def _digest(builder: Builder, settings: Settings) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def _replace(
-    home: Path, builder: Builder, settings: Settings, max_batch_size: int, kind: Kind, say: Say
-) -> None:
+def _replace(home: Path, builder: Builder, settings: Settings, max_batch_size: int, kind: Kind, say: Say) -> None:
     """Put a complete model at ``home``. The caller holds the lock."""
     draft = home.with_name(f".{home.name}.partial")
     retired = home.with_name(f".{home.name}.old")

@@ -30,9 +30,7 @@ def dense_features(samples: int, features: int, rng: np.random.Generator) -> npt
     return np.log1p(np.floor(rng.lognormal(typical, 1.5, (samples, features))))
 
 
-def table_indices(
-    samples: int, cardinalities: Sequence[int], rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
+def table_indices(samples: int, cardinalities: Sequence[int], rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """[samples, len(cardinalities)]: for each feature, indices in [0, cardinality), Zipf-distributed.
 
     The hottest rows are scattered over the table: neighbours would share pages and be prefetched together.

@@ -98,9 +98,7 @@ class Layers:
         product = self._graph.op("Gemm", x, weight, bias, to=f"{name}.gemm" if relu else to)
         return self._graph.op("Relu", product, to=to) if relu else product
 
-    def mlp(
-        self, x: str, fan_in: int, widths: Sequence[int], *, name: str, relu_at_end: bool, to: str
-    ) -> str:
+    def mlp(self, x: str, fan_in: int, widths: Sequence[int], *, name: str, relu_at_end: bool, to: str) -> str:
         """Layers ``<name>.0``, ``<name>.1``, … of these widths, ReLU between; ``to`` [batch, last width]."""
         for i, width in enumerate(widths):
             last = i == len(widths) - 1

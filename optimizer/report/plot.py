@@ -52,9 +52,7 @@ def _nice(step: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if m * power >= step * (1 - 1e-9))
 
 
-def plot(
-    trials: Sequence[Trial], outcome: Outcome, constraints: Iterable[Constraint]
-) -> dict[str, object] | None:
+def plot(trials: Sequence[Trial], outcome: Outcome, constraints: Iterable[Constraint]) -> dict[str, object] | None:
     """All that the template draws, in SVG units; None where there is no point to draw."""
     throughput, latency = FRONT_METRICS
     placed = [

@@ -141,9 +141,7 @@ def facts_line(facts: Mapping[str, object]) -> str:
 
 def facts_words(facts: Mapping[str, object]) -> dict[str, str]:
     """In words: ``max_rows`` -> ``max rows``, ``model_bytes: 640098304`` -> ``model size: 640 MB``."""
-    return {
-        name.replace("_bytes", "_size").replace("_", " "): _fact(name, value) for name, value in facts.items()
-    }
+    return {name.replace("_bytes", "_size").replace("_", " "): _fact(name, value) for name, value in facts.items()}
 
 
 def _fact(name: str, value: object) -> str:

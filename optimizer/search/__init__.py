@@ -30,7 +30,5 @@ def make_searcher(
     if name == "grid":
         from optimizer.search.grid import GridSearcher
 
-        return GridSearcher(
-            problem, open_study(storage, study_name, problem, sampler_for("random", seed)), seed
-        )
+        return GridSearcher(problem, open_study(storage, study_name, problem, sampler_for("random", seed)), seed)
     return OptunaSearcher(problem, open_study(storage, study_name, problem, sampler_for(name, seed)), seed)

@@ -96,9 +96,7 @@ class Ledger:
                 self._drop(asked, candidate)
             return
         result = result_of(trial, self._problem)
-        values, constraints = (
-            (result.values, result.constraints) if isinstance(result, Result) else (None, {})
-        )
+        values, constraints = (result.values, result.constraints) if isinstance(result, Result) else (None, {})
         user_attrs = attributes(trial, result)
         if asked is None or not _tell(self._study, asked, values, constraints, user_attrs):
             self._add(candidate, values, constraints, user_attrs)
@@ -139,9 +137,7 @@ class Ledger:
 
     def _is_recorded(self, trial: Trial) -> bool:
         same = {TRIAL: trial.number, CANDIDATE: describe(trial.candidate)}
-        return any(
-            same.items() <= other.user_attrs.items() for other in self._study.get_trials(deepcopy=False)
-        )
+        return any(same.items() <= other.user_attrs.items() for other in self._study.get_trials(deepcopy=False))
 
     def _candidate(self, trial: FrozenTrial) -> Candidate:
         return self._space.canonical(described(trial.user_attrs[CANDIDATE]))

@@ -68,9 +68,7 @@ def describe(candidate: Candidate) -> dict[str, Any]:
 def described(value: Mapping[str, Any]) -> Candidate:
     """The candidate that ``describe`` wrote."""
     sizes, fields = value["preferred_batch_sizes"], value["fields"]
-    return Candidate(
-        **{**value, "preferred_batch_sizes": tuple(sizes), "fields": tuple(sorted(fields.items()))}
-    )
+    return Candidate(**{**value, "preferred_batch_sizes": tuple(sizes), "fields": tuple(sorted(fields.items()))})
 
 
 def _values(measurement: Measurement, problem: Problem) -> tuple[float, ...] | None:

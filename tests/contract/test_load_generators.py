@@ -25,7 +25,7 @@ class LoadGeneratorContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def endpoint(self) -> Iterator[Endpoint]:
+    def endpoint(self) -> Endpoint | Iterator[Endpoint]:
         raise NotImplementedError
 
     def test_a_measurement_is_complete_and_consistent(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
@@ -58,8 +58,8 @@ class TestRecordedTable(LoadGeneratorContract):
         return RecordedTable([Trial(0, CANDIDATE, ((LOAD, measurement(800, 5)),))])
 
     @pytest.fixture
-    def endpoint(self) -> Iterator[Endpoint]:
-        yield Endpoint("recorded", CANDIDATE)
+    def endpoint(self) -> Endpoint:
+        return Endpoint("recorded", CANDIDATE)
 
 
 class TestPerfAnalyzerGrpc(LoadGeneratorContract):
@@ -72,9 +72,7 @@ class TestPerfAnalyzerGrpc(LoadGeneratorContract):
         with embedded.deploy(CANDIDATE) as endpoint:
             yield endpoint
 
-    def test_throughput_counts_inferences_not_requests(
-        self, generator: LoadGenerator, endpoint: Endpoint
-    ) -> None:
+    def test_throughput_counts_inferences_not_requests(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
         """Little's law: requests in flight = request rate x latency."""
         found = generator.measure(endpoint, LOAD)
         assert found.throughput_infer_per_sec is not None
@@ -82,9 +80,7 @@ class TestPerfAnalyzerGrpc(LoadGeneratorContract):
         in_flight = found.throughput_infer_per_sec / LOAD.request_batch_size * found.latency_avg_ms / 1000
         assert in_flight == pytest.approx(LOAD.concurrency, rel=0.25)
 
-    def test_the_servers_statistics_give_the_mean_batch(
-        self, generator: LoadGenerator, endpoint: Endpoint
-    ) -> None:
+    def test_the_servers_statistics_give_the_mean_batch(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
         found = generator.measure(endpoint, LOAD)
         assert found.mean_batch_size is not None
         assert LOAD.request_batch_size <= found.mean_batch_size <= LOAD.request_batch_size * LOAD.concurrency

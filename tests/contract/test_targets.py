@@ -123,7 +123,5 @@ class TestEmbeddedTarget(TargetContract):
             config = client.get_model_config(model).config
         found = model_config.candidate_of(config)
         if found.preferred_batch_sizes == (found.max_batch_size,):  # which Triton writes where none is given
-            found = Candidate(
-                found.max_batch_size, True, found.max_queue_delay_us, (), found.instance_count
-            )
+            found = Candidate(found.max_batch_size, True, found.max_queue_delay_us, (), found.instance_count)
         return found

@@ -204,9 +204,7 @@ def test_another_max_batch_size_shares_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "width"), [("fp32", 4), ("fp16", 2)])
-def test_dlrm_requests_have_the_right_shapes_and_valid_indices(
-    precision: str, width: int, tmp_path: Path
-) -> None:
+def test_dlrm_requests_have_the_right_shapes_and_valid_indices(precision: str, width: int, tmp_path: Path) -> None:
     requests = requests_of(obtain(tmp_path, "dlrm", **SMALL_DLRM, precision=precision))
     assert len(requests) == 64
     assert {(len(r["input__0"]), len(r["input__1"])) for r in requests} == {(13 * width, 26 * 8)}
@@ -296,9 +294,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
         onnx_graph.Graph.save = save
         build("mlp", {{}}, cache=Path({str(tmp_path)!r}), max_batch_size=64, kind="KIND_CPU", say=print)
     """)
-    killed = subprocess.run(
-        [sys.executable, "-c", script], check=False, timeout=60, stdout=subprocess.DEVNULL
-    )
+    killed = subprocess.run([sys.executable, "-c", script], check=False, timeout=60, stdout=subprocess.DEVNULL)
     assert killed.returncode == -signal.SIGKILL
     models = tmp_path / "models"
     assert [p.name for p in models.iterdir() if not p.name.startswith(".")] == []
@@ -378,10 +374,6 @@ def test_uncapped_is_a_setting() -> None:
 
 
 def test_importing_the_registry_loads_no_onnx() -> None:
-    script = (
-        "import sys, optimizer.models; print([m for m in ('onnx', 'numpy', 'pydantic') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True
-    )
+    script = "import sys, optimizer.models; print([m for m in ('onnx', 'numpy', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

@@ -165,5 +165,3 @@ def test_the_shipped_profiles_are_good(name: str, gpu: bool) -> None:
         request_batch_size=profile.request.batch_size,
     )
     assert len(space) >= 6
-
-

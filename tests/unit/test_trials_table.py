@@ -14,9 +14,17 @@ from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.trials_table import TrialsTable
 from tests.conftest import measurement
 
-CHOICES = {"parameters.intra_op_thread_count.string_value": ("1", "2"), "optimization.graph.level": (0, 1, -1)}
+CHOICES = {
+    "parameters.intra_op_thread_count.string_value": ("1", "2"),
+    "optimization.graph.level": (0, 1, -1),
+}
 CANDIDATE = Candidate(
-    64, True, 500, (16, 32), 2, (("optimization.graph.level", -1), (*CHOICES,)[:1] + ("2",))  # type: ignore[arg-type]
+    max_batch_size=64,
+    dynamic_batching=True,
+    max_queue_delay_us=500,
+    preferred_batch_sizes=(16, 32),
+    instance_count=2,
+    fields=(("optimization.graph.level", -1), ("parameters.intra_op_thread_count.string_value", "2")),
 )
 
 
@@ -26,10 +34,13 @@ def table(path: Path) -> TrialsTable:
 
 def test_round_trip(tmp_path: Path) -> None:
     written = table(tmp_path / "trials.csv")
-    points = ((LoadPoint(4, 8), measurement(1234.5, 1 / 3)), (LoadPoint(4, 9), Measurement(reason="server died")))
+    points = (
+        (LoadPoint(4, 8), measurement(1234.5, 1 / 3)),
+        (LoadPoint(4, 9), Measurement(reason="server died")),
+    )
     for load, m in points:
         written.append(Trial(0, CANDIDATE, deploy_seconds=1.25), load, m)
-    written.append_failure(Trial(1, Candidate(8), status="failed", reason="a, \"b\"\nc", deploy_seconds=None))
+    written.append_failure(Trial(1, Candidate(8), status="failed", reason='a, "b"\nc', deploy_seconds=None))
     assert table(tmp_path / "trials.csv").read() == [
         Trial(0, CANDIDATE, points, deploy_seconds=1.25),
         Trial(1, Candidate(8), status="failed", reason='a, "b" c'),
@@ -40,9 +51,14 @@ def test_round_trip(tmp_path: Path) -> None:
     values=st.lists(st.one_of(st.none(), st.floats(0, 1e12, allow_nan=False)), min_size=5, max_size=5),
     stable=st.booleans(),
 )
-def test_every_float_survives(tmp_path_factory: pytest.TempPathFactory, values: list[float | None], stable: bool) -> None:
+def test_every_float_survives(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float | None], stable: bool
+) -> None:
     path = tmp_path_factory.mktemp("t") / "trials.csv"
-    m = Measurement(*values, stable=stable)  # type: ignore[misc]
+    throughput, p50, p95, queue, memory = values
+    m = Measurement(
+        throughput, latency_p50_ms=p50, latency_p95_ms=p95, queue_ms=queue, server_memory_bytes=memory, stable=stable
+    )
     table(path).append(Trial(3, Candidate(8)), LoadPoint(1, 1), m)
     assert table(path).read() == [Trial(3, Candidate(8), ((LoadPoint(1, 1), m),))]
 

@@ -85,9 +85,7 @@ def best_in_table(trials: list[Trial]) -> float:
 
 
 @pytest.mark.parametrize("search", ["grid", "tpe", "random", "nsga2"])
-def test_every_search_ends_near_the_best_of_the_table(
-    study: Study, known_table: list[Trial], search: str
-) -> None:
+def test_every_search_ends_near_the_best_of_the_table(study: Study, known_table: list[Trial], search: str) -> None:
     study.search = search
     outcome = study.run()
     assert outcome.recommended is not None
@@ -120,13 +118,14 @@ def test_a_winner_that_does_not_repeat_is_not_recommended(study: Study, known_ta
     first = study.run(max_trials=3)
     lucky = first.recommended
     assert lucky is not None
+    lucky_load = lucky.load
 
     class Sobering(RecordedTable):
         def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
             found = super().measure(endpoint, load)
             again = (endpoint.candidate, load) in self.seen
             self.seen.add((endpoint.candidate, load))
-            return replace(found, latency_p95_ms=25.0) if again and load == lucky.load else found
+            return replace(found, latency_p95_ms=25.0) if again and load == lucky_load else found
 
         seen: set[tuple[Candidate, LoadPoint]] = set()  # noqa: RUF012
 
@@ -185,9 +184,7 @@ class _Interrupting(RecordedTable):
         return super().measure(endpoint, load)
 
 
-def test_a_deployment_that_fails_is_recorded_and_the_search_goes_on(
-    study: Study, known_table: list[Trial]
-) -> None:
+def test_a_deployment_that_fails_is_recorded_and_the_search_goes_on(study: Study, known_table: list[Trial]) -> None:
     broken = replace(known_table[5], status="failed", reason="out of memory", measurements=())
     table = RecordedTable([*known_table[:5], broken, *known_table[6:]])
     study.target = study.load_generator = study.telemetry = table
@@ -199,9 +196,7 @@ def test_a_deployment_that_fails_is_recorded_and_the_search_goes_on(
     assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
 
 
-def test_a_measurement_that_fails_is_recorded_and_the_search_goes_on(
-    study: Study, known_table: list[Trial]
-) -> None:
+def test_a_measurement_that_fails_is_recorded_and_the_search_goes_on(study: Study, known_table: list[Trial]) -> None:
     class Failing(RecordedTable):
         def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
             if endpoint.candidate.instance_count == 2:
@@ -231,9 +226,7 @@ def test_a_confirmation_that_cannot_be_deployed_takes_the_candidate_out(
     study: Study, known_table: list[Trial]
 ) -> None:
     class Unwritable(RecordedTable):
-        def deploy_as_written(
-            self, candidate: Candidate
-        ) -> contextlib.AbstractContextManager[Endpoint]:
+        def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
             raise DeploymentError("config.pbtxt does not load")
 
     study.target = Unwritable(known_table)

@@ -45,9 +45,7 @@ class TritonPythonModel:
         config = auto_complete_model_config.as_dict()
         if config["input"] and config["output"]:
             return auto_complete_model_config
-        session = ort.InferenceSession(
-            str(_model_file(config, Path.cwd())), providers=["CPUExecutionProvider"]
-        )
+        session = ort.InferenceSession(str(_model_file(config, Path.cwd())), providers=["CPUExecutionProvider"])
         batched = config["max_batch_size"] > 0
         for tensors, add in (
             (session.get_inputs(), auto_complete_model_config.add_input),
