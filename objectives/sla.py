@@ -41,19 +41,22 @@ def worst_violation(constraints: tuple[Constraint, ...], measurement: Measuremen
     return max((c.violation(measurement) for c in constraints), default=-math.inf)
 
 
-def parse_duration_ms(text: str) -> float:
+def parse_duration_ms(text: str, example: str = "20ms") -> float:
     """``20ms``, ``0.02s``, ``500us``, ``5m``, ``1h`` -> milliseconds.
 
-    Raises ValueError, saying what would be right, for a missing unit, a negative or a zero duration.
+    Raises ValueError, saying what would be right, for a missing unit, a negative or a zero duration. The unit
+    of ``example`` is the one that is proposed.
     """
-    match = re.fullmatch(_NUMBER + r"(us|ms|s|m|min|h)\s*", text)
+    unit = example.lstrip("0123456789")
+    match = re.fullmatch(_NUMBER + r"(us|ms|s|m|min|h)?\s*", text)
     if not match:
-        if re.fullmatch(_NUMBER, text):
-            raise ValueError(f"a unit is missing: {text.strip()}ms?")
-        raise ValueError("write a positive time such as 20ms, 0.02s or 500us")
-    value = float(match[1]) * _MS_PER_UNIT[match[2]]
+        others = {"ms": "20ms, 0.02s or 500us", "m": "5m, 90s or 0.5h"}
+        raise ValueError(f"write a positive time such as {others.get(unit, example)}")
+    value = float(match[1]) * _MS_PER_UNIT[match[2] or unit]
     if not 0 < value < math.inf:
-        raise ValueError("the time must be greater than zero, such as 20ms")
+        raise ValueError(f"the time must be greater than zero, such as {example}")
+    if not match[2]:
+        raise ValueError(f"a unit is missing: {text.strip()}{unit}?")
     return value
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -22,6 +24,9 @@ OBJECTIVES = ("throughput", "latency-p95", "memory", "energy")
 SEARCHES = ("tpe", "nsga2", "gp", "random", "grid")
 COMMANDS = ("run", "models", "setup", "doctor")
 INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LARGEST_SEED = 2**32 - 1  # numpy's
+LARGEST_INT32 = 2**31 - 1  # Triton's sizes
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
@@ -40,8 +45,9 @@ examples:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _interrupt)
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:  # nohup's, or a shell's for what runs in the background
+            signal.signal(signum, _interrupt)
     try:
         code = _dispatch(sys.argv[1:])
     except KeyboardInterrupt:
@@ -59,6 +65,9 @@ def main() -> NoReturn:
 
 
 def _interrupt(*_: object) -> NoReturn:
+    """The first signal ends the run; those after it must not cut its ending short."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -107,7 +116,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _run(arguments: list[str]) -> int:
     parser = _run_parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(_with_negative_values(arguments))
     folder, options = _options(given)
     from rich.console import Console
 
@@ -203,10 +212,21 @@ def _run_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """``--budget -5m`` as ``--budget=-5m``: argparse takes -5m for a flag, and the value would go unnamed."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and re.match(r"-\.?[0-9]", word) and re.fullmatch("--[a-z][a-z0-9-]*", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     """Parse once, at the edge. Raises BadInputError naming flag, value and what would be right."""
-    budget = None if given.budget is None else _parsed("--budget", given.budget, parse_duration_ms) / 1000
-    trials = None if given.max_trials is None else _positive("--max-trials", given.max_trials)
+    budget = None if given.budget is None else _parsed("--budget", given.budget, _budget_ms) / 1000
+    trials = None if given.max_trials is None else _whole("--max-trials", given.max_trials, 1)
     if given.resume is not None:
         return _resumed(given, budget, trials)
     if given.model is None:
@@ -238,9 +258,9 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         budget_seconds=default.budget_seconds if budget is None else budget,
         max_trials=trials,
         search=given.search,
-        seed=_whole("--seed", given.seed),
+        seed=_whole("--seed", given.seed, 0, LARGEST_SEED),
         protocol=given.protocol,
-        request_batch_size=None if batch is None else _positive("--request-batch-size", batch),
+        request_batch_size=None if batch is None else _whole("--request-batch-size", batch, 1, LARGEST_INT32),
         storage=given.storage,
         out=given.out,
     )
@@ -248,13 +268,18 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
 
 def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None) -> tuple[RunFolder, RunOptions]:
     """The options of the run that is continued; budget, trials and storage may be given anew."""
-    from optimizer.command_line import HIDDEN
+    from optimizer.command_line import HIDDEN, command_line
     from optimizer.run_folder import RunFolder
 
     if given.model is not None:
         raise BadInputError(f"--resume {given.resume} has its own model; leave {given.model!r} out")
     folder = RunFolder.find(given.resume, given.out)
     options = folder.read_options()
+    *words, model = shlex.split(command_line(options))[1:]
+    try:  # a run.json may come from anywhere: its values are held to what the command line's are
+        _options(_run_parser().parse_args([*words, "--", model]))
+    except BadInputError as error:
+        raise BadInputError(f"{folder.info}: {error}") from None
     options = replace(
         options,
         budget_seconds=options.budget_seconds if budget is None else budget,
@@ -266,22 +291,30 @@ def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None
     return folder, options
 
 
+def _budget_ms(text: str) -> float:
+    return parse_duration_ms(text, example="5m")
+
+
 def _parsed(flag: str, text: str, parse: Callable[[str], float]) -> float:
     try:
         return parse(text)
     except ValueError as error:
-        raise BadInputError(f"{flag} {text}: {error}") from None
+        raise BadInputError(f"{flag} {_shown(text)}: {error}") from None
 
 
-def _whole(flag: str, text: str) -> int:
+def _whole(flag: str, text: str, least: int, most: int | None = None) -> int:
     try:
-        return int(text)
+        if len(text) > 20:
+            raise ValueError
+        number = int(text)
+        if number < least or (most is not None and number > most):
+            raise ValueError
+        return number
     except ValueError:
-        raise BadInputError(f"{flag} {text}: write a whole number") from None
+        bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise BadInputError(f"{flag} {_shown(text)}: write a whole number {bounds}") from None
 
 
-def _positive(flag: str, text: str) -> int:
-    number = _whole(flag, text)
-    if number < 1:
-        raise BadInputError(f"{flag} {text}: write a whole number of 1 or more")
-    return number
+def _shown(text: str) -> str:
+    """A value on one line, also an empty one."""
+    return text if text.strip() and text.isprintable() else ascii(text)

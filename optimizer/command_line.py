@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from urllib.parse import urlsplit, urlunsplit
+from decimal import Decimal
 
 from optimizer.options import RunOptions
 
@@ -15,14 +16,16 @@ def command_line(options: RunOptions) -> str:
     default = RunOptions(model=options.model)
     words = ["tune"]
     for name, bound in options.sla_ms.items():
-        words += [f"--sla-{name}", f"{bound:g}ms"]
+        words += [f"--sla-{name}", f"{_plain(bound)}ms"]
     flags = {
         "--objective": ",".join(options.objectives) if options.objectives != default.objectives else None,
         "--min-throughput": options.min_throughput,
         "--max-memory": f"{options.max_memory_bytes:.0f}B" if options.max_memory_bytes else None,
         "--model-repository": options.model_repository,
         "--target": options.target if options.target != default.target else None,
-        "--budget": f"{options.budget_seconds:g}s" if options.budget_seconds != default.budget_seconds else None,
+        "--budget": f"{_plain(options.budget_seconds)}s"
+        if options.budget_seconds != default.budget_seconds
+        else None,
         "--max-trials": options.max_trials,
         "--search": options.search if options.search != default.search else None,
         "--seed": options.seed,
@@ -37,14 +40,16 @@ def command_line(options: RunOptions) -> str:
 
 
 def without_password(url: str | None) -> str | None:
-    """A URL with its password replaced; anything else unchanged."""
-    if url is None or "://" not in url:
-        return url
-    try:
-        parts = urlsplit(url)
-        if parts.password is None:
-            return url
-    except ValueError:
-        return HIDDEN
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:{HIDDEN}@{host}"))
+    return None if url is None else redact(url)
+
+
+def redact(text: str) -> str:
+    """``text`` with the password of each URL in it replaced, whatever characters the password has."""
+    text = re.sub(r"://([^/@:]*):.*@", rf"://\1:{HIDDEN}@", text)
+    return re.sub(r"(?i)(password|passwd|pwd)=[^&\s]*", rf"\1={HIDDEN}", text)
+
+
+def _plain(number: float) -> str:
+    """All digits, no exponent: what the parser of durations reads."""
+    text = format(Decimal(repr(float(number))), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,8 +38,8 @@ def diagnose() -> int:
     return 3 if failed else 0
 
 
-def check_server() -> Finding:
-    if reason := runtime.unsupported():
+def check_server(unsupported: str | None = None) -> Finding:
+    if reason := runtime.unsupported() if unsupported is None else unsupported:
         return Finding(
             "tritonserver", "fail", reason, "run tune on Linux x86-64 with glibc 2.35 and Python 3.11-3.13"
         )
@@ -66,8 +67,8 @@ def check_python_stub() -> Finding:
     return Finding("Python backend", "ok", f"stub for Python {found.stub.parent.name}")
 
 
-def check_libpython() -> Finding:
-    folder = runtime.libpython_folder()
+def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
+    folder = runtime.libpython_folder(folders)
     if folder is None:
         return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_mend())
     return Finding("libpython", "ok", f"in {folder}")
@@ -147,11 +148,10 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 
 def _room(what: str, folder: Path, least_gib: float, mend: str) -> Finding:
     try:
-        free = shutil.disk_usage(folder).free / GIB
+        with tempfile.TemporaryFile(dir=folder):  # permission bits say nothing of a read-only mount
+            free = shutil.disk_usage(folder).free / GIB
     except OSError as error:
-        return Finding(what, "fail", f"{folder}: {error.strerror}", mend)
-    if not os.access(folder, os.W_OK):
-        return Finding(what, "fail", f"{folder} cannot be written", mend)
+        return Finding(what, "fail", f"{folder} cannot be written: {error.strerror}", mend)
     return Finding(
         what,
         "ok" if free >= least_gib else "warn",

@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer import yaml_lines
 from optimizer.errors import BadInputError
 from optimizer.profile import read_bounded
-from optimizer.safe_paths import plain_name
+from optimizer.safe_paths import is_file, plain_name
 from optimizer.yaml_lines import one_line
 
 
@@ -29,7 +29,7 @@ def find_profile(argument: str) -> Path:
     """
     if argument.endswith((".yaml", ".yml")):
         path = Path(argument)
-        if not _is_file(path):
+        if not is_file(path):
             raise BadInputError(f"{one_line(argument)}: no such file; `tune models` lists what has a name")
         return path
     try:
@@ -38,7 +38,7 @@ def find_profile(argument: str) -> Path:
         raise BadInputError(f"no model {error}; `tune models` lists the names") from None
     for folder in profile_folders():
         path = folder / f"{name}.yaml"
-        if _is_file(path):
+        if is_file(path):
             return path
     nearest = difflib.get_close_matches(name, [listed.name for listed in list_profiles()], n=3)
     meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
@@ -51,7 +51,7 @@ def list_profiles() -> list[Listed]:
     found: dict[str, Listed] = {}
     for folder in profile_folders():
         for path in folder.glob("*.yaml"):
-            if path.stem not in found and _is_file(path):
+            if path.stem not in found and is_file(path):
                 found[path.stem] = Listed(path.stem, path, _description(path))
     return sorted(found.values(), key=lambda listed: listed.name)
 
@@ -64,13 +64,6 @@ def profile_folders() -> tuple[Path, ...]:
     if not installed.is_dir() and (checkout / "pyproject.toml").is_file():  # an editable install
         installed = checkout / "configs"
     return Path("configs"), installed
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # too long a name, a NUL byte
-        return False
 
 
 def _description(path: Path) -> str:

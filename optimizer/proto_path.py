@@ -171,8 +171,8 @@ def _convert(path: str, leaf: FieldDescriptor, value: FieldValue) -> Any:
         if kind in _FLOATS:
             return float(text)
         if kind in _INTEGERS:
-            number = int(text) if not isinstance(value, float) else int(value)
-            if number != float(value) or not _fits(leaf, number):
+            number = int(value) if isinstance(value, float) else int(text)
+            if (isinstance(value, float) and number != value) or not _fits(leaf, number):
                 raise ValueError
             return number
     except (ValueError, KeyError, OverflowError):

@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import model_config
 from optimizer.errors import BadInputError
 from optimizer.model_source import ModelSource
-from optimizer.safe_paths import plain_name
+from optimizer.safe_paths import is_folder, plain_name
 
 MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
@@ -20,10 +20,10 @@ def read_repository_model(repository: Path, name: str) -> ModelSource:
         plain_name(name)
     except ValueError as error:
         raise BadInputError(f"model name: {error}") from None
-    if not repository.is_dir():
+    if not is_folder(repository):
         raise BadInputError(f"{repository}: no such model repository")
     folder = repository / name
-    if not folder.is_dir():
+    if not is_folder(folder):
         there = sorted(path.name for path in repository.iterdir() if (path / "config.pbtxt").exists())
         raise BadInputError(f"{repository}: no model {name!r} there; it has {', '.join(there) or 'none'}")
     path = folder / "config.pbtxt"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.options import RunOptions
+from optimizer.safe_paths import is_file
 
 MAX_INFO_BYTES = 64 * 2**20
+RUN_OPTIONS = TypeAdapter(RunOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,16 @@ class RunFolder:
     def study_name(self) -> str:
         return f"{self.path.parent.name}/{self.path.name}"
 
+    @staticmethod
+    def check(out: str) -> None:
+        """Raises BadInputError where ``create`` would, and leaves nothing behind."""
+        folder = Path(out).absolute()
+        try:
+            there = next(path for path in (folder, *folder.parents) if path.exists())
+            Path(tempfile.mkdtemp(prefix=".tune-", dir=there)).rmdir()
+        except OSError as error:
+            raise _unwritable(out, error) from None
+
     @classmethod
     def create(cls, out: str, model: str) -> RunFolder:
         """A new folder named by the time. Raises BadInputError where ``out`` cannot be written."""
@@ -74,16 +89,14 @@ class RunFolder:
                 (parent / name / "logs").mkdir()
                 return cls(parent / name)
         except OSError as error:
-            raise BadInputError(
-                f"results folder {out}: cannot write there ({error.strerror}); choose another with --out"
-            ) from None
+            raise _unwritable(out, error) from None
         raise BadInputError(f"results folder {parent}: too many runs began this second")
 
     @classmethod
     def find(cls, run: str, out: str) -> RunFolder:
         """An existing run, by its path or by ``<model>/<run>`` in ``out``. Raises BadInputError."""
         for path in (Path(run), Path(out) / run):
-            if (path / "run.json").is_file():
+            if is_file(path / "run.json"):
                 return cls(path.absolute())
         raise BadInputError(f"--resume {run}: no run.json there nor in {Path(out) / run}; give a run's folder")
 
@@ -92,13 +105,17 @@ class RunFolder:
         try:
             if self.info.stat().st_size > MAX_INFO_BYTES:
                 raise ValueError("too large")
-            options = json.loads(self.info.read_text())["options"]
-            known = {field.name for field in fields(RunOptions)}
-            if not isinstance(options, dict) or not set(options) <= known or "model" not in options:
-                raise ValueError("its options are not those of a run")
-            return RunOptions(**{**options, "objectives": tuple(options["objectives"])})
+            options = json.loads(self.info.read_bytes())["options"]
+            unknown = set(options) - {field.name for field in fields(RunOptions)}
+            if unknown:
+                raise ValueError(f"unknown option {min(unknown)!r}")
+            return RUN_OPTIONS.validate_json(json.dumps(options), strict=True)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key = ".".join(map(str, ("options", *fault["loc"])))
+            raise BadInputError(f"{self.info}: not the record of a run ({key}: {fault['msg']})") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInputError(f"{self.info}: not the record of a run ({error})") from None
+            raise BadInputError(f"{self.info}: not the record of a run ({_one_line(error)})") from None
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
         self.write(self.info, json.dumps({"options": asdict(options), **rest}, indent=2) + "\n")
@@ -115,3 +132,11 @@ class RunFolder:
             scratch.replace(path)
         except OSError as error:
             raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+
+
+def _unwritable(out: str, error: OSError) -> BadInputError:
+    return BadInputError(f"results folder {out}: cannot write there ({error.strerror}); choose another with --out")
+
+
+def _one_line(error: Exception) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())

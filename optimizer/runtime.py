@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,39 +133,44 @@ def ensure(say: Callable[[str], None]) -> Runtime:
         ) from error
 
 
-def unsupported() -> str:
-    """Why the embedded server cannot run on this system, in one line; empty where it can."""
-    system, machine = platform.system(), platform.machine()
+def unsupported(
+    system: str = platform.system(),
+    machine: str = platform.machine(),
+    libc: tuple[str, str] | None = None,
+    python: tuple[int, int] = sys.version_info[:2],
+) -> str:
+    """Why the embedded server cannot run on such a system (default: this one), in one line; empty where it can."""
     if (system, machine) != ("Linux", "x86_64"):
         return f"the embedded server needs Linux on x86-64, this is {system} on {machine}: run tune on such a machine"
-    libc, version = platform.libc_ver()
-    if libc != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
-        return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {libc} {version}"
-    if f"{sys.version_info.major}.{sys.version_info.minor}" not in PYTHON_STUBS:
+    name, version = libc or platform.libc_ver()
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
+        found = f"{name} {version}".strip() or "another C library"
+        return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {found}"
+    wanted = "{}.{}".format(*python)
+    if wanted not in PYTHON_STUBS:
         versions = f"{PYTHON_STUBS[3]} to {PYTHON_STUBS[-1]}"
-        return f"the embedded server needs Python {versions}, this is {platform.python_version()}"
+        return f"the embedded server needs Python {versions}, this is {wanted}"
     return ""
 
 
-def libpython_folder() -> Path | None:
-    """The folder of the shared libpython that the stub of the running Python links; None where there is none."""
+def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None:
+    """The folder (of ``folders``, by default the usual ones) of the shared libpython that the stub of the running
+    Python links; None where there is none."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     name = f"libpython{version}.so.1.0"
-    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
-    folders = [
-        sysconfig.get_config_var("LIBDIR"),
-        f"{sys.base_prefix}/lib",
-        f"/usr/lib/{multiarch}",
-        "/usr/lib64",
-        "/usr/lib",
-    ]
-    for folder in folders:
-        if folder and (Path(folder) / name).exists():
+    for folder in _library_folders() if folders is None else folders:
+        if Path(folder, name).exists():
             return Path(folder)
     # the wheel itself brings the library of the newest Python it was built for
-    if version == PYTHON_STUBS[-1] and (runtime := installed()):
+    if folders is None and version == PYTHON_STUBS[-1] and (runtime := installed()):
         return runtime.libraries
     return None
+
+
+def _library_folders() -> list[str]:
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
+    folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", f"/usr/lib/{multiarch}"]
+    return [folder for folder in (*folders, "/usr/lib64", "/usr/lib") if folder]
 
 
 def libpython_mend() -> str:
@@ -183,11 +189,16 @@ def _download(folder: Path) -> None:
     command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
-        raise EnvironmentFault(
-            f"pip could not fetch the server: {said[-1].removeprefix('ERROR: ')}; check pip's index, proxy or "
-            f"find-links setting (pip config list)"
-        )
+        raise EnvironmentFault(f"pip could not fetch the server: {_cause(done.stderr)}")
+
+
+def _cause(said: str) -> str:
+    """pip's reason in one line, and what mends it."""
+    if other := re.search(r"(\S+==\S+) from (\S+)[^\n]*\n\s*Expected sha256", said):
+        return f"{other[1]} from {other[2]} is not the pinned one (its hash differs); let pip find PyPI's own wheel"
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    told = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
+    return f"{told[-1]}; check pip's index, proxy or find-links setting (pip config list)"
 
 
 def _unpack(wheels: Path, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names and paths from a file that somebody else wrote: they never leave the folder they belong to."""
+"""Names and paths that somebody else wrote: asked about without surprise, and never leaving their folder."""
 
 from __future__ import annotations
 
@@ -40,3 +40,19 @@ def inside(folder: Path, text: str) -> Path:
     if not exists:
         raise ValueError(f"{show(text)} does not exist in {one_line(str(root))}")
     return path
+
+
+def is_file(path: Path) -> bool:
+    """False, too, for what cannot be a path: too long a name, a NUL byte."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """As ``is_file``."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False

@@ -59,28 +59,37 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
     hardware = machine.detect()
     on_gpu = bool(hardware.gpus) and machine.onnxruntime_on_gpu()
     _check_objectives(options, on_gpu)
+    if resumed is None:
+        RunFolder.check(options.out)
+    if options.storage is not None:
+        from optimizer.study import check_storage
+
+        check_storage(options.storage)
     with stopwatch.set_up():
         what = task.prepare(options, hardware, on_gpu, say)
         runtime.ensure(say)
     folder = resumed or RunFolder.create(options.out, what.source.name)
+    table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
+    spent_seconds = _spent_seconds(table.read())
     notes = _notes(hardware, on_gpu)
     record = _Record(folder, options, what, hardware, notes, stopwatch)
     record.write("running", None)
     with contextlib.closing(
         EmbeddedTarget(what.source, log=folder.server_log, say=say, stopwatch=stopwatch)
     ) as target:
-        target.start()  # while Optuna is imported
-        tuner = _tuner(options, what, folder, target, on_gpu, stopwatch)
         status: Literal["found", "none", "interrupted"]
         try:
-            with watch(what.problem, tuner.budget, hardware) as watcher:
+            target.start()  # while Optuna is imported
+            budget = Budget(options.budget_seconds, options.max_trials, spent_seconds=spent_seconds)
+            tuner = _tuner(options, what, folder, target, table, budget, on_gpu, stopwatch)
+            with watch(what.problem, budget, hardware) as watcher:
                 tuner.watcher = watcher
                 trials = tuner.run(what.comparisons())
             interrupted = False
         except KeyboardInterrupt:
-            trials, interrupted = tuner.table.read(), True
+            trials, interrupted = table.read(), True
         except BaseException:
-            record.write("failed", assess(tuner.table.read(), what.problem, what.baseline, what.dynamic_batching))
+            record.write("failed", assess(table.read(), what.problem, what.baseline, what.dynamic_batching))
             raise
     outcome = assess(trials, what.problem, what.baseline, what.dynamic_batching)
     status = "interrupted" if interrupted else "found" if outcome.recommended else "none"
@@ -93,12 +102,13 @@ def _tuner(
     what: Task,
     folder: RunFolder,
     target: EmbeddedTarget,
+    table: TrialsTable,
+    budget: Budget,
     on_gpu: bool,
     stopwatch: Stopwatch,
 ) -> Tuner:
     from optimizer.search import make_searcher
 
-    table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
     installed = runtime.ensure(lambda _: None)
     return Tuner(
         problem=what.problem,
@@ -121,7 +131,7 @@ def _tuner(
         ),
         telemetry=GpuTelemetry() if on_gpu else ProcessTelemetry(),
         table=table,
-        budget=Budget(options.budget_seconds, options.max_trials, spent_seconds=_spent_seconds(table.read())),
+        budget=budget,
         watcher=_Unwatched(),
     )
 

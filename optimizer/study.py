@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
 
+from optimizer.command_line import redact as redact
 from optimizer.errors import BadInputError
 from optimizer.trial import Problem
 
@@ -42,8 +45,7 @@ def open_study(storage: str | None, name: str, problem: Problem, sampler: BaseSa
     """
     up, down = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
     directions = [up if metric.better == "higher" else down for metric in problem.objectives]
-    shown = redact(storage or "memory")
-    try:
+    with _faults_named(storage or "memory"):
         study = optuna.create_study(
             storage=_storage(storage),
             study_name=name,
@@ -51,23 +53,33 @@ def open_study(storage: str | None, name: str, problem: Problem, sampler: BaseSa
             directions=directions,
             load_if_exists=True,
         )
-        _check_problem(study, problem, shown)
-    except ImportError as error:
-        raise BadInputError(f"{shown}: its database driver is not installed; {_mend(storage or '')}") from error
-    except sqlalchemy.exc.NoSuchModuleError as error:
-        raise BadInputError(f"{shown}: unknown kind of database; write sqlite, postgresql or mysql") from error
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError) as error:
-        raise BadInputError(f"{shown}: the study cannot be opened: {_cause(error, storage or '')}") from error
-    except (ValueError, KeyError) as error:
-        raise BadInputError(f"{shown}: is not an intact study: {_cause(error, storage or '')}") from error
+        _check_problem(study, problem, redact(storage or "memory"))
     return study
 
 
-def redact(storage: str) -> str:
-    """A storage URL without its password."""
-    return re.sub(
-        r"(?i)(password|passwd|pwd)=[^&\s]*", r"\1=***", re.sub(r"://([^/@:]*):.*@", r"://\1:***@", storage)
-    )
+def check_storage(storage: str) -> None:
+    """Raises BadInputError where ``storage``, which ``--storage`` gave, cannot be opened."""
+    with _faults_named(storage, "--storage "):
+        if re.match(r"[A-Za-z][\w+.-]*:(?!//)", storage):
+            scheme = storage.partition(":")[0]
+            raise BadInputError(f"--storage {scheme}:…: write a file, or a URL such as sqlite:///study.db")
+        _storage(storage)
+
+
+@contextlib.contextmanager
+def _faults_named(storage: str, flag: str = "") -> Iterator[None]:
+    """What Optuna and drivers raise, as BadInputError without a password."""
+    shown = flag + redact(storage)
+    try:
+        yield
+    except ImportError as error:
+        raise BadInputError(f"{shown}: its database driver is not installed; {_mend(storage)}") from error
+    except sqlalchemy.exc.NoSuchModuleError as error:
+        raise BadInputError(f"{shown}: unknown kind of database; write sqlite, postgresql or mysql") from error
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError) as error:
+        raise BadInputError(f"{shown}: the study cannot be opened: {_cause(error, storage)}") from error
+    except (ValueError, KeyError, TypeError, AssertionError) as error:  # Optuna replaying a damaged journal
+        raise BadInputError(f"{shown}: is not an intact study: {_cause(error, storage)}") from error
 
 
 def _storage(storage: str | None) -> BaseStorage | None:

@@ -4,9 +4,9 @@
 
 A stand-alone script of the standard library only (it starts in ~15 ms). Standard input is a pipe whose other
 end the parent holds: when the parent dies, by whatever signal, the pipe ends and everything below is killed.
-As a child subreaper it also inherits orphans, such as the Python stubs of a killed tritonserver. Shared-memory
-regions whose name starts with SHM_PREFIX (empty: none) are removed at the end. Exits with the command's code,
-or 128 + signal.
+As a child subreaper it also inherits orphans, such as the Python stubs of a killed tritonserver. Should the
+supervisor itself be killed, the kernel kills the command. Shared-memory regions whose name starts with
+SHM_PREFIX (empty: none) are removed at the end. Exits with the command's code, or 128 + signal.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -52,7 +53,15 @@ def kill_all(group: int) -> None:
 
 def main() -> int:
     shm_prefix, command = sys.argv[1], sys.argv[2:]
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor = os.getpid()
+
+    def die_with_supervisor() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:  # it died before this was set
+            os.kill(os.getpid(), signal.SIGKILL)
+
     for signum in (signal.SIGINT, signal.SIGHUP):  # the parent decides about these
         signal.signal(signum, signal.SIG_IGN)
     wake_read, wake_write = os.pipe()
@@ -60,7 +69,7 @@ def main() -> int:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_supervisor)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127

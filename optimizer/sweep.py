@@ -16,18 +16,25 @@ from optimizer.trial import LoadPoint
 
 GROWTH_LIMIT = 8.0  # a step up in proportion seldom overshoots; further than this is a leap in the dark
 SATURATED_GAIN = 0.02  # more load that adds less throughput than this adds only latency
+SMALLEST_STEP = 1.2
+CLOSE = 0.95  # a latency above this share of its bound is close enough to it
 RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRules:
-    """``constraints`` are the latency bounds; ``start`` is the first concurrency to try."""
+    """``constraints`` are the latency bounds; ``start`` is the first concurrency to try.
+
+    ``to_beat`` is a throughput (infer/s): a deployment that misses the bounds before it reaches so much is
+    given up. None asks for its best load in any case.
+    """
 
     request_batch_size: int
     max_concurrency: int
     constraints: tuple[Constraint, ...]
     start: int = 4
     max_loads: int = 5
+    to_beat: float | None = None
 
 
 def latency_bounds(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
@@ -51,6 +58,8 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
     if high is None:
         concurrency = _step_up(low, seen, rules)
+    elif low == 0 and _is_beaten(seen, rules):
+        return None
     elif low == 0:
         concurrency = _step_down(high, seen[high], rules)
     else:
@@ -61,10 +70,10 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
 
 
 def _step_up(low: int, seen: dict[int, Measurement], rules: SweepRules) -> int | None:
-    if low >= rules.max_concurrency or _saturated(seen):
+    share = _share_of_bound(seen[low], rules.constraints)
+    if low >= rules.max_concurrency or share > CLOSE or _saturated(seen):
         return None
-    room = 1 / _share_of_bound(seen[low], rules.constraints)
-    factor = min(max(0.97 * room, 1.1), GROWTH_LIMIT)
+    factor = min(max(0.97 / share, SMALLEST_STEP), GROWTH_LIMIT)
     return min(max(low + 1, round(low * factor)), rules.max_concurrency)
 
 
@@ -81,11 +90,22 @@ def _between(low: int, high: int, seen: dict[int, Measurement], rules: SweepRule
     if high - low <= max(1, RESOLUTION * low):
         return None
     below = _share_of_bound(seen[low], rules.constraints)
+    if below > CLOSE:
+        return None
     above = _share_of_bound(seen[high], rules.constraints)
     if math.isinf(above):
         return (low + high) // 2
     guess = low + (high - low) * (0.98 - below) / max(above - below, 1e-9)
     return min(max(low + 1, round(guess)), high - 1)
+
+
+def _is_beaten(seen: dict[int, Measurement], rules: SweepRules) -> bool:
+    """Whether even the loads that are too high serve less than what is to be beaten.
+
+    In a closed loop throughput does not grow when the load is taken back.
+    """
+    served = [m.throughput_infer_per_sec for m in seen.values() if m.throughput_infer_per_sec is not None]
+    return rules.to_beat is not None and bool(served) and max(served) < rules.to_beat
 
 
 def _saturated(seen: dict[int, Measurement]) -> bool:

@@ -17,6 +17,7 @@ from optimizer.options import RunOptions
 from optimizer.profile import Profile, load_profile
 from optimizer.profile_schema import BuiltModel, SpaceSection
 from optimizer.repository import read_repository_model
+from optimizer.safe_paths import is_folder
 from optimizer.space import Space
 from optimizer.trial import Candidate, Problem
 
@@ -51,7 +52,7 @@ def prepare(options: RunOptions, hardware: Hardware, on_gpu: bool, say: Callable
     if options.model_repository is not None:
         return _from_repository(Path(options.model_repository), options.model, options, hardware)
     folder = Path(options.model)
-    if folder.is_dir() and not options.model.endswith((".yaml", ".yml")):
+    if is_folder(folder) and not options.model.endswith((".yaml", ".yml")):
         absolute = folder.absolute()
         return _from_repository(absolute.parent, absolute.name, options, hardware)
     profile = load_profile(find_profile(options.model)).for_hardware(gpu=on_gpu)
@@ -62,10 +63,16 @@ def _from_profile(
     profile: Profile, options: RunOptions, hardware: Hardware, on_gpu: bool, say: Callable[[str], None]
 ) -> Task:
     batch = options.request_batch_size or profile.request.batch_size
+    section = profile.space or SpaceSection()
+    if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
+        raise BadInputError(
+            f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
+            f"({', '.join(map(str, section.max_batch_size))}); lower it, or give space.max_batch_size a larger one"
+        )
     if isinstance(profile.model, BuiltModel):
         from optimizer.models import build
 
-        largest = max((profile.space and profile.space.max_batch_size) or (DEFAULT_LARGEST_BATCH,))
+        largest = max(section.max_batch_size or (DEFAULT_LARGEST_BATCH,))
         source = build(
             profile.model.builder,
             profile.model.settings,
@@ -76,7 +83,6 @@ def _from_profile(
         )
     else:
         source = read_repository_model(profile.model.repository, profile.model.name)
-    section = profile.space or SpaceSection()
     try:
         space = _space(section, source, batch, hardware)
     except ValueError as error:
@@ -115,10 +121,11 @@ def _task(
     input_data: str = "random",
     shapes: tuple[str, ...] = (),
 ) -> Task:
-    if 0 < source.config.max_batch_size < batch:
+    if batch > max(source.config.max_batch_size, 1):
+        asked = "--request-batch-size" if options.request_batch_size else "request.batch_size"
         raise BadInputError(
-            f"request batch size {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
-            f"lower --request-batch-size or raise max_batch_size in config.pbtxt"
+            f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
+            f"lower it, or raise max_batch_size in config.pbtxt"
         )
     bounds = list(slas)
     if options.min_throughput:

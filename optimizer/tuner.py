@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from objectives import pareto
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from optimizer.budget import Budget
 from optimizer.errors import DeploymentError, MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator, Searcher, Target, Telemetry
@@ -52,6 +52,7 @@ class Tuner:
         Continues where the table ends. Whatever stops it, all that was measured is in the table, and in
         ``self.trials``.
         """
+        self._compared = {candidate for _, candidate in comparisons}
         self.trials = self.table.read()
         unfinished = self.trials.pop() if self.trials else None
         for trial in self.trials:
@@ -96,7 +97,7 @@ class Tuner:
 
     def _try(self, trial: Trial, role: str) -> None:
         """Sweep ``trial`` from where it stands; a trial whose sweep is complete is not deployed again."""
-        rules = self._rules()
+        rules = self._rules(trial.candidate)
         if trial.status == "ok" and next_load(trial.measurements, rules) is not None:
             self.watcher.trial_started(trial.number, trial.candidate, role)
             started = time.monotonic()
@@ -111,14 +112,19 @@ class Tuner:
         self.searcher.observe(trial)
         self.watcher.trial_finished(trial, self.best())
 
-    def _rules(self) -> SweepRules:
-        """The sweep starts at the load at which the best configuration so far met the bounds."""
+    def _rules(self, candidate: Candidate) -> SweepRules:
+        """The sweep starts at the load at which the best configuration so far met the bounds.
+
+        What is compared with needs its own best load; what is searched need only show that it is no better.
+        """
         best = self.best()
+        searched = candidate not in self._compared and self.problem.objectives == (METRICS["throughput"],)
         return SweepRules(
             self.problem.request_batch_size,
             self.problem.max_concurrency,
             latency_bounds(self.problem.constraints),
             start=best.load.concurrency if best else FIRST_CONCURRENCY,
+            to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,
         )
 
     def _sweep(self, trial: Trial, endpoint: Endpoint, rules: SweepRules) -> Trial:

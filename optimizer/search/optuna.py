@@ -12,7 +12,7 @@ from optimizer.errors import BadInputError
 from optimizer.search.ledger import Ledger
 from optimizer.trial import Candidate, Problem, Trial
 
-ASKS = 20  # proposals that may be invalid or tried before, until one is drawn from what is left
+ASKS = 10  # proposals that may be invalid or tried before, until one is drawn from what is left
 STARTUP_TRIALS = 5  # Optuna's default of 10 would make a short run all random
 POPULATION = 10
 

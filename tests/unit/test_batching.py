@@ -57,6 +57,8 @@ def test_policies_are_resolved_relative_to_the_largest_batch() -> None:
         pytest.param(on(4, 500), Candidate(4), 4, id="no two fit, and the request is the largest batch"),
         pytest.param(on(7, 0), Candidate(4), 4, id="no two fit, nothing waits"),
         pytest.param(on(7, 500, 4), Candidate(4), 4, id="no two fit, one is preferred"),
+        pytest.param(on(7, 500, 4, 6), Candidate(4), 4, id="no two fit, one is preferred among others"),
+        pytest.param(on(11, 0, 4, 6), Candidate(4), 4, id="without delay, one is preferred, no more is hit"),
         pytest.param(on(8, 0, 1), Candidate(1), 1, id="without delay a batch of one is sent as soon as hit"),
         pytest.param(on(24, 500), on(31, 500), 16, id="limits that admit as many requests"),
         pytest.param(on(24, 500), on(24, 500, 20), 16, id="sizes that no requests reach"),

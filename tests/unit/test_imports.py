@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("objectives", "optimizer")
 NOUNS = {"trial", "outcome", "batching", "space", "interfaces", "errors", "model_source", "budget"}
-REPORT_READS = (*tuple(f"optimizer.{name}" for name in ("report", "trial", "outcome", "errors", "budget")), "objectives")
+REPORT_READS = ("objectives", *(f"optimizer.{n}" for n in ("report", "trial", "outcome", "errors", "budget")))
 TOP = {"tuner": 3, "session": 4, "cli": 5, "__main__": 6}
 
 Imports = dict[str, set[str]]

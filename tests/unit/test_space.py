@@ -88,6 +88,15 @@ def test_without_batching_the_smallest_size_that_admits_the_request_stands_for_a
     assert space.canonical(Candidate(64, instance_count=5)) == Candidate(8, instance_count=5)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_batching_spellings_the_one_with_the_smallest_limit_stands_for_all(order: int) -> None:
+    space = Space((8, 16, 18)[::order], (0, 100), ("max/2", "none")[::order], request_batch_size=4)
+    assert spell(space, max_batch_size=18, max_queue_delay_us=0, preferred_batch_sizes="none") == Candidate(16, True)
+    assert spell(space, max_batch_size=16, max_queue_delay_us=0, preferred_batch_sizes="max/2") == Candidate(8, True)
+    waiting = spell(space, max_batch_size=18, max_queue_delay_us=100, preferred_batch_sizes="none")
+    assert waiting == Candidate(18, True, 100)
+
+
 def test_lone_requests_that_wait_are_a_candidate_of_their_own() -> None:
     space = Space((24,), ("off", 0, 100), request_batch_size=16)
     assert set(space.candidates()) == {Candidate(24), Candidate(24, True, 100)}
@@ -120,7 +129,7 @@ def test_values_of_is_none_for_each_thing_outside() -> None:
         {"fields": ((THREADS, 3),)},
         {"fields": (("backend", "python"), (THREADS, 2))},
     ):
-        assert space.values_of(replace(inside, **change)) is None  # type: ignore[arg-type]
+        assert space.values_of(replace(inside, **change)) is None
 
 
 @pytest.mark.parametrize(("choice", "read"), [(4, "4"), (True, "true"), (0.5, "0.5"), (2, 2.0), ("4", 4)])

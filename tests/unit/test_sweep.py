@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,13 @@ def test_a_hopeless_deployment_is_given_up_after_one_request_at_a_time_is_too_sl
     measured = sweep(saturating(50.0), SweepRules(1, 256, P95_20MS, start=4))
     assert measured[-1][0].concurrency == 1
     assert len(measured) <= 3
+
+
+def test_what_serves_less_even_at_too_high_a_load_is_given_up_at_once() -> None:
+    rules = SweepRules(1, 256, P95_20MS, start=40, to_beat=3000)
+    assert len(sweep(saturating(2.0), rules)) == 1
+    assert len(sweep(saturating(2.0), replace(rules, to_beat=None))) > 1
+    assert len(sweep(saturating(0.25), rules)) > 1, "this one serves more"
 
 
 def test_stops_where_more_load_brings_no_throughput() -> None:

@@ -1,0 +1,360 @@
+"""What every search method keeps to. A new one inherits ``SearcherContract`` through the fixture ``method``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import optuna
+import pytest
+
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Constraint
+from optimizer.errors import BadInputError
+from optimizer.interfaces import Searcher
+from optimizer.search import SEARCHERS, make_searcher
+from optimizer.space import Space
+from optimizer.trial import Candidate, LoadPoint, Problem, Trial
+
+THREADS = "parameters.intra_op_thread_count.string_value"
+SLA = Constraint("latency-p95", 20.0)
+WIDE = Space((1, 2, 4, 8, 16), ("off", 0, 100, 500), ("none", "max/2,max"), (1, 2, 3), {THREADS: (1, 2, 4)})
+SMALL = Space((1, 4), ("off", 0, 100), ("none", "max/2"), (1, 2))  # most combinations are invalid or alike
+
+
+def problem_of(space: Space, *objectives: str) -> Problem:
+    metrics = tuple(METRICS[name] for name in objectives or ("throughput",))
+    return Problem("m", space, space.request_batch_size, 64, metrics, (SLA,))
+
+
+def measured(candidate: Candidate, *, p95: float | None = None, stable: bool = True) -> Measurement:
+    """A made-up server: throughput rises with batching, then latency breaks the bound."""
+    size = candidate.max_batch_size if candidate.dynamic_batching else 1
+    return Measurement(
+        throughput_infer_per_sec=100.0 * candidate.instance_count * size**0.5,
+        latency_p95_ms=p95 if p95 is not None else 2.0 * size + candidate.max_queue_delay_us / 100,
+        server_memory_bytes=1e6 * size,
+        requests=500,
+        stable=stable,
+    )
+
+
+def trial(number: int, candidate: Candidate, *measurements: Measurement) -> Trial:
+    loads = (LoadPoint(1, 4), LoadPoint(1, 8), LoadPoint(1, 16))
+    return Trial(number, candidate, tuple(zip(loads, measurements or (measured(candidate),), strict=False)))
+
+
+def run(searcher: Searcher, count: int, start: int = 0) -> list[Trial]:
+    """``count`` suggestions, or fewer where there are no more, each observed."""
+    trials: list[Trial] = []
+    for number in range(start, start + count):
+        candidate = searcher.suggest()
+        if candidate is None:
+            break
+        trials.append(trial(number, candidate))
+        searcher.observe(trials[-1])
+    return trials
+
+
+class SearcherContract:
+    @pytest.fixture
+    def method(self) -> str:
+        raise NotImplementedError
+
+    def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        return make_searcher(method, problem, seed, str(storage) if storage else None)
+
+    def test_suggestions_are_valid_canonical_and_never_repeated(self, method: str) -> None:
+        candidates = [t.candidate for t in run(self.make(method, problem_of(WIDE)), 20)]
+        assert len(set(candidates)) == len(candidates) == 20
+        assert set(candidates) <= set(WIDE.candidates())
+
+    def test_a_small_space_is_exhausted_and_then_there_is_no_more(self, method: str) -> None:
+        searcher = self.make(method, problem_of(SMALL))
+        assert {t.candidate for t in run(searcher, 100)} == set(SMALL.candidates())
+        assert searcher.suggest() is None
+        assert searcher.suggest() is None
+
+    def test_suggestions_in_flight_are_not_repeated(self, method: str) -> None:
+        searcher = self.make(method, problem_of(SMALL))
+        flying = [searcher.suggest() for _ in range(4)]
+        assert None not in flying
+        assert len(set(flying)) == 4
+        for number, candidate in enumerate(flying):
+            assert candidate is not None
+            searcher.observe(trial(number, candidate))
+        assert {t.candidate for t in run(searcher, 100, 4)} == set(SMALL.candidates()) - set(flying)
+
+    def test_the_same_seed_gives_the_same_suggestions(self, method: str) -> None:
+        first, second, other = (run(self.make(method, problem_of(WIDE), seed), 10) for seed in (7, 7, 8))
+        assert first == second
+        assert first != other
+
+    def test_it_does_not_depend_on_the_process(self, method: str) -> None:
+        code = (
+            "from tests.contract.test_searchers import *\n"
+            f"for t in run(make_searcher({method!r}, problem_of(WIDE), 3), 8): print(t.candidate)"
+        )
+        done = [
+            subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            ).stdout
+            for seed in ("1", "2")
+        ]
+        assert done[0] == done[1] != ""
+
+    def test_all_kinds_of_trials_are_observed(self, method: str) -> None:
+        searcher = self.make(method, problem_of(SMALL))
+        every = list(SMALL.candidates())
+        infeasible = measured(every[1], p95=900.0)
+        observed = [
+            Trial(0, every[0], status="failed", reason="out of memory"),
+            trial(1, every[1], infeasible, infeasible),
+            trial(2, every[2], measured(every[2], stable=False)),
+            trial(3, every[3], Measurement(reason="timed out")),
+            Trial(4, every[4]),
+        ]
+        for one in observed:
+            searcher.observe(one)
+        rest = {t.candidate for t in run(searcher, 100, 5)}
+        assert rest == set(SMALL.candidates()) - {one.candidate for one in observed}
+
+    def test_suggested_trials_may_fail(self, method: str) -> None:
+        searcher = self.make(method, problem_of(SMALL))
+        candidates: list[Candidate] = []
+        while (candidate := searcher.suggest()) is not None:
+            searcher.observe(Trial(len(candidates), candidate, status="failed", reason="no memory"))
+            candidates.append(candidate)
+        assert sorted(map(str, candidates)) == sorted(map(str, SMALL.candidates()))
+
+    def test_trials_from_outside_the_space_do_no_harm(self, method: str) -> None:
+        searcher = self.make(method, problem_of(SMALL))
+        searcher.observe(trial(0, Candidate(64, True, 77, (32,), 9, (("backend", "x"),))))
+        assert {t.candidate for t in run(searcher, 100, 1)} == set(SMALL.candidates())
+
+    def test_another_spelling_of_an_observed_candidate_is_not_suggested(self, method: str) -> None:
+        searcher = self.make(method, problem_of(SMALL))
+        searcher.observe(trial(0, Candidate(64)))  # one at a time, as max_batch_size 1 without batching
+        assert Candidate(1) not in {t.candidate for t in run(searcher, 100, 1)}
+
+    def test_observing_twice_is_observing_once(self, method: str) -> None:
+        once, twice = (self.make(method, problem_of(WIDE), 5) for _ in range(2))
+        done = run(once, 8)
+        for number in range(8):
+            assert twice.suggest() == done[number].candidate
+            for _ in range(2):
+                twice.observe(done[number])
+        assert once.suggest() == twice.suggest()
+
+    def test_resume_by_replay_repeats_nothing(self, method: str) -> None:
+        stored = run(self.make(method, problem_of(SMALL), 1), 3)
+        resumed = self.make(method, problem_of(SMALL), 1)
+        for one in stored:
+            resumed.observe(one)
+        rest = run(resumed, 100, 3)
+        assert {t.candidate for t in (*stored, *rest)} == set(SMALL.candidates())
+        assert len(stored) + len(rest) == len(SMALL)
+
+    def test_a_kept_study_is_continued(self, method: str, tmp_path: Path) -> None:
+        storage = tmp_path / "study.journal"
+        first = self.make(method, problem_of(SMALL), 1, storage)
+        stored = run(first, 3)
+        killed_at = first.suggest()
+        resumed = self.make(method, problem_of(SMALL), 1, storage)
+        for one in stored:
+            resumed.observe(one)
+        rest = run(resumed, 100, 3)
+        assert {t.candidate for t in rest} == set(SMALL.candidates()) - {t.candidate for t in stored}
+        assert killed_at in {t.candidate for t in rest}
+        study = optuna.load_study(study_name="tritune", storage=journal(storage))
+        numbers = [t.user_attrs["trial"] for t in study.trials if "trial" in t.user_attrs]
+        assert sorted(numbers) == list(range(len(SMALL)))
+        assert not any(t.state == optuna.trial.TrialState.RUNNING for t in study.trials)
+
+    def test_two_workers_share_a_study(self, method: str, tmp_path: Path) -> None:
+        storage = tmp_path / "study.journal"
+        one, other = (self.make(method, problem_of(SMALL), seed, storage) for seed in (1, 2))
+        found: list[Candidate] = []
+        for worker in (one, other) * len(SMALL):
+            for done in run(worker, 1, len(found)):
+                found.append(done.candidate)
+        assert sorted(map(str, found)) == sorted(map(str, SMALL.candidates()))
+
+    def test_several_objectives(self, method: str) -> None:
+        searcher = self.make(method, problem_of(WIDE, "throughput", "memory"))
+        assert len(run(searcher, 15)) == 15
+
+    def test_a_suggestion_takes_less_than_a_measurement(self, method: str) -> None:
+        searcher = self.make(method, problem_of(WIDE))
+        started = time.monotonic()
+        run(searcher, 20)
+        assert time.monotonic() - started < 20 * 1.5
+
+
+class TestTpe(SearcherContract):
+    @pytest.fixture
+    def method(self) -> str:
+        return "tpe"
+
+    def test_it_finds_a_good_candidate_sooner_than_chance(self) -> None:
+        """One of the best five is among the first 30 of 225 candidates, most of the time."""
+        problem = problem_of(WIDE)
+        feasible = [c for c in WIDE.candidates() if SLA.violation(measured(c)) <= 0]
+        good = sorted(feasible, key=lambda c: measured(c).throughput_infer_per_sec or 0)[-5:]
+        hits = sum(
+            any(t.candidate in good for t in run(make_searcher("tpe", problem, seed), 30)) for seed in range(5)
+        )
+        assert hits >= 4
+
+
+class TestNsga2(SearcherContract):
+    @pytest.fixture
+    def method(self) -> str:
+        return "nsga2"
+
+
+class TestRandom(SearcherContract):
+    @pytest.fixture
+    def method(self) -> str:
+        return "random"
+
+
+class TestGrid(SearcherContract):
+    @pytest.fixture
+    def method(self) -> str:
+        return "grid"
+
+    def test_the_first_candidates_cover_every_choice(self) -> None:
+        early = [t.candidate for t in run(make_searcher("grid", problem_of(WIDE)), 10)]
+        for setting in ("max_batch_size", "max_queue_delay_us", "instance_count", "fields"):
+            everywhere = {getattr(c, setting) for c in WIDE.candidates()}
+            assert {getattr(c, setting) for c in early} == everywhere
+
+
+@pytest.mark.skipif(not (find_spec("torch") and find_spec("scipy")), reason="needs tritune[gp]")
+class TestGp(SearcherContract):
+    @pytest.fixture
+    def method(self) -> str:
+        return "gp"
+
+
+def journal(path: Path) -> optuna.storages.BaseStorage:
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+
+
+def test_every_method_has_the_contract() -> None:
+    tested = {cls.__name__.removeprefix("Test").lower() for cls in SearcherContract.__subclasses__()}
+    assert tested == set(SEARCHERS)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(BadInputError, match="unknown search method 'magic'; take one of tpe, nsga2"):
+        make_searcher("magic", problem_of(SMALL))
+
+
+def test_gp_without_its_packages_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.search.optuna.find_spec", lambda _: None)
+    with pytest.raises(BadInputError, match=r"needs torch and scipy; pip install 'tritune\[gp\]'"):
+        make_searcher("gp", problem_of(SMALL))
+
+
+class TestTheStudy:
+    """What stands in the Optuna study afterwards."""
+
+    def observed(self, tmp_path: Path, *trials: Trial) -> list[optuna.trial.FrozenTrial]:
+        storage = tmp_path / "study.journal"
+        searcher = make_searcher("random", problem_of(SMALL), storage=str(storage))
+        for one in trials:
+            searcher.observe(one)
+        return optuna.load_study(study_name="tritune", storage=journal(storage)).trials
+
+    def test_values_are_those_of_the_best_feasible_point(self, tmp_path: Path) -> None:
+        candidate = Candidate(4, True, 100, (2,), 2)
+        low, high, beyond = (Measurement(t, latency_p95_ms=p, stable=True) for t, p in [(50, 5), (90, 18), (99, 21)])
+        (kept,) = self.observed(tmp_path, trial(0, candidate, low, high, beyond))
+        assert kept.values == [90]
+        assert kept.constraints == {"p95 <= 20 ms": pytest.approx(-0.1)}
+        assert kept.user_attrs["load"] == {"request_batch_size": 1, "concurrency": 8}
+        assert kept.user_attrs["trial"] == 0
+        assert kept.user_attrs["candidate"] == {
+            "max_batch_size": 4,
+            "dynamic_batching": True,
+            "max_queue_delay_us": 100,
+            "preferred_batch_sizes": [2],
+            "instance_count": 2,
+            "fields": {},
+        }
+        assert [p["throughput_infer_per_sec"] for p in kept.user_attrs["points"]] == [50, 90, 99]
+        json.dumps(kept.user_attrs)
+
+    def test_without_a_feasible_point_it_is_the_least_violation(self, tmp_path: Path) -> None:
+        far, near = (Measurement(t, latency_p95_ms=p, stable=True) for t, p in [(90, 40), (50, 30)])
+        (kept,) = self.observed(tmp_path, trial(0, Candidate(1), far, near))
+        assert kept.values == [50]
+        assert kept.constraints == {"p95 <= 20 ms": pytest.approx(0.5)}
+
+    def test_an_unknown_constraint_is_violated_in_a_number_that_can_be_stored(self, tmp_path: Path) -> None:
+        (kept,) = self.observed(tmp_path, trial(0, Candidate(1), Measurement(90, stable=True)))
+        assert kept.constraints == {"p95 <= 20 ms": 1e6}
+
+    def test_of_a_repeated_load_the_later_measurement_counts(self, tmp_path: Path) -> None:
+        lucky, usual = (Measurement(t, latency_p95_ms=9, stable=True) for t in (90, 70))
+        repeated = Trial(0, Candidate(1), ((LoadPoint(1, 4), lucky), (LoadPoint(1, 4), usual)))
+        assert self.observed(tmp_path, repeated)[0].values == [70]
+
+    @pytest.mark.parametrize(
+        ("one", "reason"),
+        [
+            (Trial(0, Candidate(1), status="failed", reason="no memory"), "no memory"),
+            (trial(0, Candidate(1), Measurement(reason="timed out")), "timed out"),
+            (trial(0, Candidate(1), measured(Candidate(1), stable=False)), "no stable measurement"),
+        ],
+    )
+    def test_a_failed_trial_keeps_its_reason(self, tmp_path: Path, one: Trial, reason: str) -> None:
+        (kept,) = self.observed(tmp_path, one)
+        assert kept.state == optuna.trial.TrialState.FAIL
+        assert kept.user_attrs["reason"].startswith(reason)
+
+    def test_a_trial_from_outside_the_space_is_kept_without_parameters(self, tmp_path: Path) -> None:
+        (kept,) = self.observed(tmp_path, trial(3, Candidate(64, True, 7)))
+        assert kept.params == {}
+        assert kept.user_attrs["candidate"]["max_batch_size"] == 64
+        assert kept.user_attrs["points"]
+
+
+def test_a_trial_of_a_dead_process_is_failed_and_tried_again(tmp_path: Path) -> None:
+    storage = tmp_path / "study.journal"
+    code = (
+        "from tests.contract.test_searchers import *\n"
+        f"print(make_searcher('tpe', problem_of(SMALL), 1, {str(storage)!r}).suggest())"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    searcher = make_searcher("tpe", problem_of(SMALL), 1, str(storage))
+    study = optuna.load_study(study_name="tritune", storage=journal(storage))
+    assert {t.state for t in study.trials} == {optuna.trial.TrialState.FAIL}
+    assert done.stdout.strip() in {str(t.candidate) for t in run(searcher, 100)}
+
+
+def test_replaying_in_any_order_leaves_the_same_rest() -> None:
+    every = list(SMALL.candidates())
+    rests = set()
+    for seed in (1, 2):
+        searcher = make_searcher("grid", problem_of(SMALL))
+        replayed = [trial(number, candidate) for number, candidate in enumerate(every[:4])]
+        random.Random(seed).shuffle(replayed)
+        for one in replayed:
+            searcher.observe(one)
+        rests.add(tuple(t.candidate for t in run(searcher, 100, 4)))
+    assert len(rests) == 1
