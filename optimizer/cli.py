@@ -240,7 +240,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     for name in objectives:
         if name not in METRICS or name not in OBJECTIVES or objectives.count(name) > 1:
             raise BadInputError(
-                f"--objective {given.objective}: give one or more of {', '.join(OBJECTIVES)}, each once"
+                f"--objective {_shown(given.objective)}: give one or more of {', '.join(OBJECTIVES)}, each once"
             )
     if given.min_throughput is not None:
         _parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
@@ -277,7 +277,7 @@ def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None
     options = folder.read_options()
     *words, model = shlex.split(command_line(options))[1:]
     try:  # a run.json may come from anywhere: its values are held to what the command line's are
-        _options(_run_parser().parse_args([*words, "--", model]))
+        _options(_run_parser().parse_args([*_with_negative_values(words), "--", model]))
     except BadInputError as error:
         raise BadInputError(f"{folder.info}: {error}") from None
     options = replace(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from optimizer.find_profile import list_profiles
-from optimizer.profile import load_profile
+from optimizer.profile.find import list_profiles
+from optimizer.profile.reader import load_profile
 
 
 def print_models() -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from objectives import pareto
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from optimizer.trial import Candidate, Point, Problem, Trial, points
+from optimizer.problem import Problem
+from optimizer.trial import Candidate, Point, Trial, points
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 

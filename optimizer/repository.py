@@ -9,13 +9,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import model_config
 from optimizer.errors import BadInputError
 from optimizer.model_source import ModelSource
-from optimizer.safe_paths import is_folder, plain_name
+from optimizer.profile.safe_paths import is_folder, plain_name
 
 MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 
-def read_repository_model(repository: Path, name: str) -> ModelSource:
-    """The model ``repository/name``. Raises BadInputError where it cannot be served."""
+def read_repository_model(repository: Path, name: str, *, gpu: bool) -> ModelSource:
+    """The model ``repository/name``, its instance count written down where Triton would choose one.
+
+    ``gpu``: the server will see a GPU. Raises BadInputError where it cannot be served."""
     try:
         plain_name(name)
     except ValueError as error:
@@ -46,6 +48,7 @@ def read_repository_model(repository: Path, name: str) -> ModelSource:
     if backend == "onnxruntime":
         newest = max(files, key=lambda file: int(file.parent.name))
         check_onnx(newest / "model.onnx" if newest.is_dir() else newest)
+    config = model_config.explicit(config, gpu=gpu)
     return ModelSource(repository, name, config, facts={"model_bytes": sum(_size(version) for version in versions)})
 
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.options import RunOptions
-from optimizer.safe_paths import is_file
+from optimizer.profile.safe_paths import is_file
 
 MAX_INFO_BYTES = 64 * 2**20
 RUN_OPTIONS = TypeAdapter(RunOptions)
@@ -78,7 +78,7 @@ class RunFolder:
     def create(cls, out: str, model: str) -> RunFolder:
         """A new folder named by the time. Raises BadInputError where ``out`` cannot be written."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        parent = Path(out).absolute() / model
+        parent = Path(out) / model
         try:
             parent.mkdir(parents=True, exist_ok=True)
             for name in (stamp, *(f"{stamp}-{i}" for i in range(2, 100))):
@@ -97,7 +97,7 @@ class RunFolder:
         """An existing run, by its path or by ``<model>/<run>`` in ``out``. Raises BadInputError."""
         for path in (Path(run), Path(out) / run):
             if is_file(path / "run.json"):
-                return cls(path.absolute())
+                return cls(path)
         raise BadInputError(f"--resume {run}: no run.json there nor in {Path(out) / run}; give a run's folder")
 
     def read_options(self) -> RunOptions:

@@ -23,12 +23,13 @@ from optimizer.hardware import Hardware
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
 from optimizer.perf_analyzer import MAX_THREADS, PerfAnalyzer
+from optimizer.problem import Problem
 from optimizer.report import export
 from optimizer.run_folder import RunFolder
 from optimizer.stopwatch import Stopwatch
 from optimizer.task import Task
 from optimizer.telemetry import GpuTelemetry, ProcessTelemetry
-from optimizer.trial import Problem, Trial
+from optimizer.trial import Trial
 from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner, Watcher
 
@@ -66,7 +67,7 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
         check_storage(options.storage)
     with stopwatch.set_up():
-        what = task.prepare(options, hardware, on_gpu, say)
+        what = task.prepare(options, hardware if on_gpu else replace(hardware, gpus=()), say)
         runtime.ensure(say)
     folder = resumed or RunFolder.create(options.out, what.source.name)
     table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)

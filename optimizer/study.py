@@ -20,7 +20,7 @@ from optuna.study import StudyDirection
 
 from optimizer.command_line import redact as redact
 from optimizer.errors import BadInputError
-from optimizer.trial import Problem
+from optimizer.problem import Problem
 
 PROBLEM_ATTRIBUTE = "problem"
 CONNECT_SECONDS = 10

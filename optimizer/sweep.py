@@ -18,6 +18,7 @@ GROWTH_LIMIT = 8.0  # a step up in proportion seldom overshoots; further than th
 SATURATED_GAIN = 0.02  # more load that adds less throughput than this adds only latency
 SMALLEST_STEP = 1.2
 CLOSE = 0.95  # a latency above this share of its bound is close enough to it
+REPEATS = 2  # of a load whose windows disagreed, where nothing else is left to go by
 RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
 
 
@@ -48,25 +49,33 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     In a closed loop latency grows with concurrency (Little's law: at saturation in proportion), so the bound
     is bracketed by proportional steps and closed in on by interpolation.
     """
-    seen = {load.concurrency: measurement for load, measurement in measured}
-    if not seen:
+    if not measured:
         return _at(min(rules.start, rules.max_concurrency), rules)
-    if len(seen) >= rules.max_loads:
-        return None
+    seen = {load.concurrency: measurement for load, measurement in measured}
+    concurrency = None if len(seen) >= rules.max_loads else _search(seen, rules)
+    if concurrency is None or concurrency in seen:
+        repeats = len(measured) - len(seen)
+        concurrency = _worth_repeating(seen, rules) if repeats < REPEATS else None
+    return None if concurrency is None else _at(concurrency, rules)
+
+
+def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
     met = [c for c, m in seen.items() if worst_violation(rules.constraints, m) <= 0]
     missed = [c for c in seen if c not in met]
     low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
     if high is None:
-        concurrency = _step_up(low, seen, rules)
-    elif low == 0 and _is_beaten(seen, rules):
+        return _step_up(low, seen, rules)
+    if low == 0:
+        return None if _is_beaten(seen, rules) else _step_down(high, seen[high], rules)
+    return _between(low, high, seen, rules)
+
+
+def _worth_repeating(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
+    """The highest load that met the bounds in an unstable measurement, where no stable one did."""
+    met = {c: m for c, m in seen.items() if worst_violation(rules.constraints, m) <= 0}
+    if any(m.stable for m in met.values()):
         return None
-    elif low == 0:
-        concurrency = _step_down(high, seen[high], rules)
-    else:
-        concurrency = _between(low, high, seen, rules)
-    if concurrency is None or concurrency in seen:
-        return None
-    return _at(concurrency, rules)
+    return max(met, default=None)
 
 
 def _step_up(low: int, seen: dict[int, Measurement], rules: SweepRules) -> int | None:

@@ -10,16 +10,17 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
 from optimizer import model_config, runtime
 from optimizer.errors import BadInputError
-from optimizer.find_profile import find_profile
 from optimizer.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
-from optimizer.profile import Profile, load_profile
-from optimizer.profile_schema import BuiltModel, SpaceSection
+from optimizer.problem import Problem
+from optimizer.profile.find import find_profile
+from optimizer.profile.reader import Profile, load_profile
+from optimizer.profile.safe_paths import is_folder
+from optimizer.profile.schema import BuiltModel, SpaceSection
 from optimizer.repository import read_repository_model
-from optimizer.safe_paths import is_folder
 from optimizer.space import Space
-from optimizer.trial import Candidate, Problem
+from optimizer.trial import Candidate
 
 MAX_CONCURRENCY = 256
 DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
@@ -47,21 +48,24 @@ class Task:
         return roles[: 1 if self.baseline == self.dynamic_batching else 2]
 
 
-def prepare(options: RunOptions, hardware: Hardware, on_gpu: bool, say: Callable[[str], None]) -> Task:
-    """Find or build the model and derive the problem. Raises BadInputError."""
+def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
+    """Find or build the model and derive the problem. Raises BadInputError.
+
+    ``hardware`` is what the model is served on: it has GPUs only where they serve.
+    """
     if options.model_repository is not None:
+        if not is_folder(Path(options.model_repository)):
+            raise BadInputError(f"--model-repository {options.model_repository}: no such folder")
         return _from_repository(Path(options.model_repository), options.model, options, hardware)
     folder = Path(options.model)
     if is_folder(folder) and not options.model.endswith((".yaml", ".yml")):
         absolute = folder.absolute()
         return _from_repository(absolute.parent, absolute.name, options, hardware)
-    profile = load_profile(find_profile(options.model)).for_hardware(gpu=on_gpu)
-    return _from_profile(profile, options, hardware, on_gpu, say)
+    profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
+    return _from_profile(profile, options, hardware, say)
 
 
-def _from_profile(
-    profile: Profile, options: RunOptions, hardware: Hardware, on_gpu: bool, say: Callable[[str], None]
-) -> Task:
+def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
     batch = options.request_batch_size or profile.request.batch_size
     section = profile.space or SpaceSection()
     if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
@@ -78,11 +82,11 @@ def _from_profile(
             profile.model.settings,
             cache=runtime.cache_folder(),
             max_batch_size=max(largest, batch),
-            kind="KIND_GPU" if on_gpu else "KIND_CPU",
+            kind="KIND_GPU" if hardware.gpus else "KIND_CPU",
             say=say,
         )
     else:
-        source = read_repository_model(profile.model.repository, profile.model.name)
+        source = read_repository_model(profile.model.repository, profile.model.name, gpu=bool(hardware.gpus))
     try:
         space = _space(section, source, batch, hardware)
     except ValueError as error:
@@ -101,7 +105,7 @@ def _from_profile(
 
 
 def _from_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware) -> Task:
-    source = read_repository_model(repository, name)
+    source = read_repository_model(repository, name, gpu=bool(hardware.gpus))
     batch = options.request_batch_size or 1
     try:
         space = _space(SpaceSection(), source, batch, hardware)

@@ -1,16 +1,12 @@
-"""The nouns of a study: Candidate, LoadPoint, Trial, Problem. Frozen, without I/O."""
+"""The nouns of a study: Candidate, LoadPoint, Trial, Point. Frozen, without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from objectives.metrics import METRICS, Measurement, Metric
-from objectives.sla import Constraint
-
-if TYPE_CHECKING:
-    from optimizer.space import Space
+from objectives.metrics import Measurement
 
 FieldValue: TypeAlias = str | int | float | bool
 
@@ -79,18 +75,6 @@ class Point:
     candidate: Candidate
     load: LoadPoint
     measurement: Measurement
-
-
-@dataclass(frozen=True)
-class Problem:
-    """All that a search method is told: what may vary and what is good, never how it is measured."""
-
-    model: str
-    space: Space
-    request_batch_size: int
-    max_concurrency: int
-    objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
-    constraints: tuple[Constraint, ...] = ()
 
 
 def points(trials: Sequence[Trial]) -> Iterator[Point]:

@@ -10,17 +10,19 @@ from typing import Protocol
 from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from optimizer.budget import Budget
-from optimizer.errors import DeploymentError, MeasurementError
+from optimizer.errors import DeploymentError, MeasurementError, ServerFault
 from optimizer.interfaces import Endpoint, LoadGenerator, Searcher, Target, Telemetry
 from optimizer.outcome import latest_points
+from optimizer.problem import Problem
 from optimizer.sweep import SweepRules, latency_bounds, next_load
-from optimizer.trial import Candidate, LoadPoint, Point, Problem, Trial
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.trials_table import TrialsTable
 
 FIRST_CONCURRENCY = 4
 CONFIRM_SHARE = 0.15  # of the budget is kept for confirming the recommendation
 CONFIRM_SECONDS = 40.0  # and no more than this
 CONFIRM_DEPLOYMENTS = 3
+HOPELESS_DEPLOYMENTS = 3  # all failed: it is not the configuration
 
 
 class Watcher(Protocol):
@@ -108,9 +110,14 @@ class Tuner:
             except DeploymentError as error:
                 trial = replace(trial, status="failed", reason=str(error))
                 self.table.append_failure(trial)
+                self._give_up_if_nothing_deploys(error)
         self.trials.append(trial)
         self.searcher.observe(trial)
         self.watcher.trial_finished(trial, self.best())
+
+    def _give_up_if_nothing_deploys(self, error: DeploymentError) -> None:
+        if len(self.trials) + 1 >= HOPELESS_DEPLOYMENTS and all(trial.status == "failed" for trial in self.trials):
+            raise ServerFault(f"no configuration can be deployed: {error}", log=error.log) from error
 
     def _rules(self, candidate: Candidate) -> SweepRules:
         """The sweep starts at the load at which the best configuration so far met the bounds.

@@ -6,8 +6,9 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
+from optimizer.problem import Problem
 from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Problem, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:

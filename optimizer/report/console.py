@@ -17,7 +17,8 @@ from optimizer.report.live import LiveWatcher, QuietWatcher
 
 if TYPE_CHECKING:
     from optimizer.outcome import Outcome
-    from optimizer.trial import Point, Problem
+    from optimizer.problem import Problem
+    from optimizer.trial import Point
 
 __all__ = ["LiveWatcher", "QuietWatcher", "print_best_so_far", "print_outcome"]
 

@@ -15,7 +15,8 @@ from optimizer.report.plot import plot
 
 if TYPE_CHECKING:
     from optimizer.outcome import Outcome
-    from optimizer.trial import Point, Problem, Trial
+    from optimizer.problem import Problem
+    from optimizer.trial import Point, Trial
 
 TEMPLATE = "report.html.j2"
 

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from objectives.metrics import METRICS, Measurement
+from optimizer.problem import Problem
 from optimizer.report import summary, words
-from optimizer.trial import Candidate, LoadPoint, Point, Problem, Trial
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
 
 if TYPE_CHECKING:
     from optimizer.budget import Budget

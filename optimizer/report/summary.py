@@ -11,7 +11,8 @@ from optimizer.report import words
 
 if TYPE_CHECKING:
     from optimizer.outcome import Outcome
-    from optimizer.trial import Point, Problem, Trial
+    from optimizer.problem import Problem
+    from optimizer.trial import Point, Trial
 
 _PERCENTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
 _ALWAYS_TOLD = {"throughput", *_PERCENTILES}

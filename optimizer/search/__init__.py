@@ -8,7 +8,7 @@ from optimizer.errors import BadInputError
 
 if TYPE_CHECKING:
     from optimizer.interfaces import Searcher
-    from optimizer.trial import Problem
+    from optimizer.problem import Problem
 
 SEARCHERS = ("tpe", "nsga2", "random", "grid", "gp")
 DEFAULT_SEARCHER = "tpe"

@@ -8,8 +8,9 @@ from itertools import combinations
 
 import optuna
 
+from optimizer.problem import Problem
 from optimizer.search.ledger import Ledger
-from optimizer.trial import Candidate, Problem, Trial
+from optimizer.trial import Candidate, Trial
 
 
 class GridSearcher:

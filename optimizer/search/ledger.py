@@ -13,6 +13,7 @@ import psutil
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from optimizer.problem import Problem
 from optimizer.search.encoding import Encoding
 from optimizer.search.result import (
     CANDIDATE,
@@ -24,7 +25,7 @@ from optimizer.search.result import (
     described,
     result_of,
 )
-from optimizer.trial import Candidate, Problem, Trial
+from optimizer.trial import Candidate, Trial
 
 WORKER = "worker"
 ABANDONED_AFTER = timedelta(hours=1)  # a trial of another host that has run this long has lost its worker

@@ -9,8 +9,9 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from optimizer.errors import BadInputError
+from optimizer.problem import Problem
 from optimizer.search.ledger import Ledger
-from optimizer.trial import Candidate, Problem, Trial
+from optimizer.trial import Candidate, Trial
 
 ASKS = 10  # proposals that may be invalid or tried before, until one is drawn from what is left
 STARTUP_TRIALS = 5  # Optuna's default of 10 would make a short run all random

@@ -9,7 +9,8 @@ from typing import Any
 
 from objectives import pareto
 from objectives.metrics import Measurement
-from optimizer.trial import Candidate, LoadPoint, Point, Problem, Trial
+from optimizer.problem import Problem
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
 
 # user attributes of an Optuna trial
 CANDIDATE, TRIAL, LOAD, POINTS, REASON = "candidate", "trial", "load", "points", "reason"

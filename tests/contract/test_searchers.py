@@ -18,9 +18,10 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.errors import BadInputError
 from optimizer.interfaces import Searcher
+from optimizer.problem import Problem
 from optimizer.search import SEARCHERS, make_searcher
 from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Problem, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 SLA = Constraint("latency-p95", 20.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from optimizer.errors import BadInputError
-from optimizer.find_profile import find_profile, list_profiles
-from optimizer.profile import load_profile
+from optimizer.profile.find import find_profile, list_profiles
+from optimizer.profile.reader import load_profile
 
 MODEL = "model: {builder: mlp}\n"
 

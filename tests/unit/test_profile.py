@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from optimizer.profile import Profile, load_profile
-from optimizer.profile_schema import BuiltModel, SpaceSection, StoredModel
+from optimizer.profile.reader import Profile, load_profile
+from optimizer.profile.schema import BuiltModel, SpaceSection, StoredModel
+from optimizer.profile.yaml_lines import parse
 from optimizer.space import Space
-from optimizer.yaml_lines import parse
 
 MODEL = "model: {builder: mlp}\n"
 

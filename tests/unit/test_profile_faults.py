@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optimizer.errors import BadInputError
-from optimizer.profile import Profile, load_profile, parse_profile
-from optimizer.yaml_lines import MAX_BYTES
+from optimizer.profile.reader import Profile, load_profile, parse_profile
+from optimizer.profile.yaml_lines import MAX_BYTES
 
 MODEL = "model: {builder: mlp}\n"
 

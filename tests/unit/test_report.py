@@ -20,12 +20,13 @@ from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.errors import EnvironmentFault
 from optimizer.outcome import Outcome, assess
+from optimizer.problem import Problem
 from optimizer.report import export, words
 from optimizer.report.console import print_best_so_far, print_outcome
 from optimizer.report.html import write_report
 from optimizer.report.live import LiveWatcher, QuietWatcher
 from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Point, Problem, Trial
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Watcher
 

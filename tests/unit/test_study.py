@@ -14,9 +14,9 @@ from optuna.samplers import RandomSampler
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from optimizer.errors import BadInputError
+from optimizer.problem import Problem
 from optimizer.space import Space
 from optimizer.study import open_study, redact
-from optimizer.trial import Problem
 
 PROBLEM = Problem("m", Space((4, 8)), 1, 64, constraints=(Constraint("latency-p95", 20.0),))
 

@@ -63,6 +63,20 @@ def test_stops_where_more_load_brings_no_throughput() -> None:
     assert len(sweep(flat, SweepRules(1, 256, P95_20MS))) == 2
 
 
+def test_an_unstable_load_is_repeated_where_no_stable_one_met_the_bound() -> None:
+    def unstable_once(stable_from: int) -> list[int]:
+        measured: list[tuple[LoadPoint, Measurement]] = []
+        rules = SweepRules(1, 256, P95_20MS, start=10)
+        while (load := next_load(measured, rules)) is not None:
+            stable = len(measured) >= stable_from
+            measured.append((load, replace(saturating(1.9)(load.concurrency), stable=stable)))
+        return [load.concurrency for load, _ in measured]
+
+    assert unstable_once(0) == [10]
+    assert unstable_once(1) == [10, 10]
+    assert unstable_once(9) == [10, 10, 10]
+
+
 def test_without_a_bound_it_climbs_to_saturation() -> None:
     def knee(concurrency: int) -> Measurement:
         return Measurement(100.0 * min(concurrency, 20), latency_p95_ms=5.0, stable=True)

@@ -16,8 +16,9 @@ from optimizer.deploy.recorded import RecordedTable
 from optimizer.errors import DeploymentError, MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator, Samples, Target
 from optimizer.outcome import Outcome, assess
+from optimizer.problem import Problem
 from optimizer.search import make_searcher
-from optimizer.trial import Candidate, LoadPoint, Point, Problem, Trial
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.yaml_lines import one_line, show
+from optimizer.profile.yaml_lines import one_line, show
 
 
 def plain_name(text: str) -> str:

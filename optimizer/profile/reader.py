@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import BaseModel, PrivateAttr, StringConstraints, ValidationError
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import proto_path, yaml_lines
+from optimizer import proto_path
 from optimizer.errors import BadInputError
 from optimizer.models import BUILDERS
-from optimizer.profile_faults import fault_lines, meant
-from optimizer.profile_schema import (
+from optimizer.profile import yaml_lines
+from optimizer.profile.faults import fault_lines, meant
+from optimizer.profile.schema import (
     BUILT,
     INT32_MAX,
     STORED,
@@ -35,8 +36,8 @@ from optimizer.profile_schema import (
     SpaceSection,
     StoredModel,
 )
+from optimizer.profile.yaml_lines import Located, fault, one_line, show
 from optimizer.space import Space
-from optimizer.yaml_lines import Located, fault, one_line, show
 
 if TYPE_CHECKING:
     from optimizer.models.builder import Builder

@@ -6,11 +6,11 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer import yaml_lines
 from optimizer.errors import BadInputError
-from optimizer.profile import read_bounded
-from optimizer.safe_paths import is_file, plain_name
-from optimizer.yaml_lines import one_line
+from optimizer.profile import yaml_lines
+from optimizer.profile.reader import read_bounded
+from optimizer.profile.safe_paths import is_file, plain_name
+from optimizer.profile.yaml_lines import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def list_profiles() -> list[Listed]:
 
 def profile_folders() -> tuple[Path, ...]:
     """Where names are looked up, in this order."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "configs"
     checkout = package.parent
     if not installed.is_dir() and (checkout / "pyproject.toml").is_file():  # an editable install

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from optimizer.yaml_lines import Located, fault, show
+from optimizer.profile.yaml_lines import Located, fault, show
 
 
 def fault_lines(

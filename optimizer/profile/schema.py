@@ -19,10 +19,10 @@ from pydantic import (
 
 from objectives.sla import Constraint, parse_duration_ms
 from optimizer.batching import parse_policy
-from optimizer.profile_faults import meant
-from optimizer.safe_paths import inside, plain_name
+from optimizer.profile.faults import meant
+from optimizer.profile.safe_paths import inside, plain_name
+from optimizer.profile.yaml_lines import show
 from optimizer.trial import FieldValue
-from optimizer.yaml_lines import show
 
 T = TypeVar("T")
 

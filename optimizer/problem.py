@@ -1,0 +1,21 @@
+"""The problem statement: all that a search method is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from objectives.metrics import METRICS, Metric
+from objectives.sla import Constraint
+from optimizer.space import Space
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a search method is told: what may vary and what is good, never how it is measured."""
+
+    model: str
+    space: Space
+    request_batch_size: int
+    max_concurrency: int
+    objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
+    constraints: tuple[Constraint, ...] = ()

@@ -1,0 +1,156 @@
+"""The ``tune`` command as a user runs it: a process of its own, whose traces can be looked for."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import pytest
+
+TUNE = Path(sys.executable).with_name("tune")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["__main__", "optimizer.cli", "optimizer.session"])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. ``pid`` was its process."""
+
+    code: int
+    stdout: str
+    stderr: str
+    pid: int
+
+    @property
+    def complaints(self) -> list[str]:
+        """What it wrote to standard error, in lines; a traceback is no complaint but a fault."""
+        assert "Traceback" not in self.stderr, self.stderr
+        return self.stderr.splitlines()
+
+
+@dataclass(frozen=True)
+class Playground:
+    """Folders of one test. All that ``tune`` leaves lies below ``root``, and all it starts names ``root``."""
+
+    root: Path
+
+    @property
+    def here(self) -> Path:
+        """Where the command runs."""
+        return self.root / "here"
+
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    def start(self, *arguments: str | Path, cwd: Path | None = None, **env: str | Path) -> subprocess.Popen[str]:
+        """``tune`` with these arguments, its output captured."""
+        return subprocess.Popen(
+            [TUNE, *arguments],
+            cwd=cwd or self.here,
+            env={**os.environ, "TMPDIR": str(self.temporary), **{key: str(value) for key, value in env.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that was started here: its command line or its folder says so."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = [*process.cmdline(), process.cwd()]
+                if process.status() != psutil.STATUS_ZOMBIE and any(str(self.root) in word for word in words):
+                    found.append(process)
+        return found
+
+    def shared_memory(self, pid: int) -> list[Path]:
+        """The regions of the servers that ``tune`` of that process id has started."""
+        return list(Path("/dev/shm").glob(f"tritune_{pid}_*"))
+
+
+class Tune(Protocol):
+    def __call__(
+        self, *arguments: str | Path, cwd: Path | None = None, timeout: float = 120, **env: str | Path
+    ) -> Ended: ...
+
+
+@pytest.fixture
+def playground(tmp_path: Path) -> Iterator[Playground]:
+    """At the end nothing that was started may run any more, and no temporary folder may be left."""
+    found = Playground(tmp_path)
+    found.here.mkdir()
+    found.temporary.mkdir()
+    yield found
+    survivors = found.processes()
+    names = [f"{process.pid} {process.name()}" for process in survivors if process.is_running()]
+    for process in survivors:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    assert names == []
+    assert list(found.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def tune(playground: Playground) -> Tune:
+    def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120, **env: str | Path) -> Ended:
+        process = playground.start(*arguments, cwd=cwd, **env)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        assert playground.shared_memory(process.pid) == []
+        return Ended(process.returncode, stdout, stderr, process.pid)
+
+    return run
+
+
+@pytest.fixture
+def forked_tune(playground: Playground) -> Tune:
+    """As ``tune``, forked from a process that has imported it already: importing takes longer than bad input."""
+
+    def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120, **env: str | Path) -> Ended:
+        outputs = playground.temporary / "stdout", playground.temporary / "stderr"
+        words, settings = [str(word) for word in arguments], {key: str(value) for key, value in env.items()}
+        process = FORKS.Process(target=_as_tune, args=(words, cwd or playground.here, settings, outputs))
+        process.start()
+        process.join(timeout)
+        assert process.exitcode is not None, "still running"
+        assert process.pid is not None
+        stdout, stderr = (path.read_text() for path in outputs)
+        for path in outputs:
+            path.unlink()
+        return Ended(process.exitcode, stdout, stderr, process.pid)
+
+    return run
+
+
+def _as_tune(arguments: list[str], cwd: Path, env: dict[str, str], outputs: tuple[Path, Path]) -> None:
+    for path, descriptor in zip(outputs, (1, 2), strict=True):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    os.chdir(cwd)
+    os.environ.update(env)
+    sys.argv = ["tune", *arguments]
+    from optimizer.cli import main
+
+    main()
+
+
+def eventually(condition: Callable[[], object], seconds: float) -> bool:
+    """Whether ``condition`` comes true within that time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,79 @@
+"""Triton repositories for tests: ONNX models that compute something a test can foretell, and a steady sleeper."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+Dims = Sequence[str | int]
+
+
+def onnx_model(
+    nodes: Sequence[NodeProto], inputs: dict[str, tuple[int, Dims]], outputs: dict[str, tuple[int, Dims]]
+) -> ModelProto:
+    """Tensors by name: (ONNX type, dims)."""
+
+    def tensors(named: dict[str, tuple[int, Dims]]) -> list[object]:
+        return [helper.make_tensor_value_info(name, kind, list(dims)) for name, (kind, dims) in named.items()]
+
+    graph = helper.make_graph(list(nodes), "test", tensors(inputs), tensors(outputs))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model
+
+
+def doubler(kind: int = TensorProto.FLOAT, dims: Dims = ("batch", 4)) -> ModelProto:
+    """``x`` -> ``y`` = x + x."""
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    return onnx_model([node], {"x": (kind, dims)}, {"y": (kind, dims)})
+
+
+def write_model(repository: Path, name: str, config: str, model: ModelProto | None) -> Path:
+    """The model folder ``repository/name``; without ``model`` there is no version in it."""
+    folder = repository / name
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(textwrap.dedent(config))
+    if model is not None:
+        (folder / "1").mkdir()
+        (folder / "1" / "model.onnx").write_bytes(serialized(model))
+    return folder
+
+
+def serialized(model: ModelProto) -> bytes:
+    return bytes(model.SerializeToString())
+
+
+SLEEPER_CONFIG = """\
+backend: "python"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+
+
+def write_sleeper(repository: Path, milliseconds: float = 15) -> Path:
+    """A model that takes the same time for every batch, however busy the machine is."""
+    folder = repository / "sleeper"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
+    program = f"""\
+        import time
+
+        import triton_python_backend_utils as pb_utils
+
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                time.sleep({milliseconds / 1000})
+                answers = []
+                for request in requests:
+                    x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+                    answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+                return answers
+        """
+    (folder / "1" / "model.py").write_text(textwrap.dedent(program))
+    return folder
