@@ -56,6 +56,8 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
     An interrupt (KeyboardInterrupt) ends it early with the best so far. Raises TuneError.
     """
+    if reason := runtime.unsupported():
+        raise EnvironmentFault(reason)
     stopwatch = Stopwatch()
     hardware = machine.detect()
     on_gpu = bool(hardware.gpus) and machine.onnxruntime_on_gpu()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import time
 from collections.abc import Iterator
 
@@ -40,6 +39,8 @@ class Stopwatch:
     def report(self) -> dict[str, float]:
         """Seconds by kind, and this process's CPU seconds and peak memory (resident, bytes)."""
         wall = self.wall_seconds()
+        import resource  # not on every system that the package installs on
+
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "wall_seconds": round(wall, 3),

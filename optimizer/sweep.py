@@ -1,5 +1,7 @@
 """The load search on one deployment: the highest concurrency whose latency meets the SLA.
 
+Where throughput is no objective, it is the lowest one that serves what is asked for.
+
 A pure rule from what was measured to what is measured next, so that replaying stored measurements resumes an
 interrupted sweep where it stood.
 """
@@ -27,7 +29,8 @@ class SweepRules:
     """``constraints`` are the latency bounds; ``start`` is the first concurrency to try.
 
     ``to_beat`` is a throughput (infer/s): a deployment that misses the bounds before it reaches so much is
-    given up. None asks for its best load in any case.
+    given up. None asks for its best load in any case. ``lowest``: the lowest load that serves
+    ``throughput_floor`` (infer/s) instead of the highest.
     """
 
     request_batch_size: int
@@ -36,6 +39,8 @@ class SweepRules:
     start: int = 4
     max_loads: int = 5
     to_beat: float | None = None
+    lowest: bool = False
+    throughput_floor: float = 0.0
 
 
 def latency_bounds(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
@@ -50,7 +55,7 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     is bracketed by proportional steps and closed in on by interpolation.
     """
     if not measured:
-        return _at(min(rules.start, rules.max_concurrency), rules)
+        return _at(1 if rules.lowest else min(rules.start, rules.max_concurrency), rules)
     seen = {load.concurrency: measurement for load, measurement in measured}
     concurrency = None if len(seen) >= rules.max_loads else _search(seen, rules)
     if concurrency is None or concurrency in seen:
@@ -60,6 +65,8 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
 
 
 def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
+    if rules.lowest:
+        return _lowest(seen, rules)
     met = [c for c, m in seen.items() if worst_violation(rules.constraints, m) <= 0]
     missed = [c for c in seen if c not in met]
     low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
@@ -68,6 +75,15 @@ def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
     if low == 0:
         return None if _is_beaten(seen, rules) else _step_down(high, seen[high], rules)
     return _between(low, high, seen, rules)
+
+
+def _lowest(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
+    top = max(seen)
+    served = seen[top].throughput_infer_per_sec
+    enough = served is None or served >= rules.throughput_floor
+    if enough or top >= rules.max_concurrency or worst_violation(rules.constraints, seen[top]) > 0:
+        return None
+    return min(math.ceil(top * max(rules.throughput_floor / (served or 1), SMALLEST_STEP)), rules.max_concurrency)
 
 
 def _worth_repeating(seen: dict[int, Measurement], rules: SweepRules) -> int | None:

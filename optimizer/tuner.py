@@ -131,6 +131,8 @@ class Tuner:
             self.problem.max_concurrency,
             latency_bounds(self.problem.constraints),
             start=best.load.concurrency if best else FIRST_CONCURRENCY,
+            lowest=METRICS["throughput"] not in self.problem.objectives,
+            throughput_floor=max((c.bound for c in self.problem.constraints if c.metric == "throughput"), default=0),
             to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,
         )
 

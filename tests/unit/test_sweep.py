@@ -77,6 +77,17 @@ def test_an_unstable_load_is_repeated_where_no_stable_one_met_the_bound() -> Non
     assert unstable_once(9) == [10, 10, 10]
 
 
+def test_where_throughput_is_no_objective_the_lowest_load_that_serves_enough_is_sought() -> None:
+    rules = SweepRules(1, 256, P95_20MS, start=40, lowest=True)
+    assert [load.concurrency for load, _ in sweep(saturating(2.0), rules)] == [1]
+
+    def growing(concurrency: int) -> Measurement:
+        return Measurement(100.0 * concurrency, latency_p95_ms=10.0, stable=True)
+
+    measured = sweep(growing, replace(rules, throughput_floor=550))
+    assert [load.concurrency for load, _ in measured] == [1, 6]
+
+
 def test_without_a_bound_it_climbs_to_saturation() -> None:
     def knee(concurrency: int) -> Measurement:
         return Measurement(100.0 * min(concurrency, 20), latency_p95_ms=5.0, stable=True)
