@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import signal
@@ -12,16 +13,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from objectives.metrics import METRICS
-from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
+from objectives.sla import Constraint, parse_bytes, parse_duration_ms, parse_rate
 from optimizer.errors import BadInputError, TuneError
 from optimizer.options import SLA_METRICS, RunOptions
+from optimizer.search import SEARCHERS
 
 if TYPE_CHECKING:
     from optimizer.run_folder import RunFolder
     from optimizer.session import Result
 
-SEARCHES = ("tpe", "nsga2", "gp", "random", "grid")
-COMMANDS = ("run", "models", "setup", "doctor")
+COMMANDS = ("run", "replay", "models", "setup", "doctor")
 INTERRUPTED = 130
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LARGEST_SEED = 2**32 - 1  # numpy's
@@ -29,6 +30,7 @@ LARGEST_INT32 = 2**31 - 1  # Triton's sizes
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
+  tune replay TABLE   the same search on a recorded table, without a server
   tune models         the models that come with tune
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks
@@ -40,6 +42,21 @@ examples:
   tune --sla-p99 50ms --model-repository ./models my_model
   tune --resume results/dlrm/20261120-231154
 """
+REPLAY_TRIALS = "30"
+REPLAY_EPILOG = """\
+A table has a row for each configuration and load, with the columns
+max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
+latency_p95_ms. Others of trials.csv are understood; any further column that
+varies is one more parameter. Only what was recorded is tried. tpe, nsga2,
+random, grid and gp have no stopping rule of their own: they go on until the
+table is exhausted or --max-trials configurations were tried. A deployment is
+one load of one configuration; the confirmation at the end is not counted.
+
+exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
+
+example:
+  tune replay --sla-p95 20ms --seeds 20 results/dlrm/RUN/trials.csv
+"""
 
 
 def main() -> NoReturn:
@@ -47,6 +64,7 @@ def main() -> NoReturn:
     for signum in SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # nohup's, or a shell's for what runs in the background
             signal.signal(signum, _interrupt)
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime reports to its maker, and writes files for it
     try:
         code = _dispatch(sys.argv[1:])
     except KeyboardInterrupt:
@@ -81,6 +99,8 @@ def _dispatch(arguments: list[str]) -> int:
         command, arguments = arguments[0], arguments[1:]
     if command == "run":
         return _run(arguments)
+    if command == "replay":
+        return _replay(arguments)
     parser = _Parser(prog=f"tune {command}")
     if command == "models":
         parser.description = "The models that come with tune, and those in ./configs."
@@ -109,8 +129,10 @@ def _dispatch(arguments: list[str]) -> int:
 class _Parser(argparse.ArgumentParser):
     """argparse, with errors in one line."""
 
+    page = "tune --help"
+
     def error(self, message: str) -> NoReturn:
-        raise BadInputError(f"{message}; `tune --help` shows the options")
+        raise BadInputError(f"{message}; `{self.page}` shows the options")
 
 
 def _run(arguments: list[str]) -> int:
@@ -182,9 +204,7 @@ def _run_parser() -> argparse.ArgumentParser:
         help="a name from `tune models`, a profile.yaml, or a Triton model folder",
     )
     bounds = parser.add_argument_group("what must hold")
-    for name in SLA_METRICS:
-        what = "average latency" if name == "avg" else f"{name} latency"
-        bounds.add_argument(f"--sla-{name}", metavar="TIME", help=f"upper bound on the {what}: 20ms, 0.02s, 500us")
+    _add_slas(bounds)
     bounds.add_argument("--min-throughput", metavar="RATE", help="such as 4000/s (inferences) or 500req/s")
     bounds.add_argument("--max-memory", metavar="SIZE", help="such as 4GiB: of the GPU, else of the server")
     bounds.add_argument(
@@ -201,7 +221,7 @@ def _run_parser() -> argparse.ArgumentParser:
     search = parser.add_argument_group("how long and how")
     search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
     search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
-    search.add_argument("--search", default="tpe", choices=SEARCHES, help="search method (tpe)")
+    search.add_argument("--search", default="tpe", choices=SEARCHERS, help="search method (tpe)")
     search.add_argument("--seed", default="0", metavar="N", help="of the search (0)")
     results = parser.add_argument_group("results")
     results.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
@@ -230,11 +250,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         return _resumed(given, budget, trials)
     if given.model is None:
         raise BadInputError("which model? `tune models` lists those that come with tune; or give a profile or folder")
-    slas = {
-        name: _parsed(f"--sla-{name}", text, parse_duration_ms)
-        for name in SLA_METRICS
-        if (text := getattr(given, f"sla_{name}")) is not None
-    }
+    slas = _slas(given)
     objectives = tuple(given.objective.split(","))
     for name in objectives:
         if name not in METRICS or objectives.count(name) > 1:
@@ -288,6 +304,92 @@ def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None
     if options.storage and HIDDEN in options.storage:
         raise BadInputError(f"--resume {given.resume}: its storage has a password, which is not kept; give --storage")
     return folder, options
+
+
+# -- tune replay ------------------------------------------------------------------------------------------------
+
+
+def _replay(arguments: list[str]) -> int:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    given = _replay_parser().parse_args(_with_negative_values(arguments))
+    slas = _slas(given)
+    seeds = _whole("--seeds", given.seeds, 1, LARGEST_SEED)
+    trials = _whole("--max-trials", given.max_trials, 1)
+    methods = _methods(given.search)
+
+    from optimizer.replay.comparison import compare, document
+    from optimizer.replay.console import closest, print_comparison
+    from optimizer.replay.recording import read_recording
+
+    recording = read_recording(Path(given.table))
+    problem = recording.problem([Constraint(f"latency-{name}", bound) for name, bound in slas.items()])
+    best = recording.best(problem)
+    if best is None:
+        return _fail(closest(recording, problem), 1)
+    with Console(stderr=True).status("") as status:
+        comparison = compare(
+            recording, problem, best, methods, seeds=range(seeds), max_trials=trials, say=status.update
+        )
+    if given.json:
+        import json
+
+        print(json.dumps(document(comparison), indent=2))
+    else:
+        print_comparison(Console(), comparison)
+    return 0
+
+
+def _replay_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tune replay",
+        usage="tune replay [options] TABLE.csv",
+        description="Search a recorded table as `tune run` searches a server, and tell how soon each\n"
+        "method came within 5 % and 1 % of the table's best under the SLA, and how far\n"
+        "short of it its recommendation falls (regret).",
+        epilog=REPLAY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.page = "tune replay --help"
+    parser.add_argument("table", metavar="TABLE.csv", help="such as the trials.csv of `tune run --search grid`")
+    _add_slas(parser)
+    parser.add_argument("--search", metavar="S[,S...]", help=f"of {', '.join(SEARCHERS)} (all that are installed)")
+    parser.add_argument("--seeds", default="1", metavar="N", help="searches by each method, of seeds 0 to N-1 (1)")
+    parser.add_argument("--max-trials", default=REPLAY_TRIALS, metavar="N", help=f"for each search ({REPLAY_TRIALS})")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    return parser
+
+
+def _methods(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        from optimizer.search import installed
+
+        return installed()
+    names = tuple(text.split(","))
+    if any(name not in SEARCHERS or names.count(name) > 1 for name in names):
+        raise BadInputError(f"--search {_shown(text)}: give one or more of {', '.join(SEARCHERS)}, each once")
+    return names
+
+
+# -- values -----------------------------------------------------------------------------------------------------
+
+
+def _add_slas(parser: argparse._ActionsContainer) -> None:
+    for name in SLA_METRICS:
+        what = "average latency" if name == "avg" else f"{name} latency"
+        parser.add_argument(f"--sla-{name}", metavar="TIME", help=f"upper bound on the {what}: 20ms, 0.02s, 500us")
+
+
+def _slas(given: argparse.Namespace) -> dict[str, float]:
+    """The bounds in ms by ``p95`` and the like."""
+    return {
+        name: _parsed(f"--sla-{name}", text, parse_duration_ms)
+        for name in SLA_METRICS
+        if (text := getattr(given, f"sla_{name}")) is not None
+    }
 
 
 def _budget_ms(text: str) -> float:

@@ -78,9 +78,14 @@ def check_perf_analyzer() -> Finding:
     found = runtime.installed()
     if found is None:
         return Finding("perf_analyzer", "warn", "not unpacked yet", "tune setup")
+    again = f"rm -r {found.root}; tune setup"
+    if not os.access(found.perf_analyzer, os.X_OK):
+        return Finding("perf_analyzer", "fail", f"{found.perf_analyzer} cannot be run", again)
     missing = _missing_libraries(found.perf_analyzer, found.perf_analyzer_libraries)
     if missing:
-        return Finding("perf_analyzer", "fail", f"misses {missing}", "apt-get install libssl3 zlib1g libstdc++6")
+        own = any(name in missing for name in ("libb64", "libcudart"))
+        mend = again if own else "apt-get install libssl3 zlib1g libstdc++6"
+        return Finding("perf_analyzer", "fail", f"misses {missing}", mend)
     return Finding("perf_analyzer", "ok", f"{runtime.TRITON_VERSION}, all libraries found")
 
 

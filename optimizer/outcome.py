@@ -9,7 +9,7 @@ from objectives import pareto
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from optimizer.problem import Problem
-from optimizer.trial import Candidate, Point, Trial, points
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, points
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 
@@ -19,7 +19,8 @@ class Outcome:
     """``recommended`` is None where no stable point meets the constraints; ``closest`` is then the nearest.
 
     ``baseline`` and ``dynamic_batching`` are the best points of the configuration as given and of plain
-    ``dynamic_batching {}`` under the same constraints, None where they have none.
+    ``dynamic_batching {}`` under the same constraints, None where they have none; ``untried`` names those of
+    the two that the run ended before.
     """
 
     recommended: Point | None
@@ -30,6 +31,7 @@ class Outcome:
     trials: int
     measurements: int
     holds_back: str = ""
+    untried: frozenset[str] = frozenset()
 
     @property
     def speedup(self) -> float | None:
@@ -51,6 +53,8 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         own = [point for point in measured if point.candidate == candidate]
         return pareto.best(own, problem.objectives, problem.constraints)
 
+    tried = {trial.candidate for trial in trials}
+    compared = {"baseline": baseline, "dynamic_batching": dynamic_batching}
     return Outcome(
         recommended=recommended,
         baseline=best_of(baseline),
@@ -60,15 +64,21 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         trials=len(trials),
         measurements=sum(len(trial.measurements) for trial in trials),
         holds_back="" if recommended else _holds_back(trials, closest, problem),
+        untried=frozenset(role for role, candidate in compared.items() if candidate not in tried),
     )
 
 
 def latest_points(trials: Sequence[Trial]) -> list[Point]:
     """The measured points; where one was measured again, the later measurement counts.
 
-    The best of many noisy measurements is too good on average; its repetition is not.
+    The best of many noisy measurements is too good on average; its repetition is not. Windows that disagree
+    tell nothing, so that an unstable repetition does not take a stable measurement's place.
     """
-    latest = {(point.trial, point.load): point for point in points(trials)}
+    latest: dict[tuple[int, LoadPoint], Point] = {}
+    for point in points(trials):
+        before = latest.get((point.trial, point.load))
+        if before is None or point.measurement.stable or not before.measurement.stable:
+            latest[point.trial, point.load] = point
     return list(latest.values())
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import model_config
-from optimizer.errors import BadInputError
+from optimizer import model_config, runtime
+from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.model_source import ModelSource
 from optimizer.profile.safe_paths import is_folder, plain_name
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
+DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16"}
 
 
 def read_repository_model(repository: Path, name: str, *, gpu: bool) -> ModelSource:
@@ -47,7 +52,13 @@ def read_repository_model(repository: Path, name: str, *, gpu: bool) -> ModelSou
         raise BadInputError(f"{folder}: no version folder with {filename}; it belongs at {folder / '1' / filename}")
     if backend == "onnxruntime":
         newest = max(files, key=lambda file: int(file.parent.name))
-        check_onnx(newest / "model.onnx" if newest.is_dir() else newest)
+        file = newest / "model.onnx" if newest.is_dir() else newest
+        _complete(config, read_onnx(file), path, file)
+    elif runtime.running_python() not in runtime.NUMPY_WHEELS:
+        raise EnvironmentFault(
+            f"{path}: models in Python need numpy 1 in the embedded server: run tune under "
+            f"Python {' or '.join(runtime.NUMPY_WHEELS)}"
+        )
     config = model_config.explicit(config, gpu=gpu)
     return ModelSource(repository, name, config, facts={"model_bytes": sum(_size(version) for version in versions)})
 
@@ -57,8 +68,8 @@ def backend_of(config: ModelConfig) -> str:
     return str(config.backend) or {"onnxruntime_onnx": "onnxruntime"}.get(str(config.platform), str(config.platform))
 
 
-def check_onnx(path: Path) -> None:
-    """Raises BadInputError where the file is no ONNX model. Weights in external files are not read."""
+def read_onnx(path: Path) -> ModelProto:
+    """The model without weights in external files. Raises BadInputError where the file is no ONNX model."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -68,6 +79,38 @@ def check_onnx(path: Path) -> None:
         raise BadInputError(f"{path}: not an ONNX model ({' '.join(str(error).split())[:120]})") from None
     if not model.graph.node:
         raise BadInputError(f"{path}: not an ONNX model (its graph is empty)")
+    return model
+
+
+def _complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> None:
+    """Fill inputs and outputs in where ``config`` has none, as Triton's own backend does; check them where it has.
+
+    Unlike there, a dynamic batcher is never added.
+    """
+    from onnx import helper
+
+    weights = {tensor.name for tensor in model.graph.initializer}
+    batched = config.max_batch_size > 0
+    for kind, tensors, given in (
+        ("input", [tensor for tensor in model.graph.input if tensor.name not in weights], config.input),
+        ("output", list(model.graph.output), config.output),
+    ):
+        known = {tensor.name for tensor in tensors}
+        for wrong in (tensor.name for tensor in given if tensor.name not in known):
+            raise BadInputError(f"{path}: {kind} {wrong!r} is not in {file}, which has {', '.join(sorted(known))}")
+        for tensor in tensors if not given else ():
+            shape = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.type.tensor_type.shape.dim]
+            if batched and (not shape or shape[0] != -1):
+                raise BadInputError(
+                    f"{path}: max_batch_size is {config.max_batch_size}, but {kind} {tensor.name!r} of {file} has no "
+                    f"batch dimension (its shape is {shape}); write max_batch_size: 0"
+                )
+            name = helper.tensor_dtype_to_string(tensor.type.tensor_type.elem_type).removeprefix("TensorProto.")
+            added = given.add(name=tensor.name, data_type=DATA_TYPES.get(name, f"TYPE_{name}"))
+            dims = shape[1:] if batched else shape
+            added.dims.extend(dims or [1])
+            if not dims:
+                added.reshape.SetInParent()  # a scalar for each sample
 
 
 def _size(folder: Path) -> int:

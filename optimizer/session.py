@@ -34,6 +34,7 @@ from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner, Watcher
 
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
+UNCONFIRMED = "not confirmed: measured again it missed the bounds, or the budget ended; is the machine quiet?"
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
@@ -89,6 +90,9 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
                 tuner.watcher = watcher
                 trials = tuner.run(what.comparisons())
             interrupted = False
+            if (best := tuner.best()) and (best.trial, best.load) not in tuner.confirmed:
+                notes += (UNCONFIRMED,)
+                record = replace(record, notes=notes)
         except KeyboardInterrupt:
             trials, interrupted = table.read(), True
         except BaseException:

@@ -116,6 +116,10 @@ class Space:
         rest = {path: fields[path] for path in self.fields}
         return {**known[1], "instance_count": candidate.instance_count, **rest}
 
+    def loads(self, candidate: Candidate) -> tuple[int, ...] | None:
+        """The concurrencies at which it can be measured, ascending; None is any."""
+        return None
+
     def candidates(self) -> tuple[Candidate, ...]:
         """All distinct canonical candidates, ordered by batching, then by the given choices of the rest."""
         return tuple(self._enumerate())

@@ -30,7 +30,8 @@ class SweepRules:
 
     ``to_beat`` is a throughput (infer/s): a deployment that misses the bounds before it reaches so much is
     given up. None asks for its best load in any case. ``lowest``: the lowest load that serves
-    ``throughput_floor`` (infer/s) instead of the highest.
+    ``throughput_floor`` (infer/s) instead of the highest. ``loads``: the concurrencies that can be measured at
+    all, ascending; None is any.
     """
 
     request_batch_size: int
@@ -41,6 +42,7 @@ class SweepRules:
     to_beat: float | None = None
     lowest: bool = False
     throughput_floor: float = 0.0
+    loads: tuple[int, ...] | None = None
 
 
 def latency_bounds(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
@@ -55,7 +57,8 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     is bracketed by proportional steps and closed in on by interpolation.
     """
     if not measured:
-        return _at(1 if rules.lowest else min(rules.start, rules.max_concurrency), rules)
+        first = _nearest(1 if rules.lowest else min(rules.start, rules.max_concurrency), 0, None, rules)
+        return None if first is None else _at(first, rules)
     seen = {load.concurrency: measurement for load, measurement in measured}
     concurrency = None if len(seen) >= rules.max_loads else _search(seen, rules)
     if concurrency is None or concurrency in seen:
@@ -71,10 +74,21 @@ def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
     missed = [c for c in seen if c not in met]
     low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
     if high is None:
-        return _step_up(low, seen, rules)
-    if low == 0:
-        return None if _is_beaten(seen, rules) else _step_down(high, seen[high], rules)
-    return _between(low, high, seen, rules)
+        wanted = _step_up(low, seen, rules)
+    elif low == 0:
+        wanted = None if _is_beaten(seen, rules) else _step_down(high, seen[high], rules)
+    else:
+        wanted = _between(low, high, seen, rules)
+    return _nearest(wanted, low, high, rules)
+
+
+def _nearest(wanted: int | None, above: int, below: int | None, rules: SweepRules) -> int | None:
+    """Of the loads that can be measured, the one nearest in proportion to ``wanted`` between two others."""
+    if wanted is None or rules.loads is None:
+        return wanted
+    highest = rules.max_concurrency if below is None else below - 1
+    inside = [load for load in rules.loads if above < load <= highest]
+    return min(inside, key=lambda load: max(load / wanted, wanted / load), default=None)
 
 
 def _lowest(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
@@ -83,7 +97,8 @@ def _lowest(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
     enough = served is None or served >= rules.throughput_floor
     if enough or top >= rules.max_concurrency or worst_violation(rules.constraints, seen[top]) > 0:
         return None
-    return min(math.ceil(top * max(rules.throughput_floor / (served or 1), SMALLEST_STEP)), rules.max_concurrency)
+    wanted = math.ceil(top * max(rules.throughput_floor / (served or 1), SMALLEST_STEP))
+    return _nearest(min(wanted, rules.max_concurrency), top, None, rules)
 
 
 def _worth_repeating(seen: dict[int, Measurement], rules: SweepRules) -> int | None:

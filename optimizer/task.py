@@ -131,6 +131,13 @@ def _task(
             f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
             f"lower it, or raise max_batch_size in config.pbtxt"
         )
+    given_shapes = {shape.partition(":")[0] for shape in shapes}
+    for tensor in source.config.input if input_data in ("random", "zero") else ():
+        if -1 in tensor.dims and tensor.name not in given_shapes:
+            raise BadInputError(
+                f"input {tensor.name!r} of {source.name} has dims {list(tensor.dims)}, which random requests cannot "
+                f"fill: write a profile with request.shapes, such as {{{tensor.name}: [128]}}, or request.input_data"
+            )
     bounds = list(slas)
     if options.min_throughput:
         bounds.append(Constraint("throughput", parse_rate(options.min_throughput, batch)))

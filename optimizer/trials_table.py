@@ -27,6 +27,7 @@ _CANDIDATE = (
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
 _OUTCOME = ("deploy_seconds", "status", "reason")
+COLUMNS = ("model", "trial", *_CANDIDATE, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
 
 
 class TrialsTable:

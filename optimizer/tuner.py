@@ -16,7 +16,6 @@ from optimizer.outcome import latest_points
 from optimizer.problem import Problem
 from optimizer.sweep import SweepRules, latency_bounds, next_load
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.trials_table import TrialsTable
 
 FIRST_CONCURRENCY = 4
 CONFIRM_SHARE = 0.15  # of the budget is kept for confirming the recommendation
@@ -35,6 +34,16 @@ class Watcher(Protocol):
     def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
 
 
+class Record(Protocol):
+    """Keeps what is measured, each measurement before the next begins; see ``TrialsTable``."""
+
+    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def append_failure(self, trial: Trial) -> None: ...
+
+    def read(self) -> list[Trial]: ...
+
+
 @dataclass
 class Tuner:
     """Drives one study. Only here do the searcher, the target and the load generator meet."""
@@ -44,7 +53,7 @@ class Tuner:
     target: Target
     load_generator: LoadGenerator
     telemetry: Telemetry
-    table: TrialsTable
+    table: Record
     budget: Budget
     watcher: Watcher
 
@@ -100,7 +109,8 @@ class Tuner:
     def _try(self, trial: Trial, role: str) -> None:
         """Sweep ``trial`` from where it stands; a trial whose sweep is complete is not deployed again."""
         rules = self._rules(trial.candidate)
-        if trial.status == "ok" and next_load(trial.measurements, rules) is not None:
+        complete = bool(trial.measurements) and next_load(trial.measurements, rules) is None
+        if trial.status == "ok" and not complete:
             self.watcher.trial_started(trial.number, trial.candidate, role)
             started = time.monotonic()
             try:
@@ -134,6 +144,7 @@ class Tuner:
             lowest=METRICS["throughput"] not in self.problem.objectives,
             throughput_floor=max((c.bound for c in self.problem.constraints if c.metric == "throughput"), default=0),
             to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,
+            loads=self.problem.space.loads(candidate),
         )
 
     def _sweep(self, trial: Trial, endpoint: Endpoint, rules: SweepRules) -> Trial:
@@ -166,19 +177,19 @@ class Tuner:
 
     def _confirm(self) -> None:
         """Measure the recommendation again, as it will be deployed, until the best point is a confirmed one."""
-        confirmed: set[tuple[int, LoadPoint]] = set()
+        self.confirmed: set[tuple[int, LoadPoint]] = set()
         for _ in range(CONFIRM_DEPLOYMENTS):
             best = self.best()
-            if best is None or (best.trial, best.load) in confirmed or self.budget.left_seconds() <= 0:
+            if best is None or (best.trial, best.load) in self.confirmed or self.budget.left_seconds() <= 0:
                 return
             trial = self.trials[best.trial]
             self.watcher.trial_started(trial.number, trial.candidate, "confirm")
             try:
                 with self.target.deploy_as_written(trial.candidate) as endpoint:
                     self.load_generator.warm_up(endpoint, best.load)
-                    for load in self._confirmation_loads(best.load):
+                    for load in self._confirmation_loads(best):
                         trial = self._measure(trial, endpoint, load)
-                        confirmed.add((trial.number, load))
+                        self.confirmed.add((trial.number, load))
                         if self._meets(trial.measurements[-1][1]):
                             break
             except DeploymentError as error:
@@ -187,9 +198,12 @@ class Tuner:
             self.trials[best.trial] = trial
             self.watcher.trial_finished(trial, self.best())
 
-    def _confirmation_loads(self, load: LoadPoint) -> list[LoadPoint]:
-        """The load itself, then one a tenth lower: a miss by a little is met there."""
+    def _confirmation_loads(self, best: Point) -> list[LoadPoint]:
+        """The load itself, then one a tenth lower (else the next lower): a miss by a little is met there."""
+        load, possible = best.load, self.problem.space.loads(best.candidate)
         lower = max(1, round(0.9 * load.concurrency))
+        if possible is not None:
+            lower = max((other for other in possible if other < load.concurrency), default=load.concurrency)
         loads = [load, replace(load, concurrency=lower)]
         return loads[: 1 if lower == load.concurrency else 2]
 

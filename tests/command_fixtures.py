@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,7 @@ from typing import Protocol
 import psutil
 import pytest
 
+Env = Mapping[str, str | Path]
 TUNE = Path(sys.executable).with_name("tune")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["__main__", "optimizer.cli", "optimizer.session"])
@@ -52,12 +54,18 @@ class Playground:
     def temporary(self) -> Path:
         return self.root / "tmp"
 
-    def start(self, *arguments: str | Path, cwd: Path | None = None, **env: str | Path) -> subprocess.Popen[str]:
-        """``tune`` with these arguments, its output captured."""
+    def start(
+        self,
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: Env | None = None,
+        under: Sequence[str | Path] = (),
+    ) -> subprocess.Popen[str]:
+        """``tune`` with these arguments, its output captured; ``under`` is a command that runs a command."""
         return subprocess.Popen(
-            [TUNE, *arguments],
+            [*under, TUNE, *arguments],
             cwd=cwd or self.here,
-            env={**os.environ, "TMPDIR": str(self.temporary), **{key: str(value) for key, value in env.items()}},
+            env={**os.environ, "TMPDIR": str(self.temporary), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -81,48 +89,62 @@ class Playground:
 
 class Tune(Protocol):
     def __call__(
-        self, *arguments: str | Path, cwd: Path | None = None, timeout: float = 120, **env: str | Path
+        self, *arguments: str | Path, cwd: Path | None = None, timeout: float = 120, env: Env | None = None
     ) -> Ended: ...
 
 
-@pytest.fixture
-def playground(tmp_path: Path) -> Iterator[Playground]:
+@contextlib.contextmanager
+def playing_in(root: Path) -> Iterator[Playground]:
     """At the end nothing that was started may run any more, and no temporary folder may be left."""
-    found = Playground(tmp_path)
-    found.here.mkdir()
-    found.temporary.mkdir()
-    yield found
-    survivors = found.processes()
+    playground = Playground(root)
+    playground.here.mkdir()
+    playground.temporary.mkdir()
+    yield playground
+    survivors = playground.processes()
     names = [f"{process.pid} {process.name()}" for process in survivors if process.is_running()]
     for process in survivors:
         with contextlib.suppress(psutil.Error):
             process.kill()
     assert names == []
-    assert list(found.temporary.iterdir()) == []
+    assert list(playground.temporary.iterdir()) == []
+
+
+def run_tune(
+    playground: Playground,
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    timeout: float = 120,
+    env: Env | None = None,
+) -> Ended:
+    """``tune`` to its end; no shared memory of its servers may be left."""
+    process = playground.start(*arguments, cwd=cwd, env=env)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert playground.shared_memory(process.pid) == []
+    return Ended(process.returncode, stdout, stderr, process.pid)
+
+
+@pytest.fixture
+def playground(tmp_path: Path) -> Iterator[Playground]:
+    with playing_in(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture
 def tune(playground: Playground) -> Tune:
-    def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120, **env: str | Path) -> Ended:
-        process = playground.start(*arguments, cwd=cwd, **env)
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        finally:
-            process.kill()
-        assert playground.shared_memory(process.pid) == []
-        return Ended(process.returncode, stdout, stderr, process.pid)
-
-    return run
+    return functools.partial(run_tune, playground)
 
 
 @pytest.fixture
 def forked_tune(playground: Playground) -> Tune:
     """As ``tune``, forked from a process that has imported it already: importing takes longer than bad input."""
 
-    def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120, **env: str | Path) -> Ended:
+    def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120, env: Env | None = None) -> Ended:
         outputs = playground.temporary / "stdout", playground.temporary / "stderr"
-        words, settings = [str(word) for word in arguments], {key: str(value) for key, value in env.items()}
-        process = FORKS.Process(target=_as_tune, args=(words, cwd or playground.here, settings, outputs))
+        words = [str(word) for word in arguments]
+        process = FORKS.Process(target=_as_tune, args=(words, cwd or playground.here, dict(env or {}), outputs))
         process.start()
         process.join(timeout)
         assert process.exitcode is not None, "still running"
@@ -135,11 +157,11 @@ def forked_tune(playground: Playground) -> Tune:
     return run
 
 
-def _as_tune(arguments: list[str], cwd: Path, env: dict[str, str], outputs: tuple[Path, Path]) -> None:
+def _as_tune(arguments: list[str], cwd: Path, env: dict[str, str | Path], outputs: tuple[Path, Path]) -> None:
     for path, descriptor in zip(outputs, (1, 2), strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     os.chdir(cwd)
-    os.environ.update(env)
+    os.environ.update({key: str(value) for key, value in env.items()})
     sys.argv = ["tune", *arguments]
     from optimizer.cli import main
 

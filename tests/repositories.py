@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -12,11 +12,11 @@ Dims = Sequence[str | int]
 
 
 def onnx_model(
-    nodes: Sequence[NodeProto], inputs: dict[str, tuple[int, Dims]], outputs: dict[str, tuple[int, Dims]]
+    nodes: Sequence[NodeProto], inputs: Mapping[str, tuple[int, Dims]], outputs: Mapping[str, tuple[int, Dims]]
 ) -> ModelProto:
     """Tensors by name: (ONNX type, dims)."""
 
-    def tensors(named: dict[str, tuple[int, Dims]]) -> list[object]:
+    def tensors(named: Mapping[str, tuple[int, Dims]]) -> list[object]:
         return [helper.make_tensor_value_info(name, kind, list(dims)) for name, (kind, dims) in named.items()]
 
     graph = helper.make_graph(list(nodes), "test", tensors(inputs), tensors(outputs))
@@ -55,7 +55,7 @@ instance_group { count: 1 kind: KIND_CPU }
 """
 
 
-def write_sleeper(repository: Path, milliseconds: float = 15) -> Path:
+def write_sleeper(repository: Path, milliseconds: float) -> Path:
     """A model that takes the same time for every batch, however busy the machine is."""
     folder = repository / "sleeper"
     (folder / "1").mkdir(parents=True)

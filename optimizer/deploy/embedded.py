@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import sys
@@ -108,9 +109,11 @@ class EmbeddedTarget:
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
         if self.source.config.input and self.source.config.output:
-            # else the backend fills inputs and outputs in, at the price of one more stub a load
+            # else a model in Python fills them in, at the price of one more stub a load
             command.append("--disable-auto-complete-config")
-        self._server = SupervisedProcess(command, log=self.log, env=self._environment(), shm_prefix=self._shm_prefix)
+        self._server = SupervisedProcess(
+            command, log=self.log, env=self._environment(), cwd=self._packages(), shm_prefix=self._shm_prefix
+        )
 
     @property
     def grpc_address(self) -> str:
@@ -183,7 +186,7 @@ class EmbeddedTarget:
                     raise DeploymentError(
                         f"tritonserver died while loading: {last_error(self.log, log_start)}", log=self.log
                     ) from error
-                raise DeploymentError(_one_line(error.message()), log=self.log) from error
+                raise DeploymentError(_cause(error.message()), log=self.log) from error
 
     def _check_serving(self, candidate: Candidate) -> None:
         """A failed reload can leave the old model ready: only what GET config says counts."""
@@ -195,7 +198,7 @@ class EmbeddedTarget:
                 serving = self._client.get_model_config(self.source.name, client_timeout=10).config
                 ready = self._client.is_model_ready(self.source.name, client_timeout=10)
         except InferenceServerException as error:
-            raise DeploymentError(_one_line(error.message()), log=self.log) from error
+            raise DeploymentError(_cause(error.message()), log=self.log) from error
         wrong = model_config.differences(candidate, serving)
         if wrong or not ready:
             raise DeploymentError(
@@ -225,9 +228,22 @@ class EmbeddedTarget:
             if backend.joinpath("model.py").exists():
                 shutil.copytree(backend, backends / backend.name)
 
+    def _packages(self) -> Path:
+        """The server's current folder, which comes first in the stub's search for packages: holds what the stub
+        needs otherwise than this environment has it, and nothing of the user's."""
+        folder = self._folder / "packages"
+        folder.mkdir(exist_ok=True)
+        own = self._runtime.stub_packages
+        for package in own.iterdir() if own else ():
+            link = folder / package.name
+            if not link.is_symlink():
+                link.symlink_to(package)
+        return folder
+
     def _environment(self) -> dict[str, str]:
         packages = [path for path in sys.path if path.endswith("site-packages")]
         return {
+            "ORT_DISABLE_TELEMETRY": "1",  # a thread and requests to its maker beside what is measured
             **os.environ,
             "LD_LIBRARY_PATH": self._libraries,
             # the stub embeds this Python; it finds this environment's packages by these two
@@ -267,6 +283,11 @@ def last_error(log: Path, start: int = 0) -> str:
     told = [line for line in lines if line.startswith("E") or "error" in line.lower()]
     line = (told or [line for line in lines if line.strip()] or ["it printed nothing"])[-1]
     return _one_line(line.partition("] ")[2] or line)
+
+
+def _cause(message: str) -> str:
+    """The server's message without the Python frames that a backend adds."""
+    return _one_line(re.split(r"\s+At:\s", message)[0])
 
 
 def _one_line(text: str, limit: int = 300) -> str:

@@ -56,16 +56,22 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]
     """(configuration, its figures at its best load, gain of the recommendation over it)."""
     latency = words.judged_latency(problem.constraints)
     goal = words.bounds(problem.constraints)
-    missing = f"no measured load meets {goal}" if goal else "not measured"
+    missed = f"no measured load meets {goal}" if goal else "not measured"
 
-    def row(name: str, point: Point | None, gain: float | None) -> tuple[str, str, str]:
+    def row(name: str, point: Point | None, gain: float | None, role: str = "") -> tuple[str, str, str]:
+        missing = "the run ended before it" if role in outcome.untried else missed
         told = words.performance(point, latency) if point else missing
         return name, told, f"{gain:.2f}x" if gain else ""
 
     return [
         row("recommended", outcome.recommended, None),
-        row("baseline, as given", outcome.baseline, outcome.speedup),
-        row("dynamic_batching {}", outcome.dynamic_batching, outcome.speedup_over_dynamic_batching),
+        row("baseline, as given", outcome.baseline, outcome.speedup, "baseline"),
+        row(
+            "dynamic_batching {}",
+            outcome.dynamic_batching,
+            outcome.speedup_over_dynamic_batching,
+            "dynamic_batching",
+        ),
     ]
 
 

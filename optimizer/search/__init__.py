@@ -14,6 +14,13 @@ SEARCHERS = ("tpe", "nsga2", "random", "grid", "gp")
 DEFAULT_SEARCHER = "tpe"
 
 
+def installed() -> tuple[str, ...]:
+    """The methods whose packages are there."""
+    from optimizer.search.optuna import gp_is_installed
+
+    return tuple(name for name in SEARCHERS if name != "gp" or gp_is_installed())
+
+
 def make_searcher(
     name: str, problem: Problem, seed: int = 0, storage: str | None = None, study_name: str = "tritune"
 ) -> Searcher:

@@ -45,6 +45,7 @@ class Ledger:
         self._encoding = Encoding(problem.space)
         self._asked: dict[Candidate, optuna.Trial] = {}
         self._observed: set[Candidate] = set()
+        self._recorded: dict[int, Candidate] = {}
         self._worker = f"{socket.gethostname()}:{os.getpid()}"
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _alive(trial) or trial.user_attrs[WORKER] == self._worker:
@@ -141,7 +142,10 @@ class Ledger:
         return any(same.items() <= other.user_attrs.items() for other in self._study.get_trials(deepcopy=False))
 
     def _candidate(self, trial: FrozenTrial) -> Candidate:
-        return self._space.canonical(described(trial.user_attrs[CANDIDATE]))
+        """The canonical candidate of a recorded trial, which changes no more: read once."""
+        if trial.number not in self._recorded:
+            self._recorded[trial.number] = self._space.canonical(described(trial.user_attrs[CANDIDATE]))
+        return self._recorded[trial.number]
 
 
 def _tell(

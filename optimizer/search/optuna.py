@@ -18,6 +18,10 @@ STARTUP_TRIALS = 5  # Optuna's default of 10 would make a short run all random
 POPULATION = 10
 
 
+def gp_is_installed() -> bool:
+    return bool(find_spec("torch") and find_spec("scipy"))
+
+
 def sampler_for(name: str, seed: int) -> BaseSampler:
     """The sampler called ``name``: tpe, nsga2, random or gp. Raises BadInputError where gp lacks torch."""
     if name == "tpe":
@@ -27,7 +31,7 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
     if name == "random":
         return RandomSampler(seed=seed)
     if name == "gp":
-        if not (find_spec("torch") and find_spec("scipy")):
+        if not gp_is_installed():
             raise BadInputError("the search method gp needs torch and scipy; pip install 'tritune[gp]'")
         return GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
     raise BadInputError(f"unknown search method {name!r}; take tpe, nsga2, random or gp")

@@ -87,9 +87,9 @@ FLAGS = [
     bad("--request-batch-size 1e3 mlp", "--request-batch-size 1e3: ", "whole number"),
     bad("--min-throughput much mlp", "--min-throughput much: ", "4000/s", "500req/s"),
     bad("--max-memory 4 mlp", "--max-memory 4: ", "4GiB"),
-    bad("--objective speed mlp", "--objective speed: ", "throughput, latency-p95, memory, energy"),
+    bad("--objective speed mlp", "--objective speed: ", "throughput, ", "memory, energy"),
     bad("--objective throughput,throughput mlp", "--objective throughput,throughput: ", "each once"),
-    bad("--objective= mlp", "--objective '': ", "throughput, latency-p95"),
+    bad("--objective= mlp", "--objective '': ", "throughput, "),
     bad("--search best mlp", "--search", "'best'", "'tpe'", "'grid'"),
     bad("--target moon mlp", "--target", "'moon'", "'embedded'"),
     bad("--protocol tcp mlp", "--protocol", "'tcp'", "'grpc'", "'http'"),
@@ -179,12 +179,21 @@ ESCAPES = [
 def tune_without_server(tune: Tune, playground: Playground, *arguments: str) -> Ended:
     """Run it, and hold that it got nowhere near a server and left nothing."""
     before = entries(playground.here)
-    cache, wheels = playground.root / "cache", playground.root / "no wheels"
-    ended = tune(*arguments, TRITUNE_CACHE=cache, PIP_NO_INDEX="1", PIP_FIND_LINKS=wheels, PIP_CONFIG_FILE=os.devnull)
-    assert not cache.exists()
+    ended = tune(*arguments, env=without_server(playground))
+    assert not (playground.root / "cache").exists()
     assert entries(playground.here) == before
     assert ended.stdout == ""
     return ended
+
+
+def without_server(playground: Playground) -> dict[str, str | Path]:
+    """An environment in which the server is not there and cannot be fetched."""
+    return {
+        "TRITUNE_CACHE": playground.root / "cache",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": playground.root / "no wheels",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
 
 
 def entries(folder: Path) -> set[Path]:
@@ -289,6 +298,26 @@ REPOSITORIES = {
     ),
     "wrong type": Repository(replace_config(f"max_batch_size: many\n{CONFIG}"), ("m/config.pbtxt:1: ", "many")),
     "not text": Repository(replace_config(b"\xff\xfe\x00"), ("m/config.pbtxt: ", "byte 0")),
+    "unknown input": Repository(
+        replace_config(CONFIG.replace('"x"', '"z"')), ("m/config.pbtxt: ", "input 'z'", "1/model.onnx", "has x")
+    ),
+    "unknown output": Repository(
+        replace_config(CONFIG.replace('"y"', '"w"')), ("m/config.pbtxt: ", "output 'w'", "1/model.onnx", "has y")
+    ),
+    "no batch dimension": Repository(
+        lambda m: (
+            (m / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'),
+            (m / "1" / "model.onnx").write_bytes(serialized(doubler(dims=(4,)))),
+        ),
+        ("m/config.pbtxt: ", "max_batch_size is 8", "input 'x'", "no batch dimension", "[4]", "max_batch_size: 0"),
+    ),
+    "dims unknown": Repository(
+        lambda m: (
+            (m / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'),
+            (m / "1" / "model.onnx").write_bytes(serialized(doubler(dims=("batch", "words")))),
+        ),
+        ("input 'x' of m ", "[-1]", "request.shapes", "{x: [128]}", "request.input_data"),
+    ),
     "random bytes": Repository(replace_onnx(random.Random(0).randbytes(4096)), ("m/1/model.onnx: ", "not an ONNX")),
     "empty": Repository(replace_onnx(b""), ("m/1/model.onnx: ", "not an ONNX model")),
     "text": Repository(replace_onnx(b"version https://git-lfs"), ("m/1/model.onnx: ", "not an ONNX model")),
@@ -454,17 +483,8 @@ def test_energy_without_a_gpu_is_a_lack_of_the_machine(tune: Tune, playground: P
 def test_without_the_wheels_the_machine_is_at_fault(tune: Tune, playground: Playground) -> None:
     """What the tests above rely on: good input gets as far as the server, and pip is asked for it."""
     write_model(playground.here / "models", "m", CONFIG, doubler())
-    ended = tune(
-        "--sla-p95",
-        "20ms",
-        "--model-repository",
-        "models",
-        "m",
-        TRITUNE_CACHE=playground.root / "cache",
-        PIP_NO_INDEX="1",
-        PIP_FIND_LINKS=playground.root / "no wheels",
-        PIP_CONFIG_FILE=os.devnull,
-    )
+    arguments = ["--sla-p95", "20ms", "--model-repository", "models", "m"]
+    ended = tune(*arguments, env=without_server(playground))
     assert_says(ended, ("pip could not fetch the server: ", "nvidia-pytriton==0.7.0", "pip config list"), code=3)
     assert ended.stdout == ""
     assert not (playground.here / "results").exists()

@@ -12,7 +12,7 @@ PACKAGES = ("objectives", "optimizer")
 NOUNS = {"trial", "outcome", "batching", "space", "problem", "interfaces", "errors", "model_source", "budget"}
 READ = ("report", "trial", "problem", "outcome", "errors", "budget")
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
-TOP = {"tuner": 3, "session": 4, "cli": 5, "__main__": 6}
+TOP = {"tuner": 3, "replay": 4, "session": 4, "cli": 5, "__main__": 6}
 
 Imports = dict[str, set[str]]
 

@@ -144,6 +144,7 @@ def test_max_trials_counts_every_configuration(study: Study) -> None:
 def test_a_spent_budget_still_measures_the_baseline_once(study: Study) -> None:
     outcome = study.run(seconds=1e-9)
     assert (outcome.trials, outcome.measurements) == (1, 1)
+    assert outcome.untried == {"dynamic_batching"}
 
 
 def test_nothing_meets_the_sla(study: Study) -> None:

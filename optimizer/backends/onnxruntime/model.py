@@ -15,53 +15,18 @@ import numpy as np
 import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
 
+# The stub was built for numpy 1. It misreads the arrays of numpy 2 (a size of 0 for every item), so that tensors
+# must pass by DLPack, which has no strings and does not go together with numpy 1.
+NUMPY_1 = np.__version__.startswith("1.")
 GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-TRITON_TYPES = {
-    "tensor(bool)": "TYPE_BOOL",
-    "tensor(int8)": "TYPE_INT8",
-    "tensor(int16)": "TYPE_INT16",
-    "tensor(int32)": "TYPE_INT32",
-    "tensor(int64)": "TYPE_INT64",
-    "tensor(uint8)": "TYPE_UINT8",
-    "tensor(uint16)": "TYPE_UINT16",
-    "tensor(uint32)": "TYPE_UINT32",
-    "tensor(uint64)": "TYPE_UINT64",
-    "tensor(float16)": "TYPE_FP16",
-    "tensor(float)": "TYPE_FP32",
-    "tensor(double)": "TYPE_FP64",
-    "tensor(string)": "TYPE_STRING",
-}
 
 
 class TritonPythonModel:
-    @staticmethod
-    def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fill in inputs and outputs from the graph; never turn dynamic batching on by itself."""
-        config = auto_complete_model_config.as_dict()
-        if config["input"] and config["output"]:
-            return auto_complete_model_config
-        session = ort.InferenceSession(str(_model_file(config, Path.cwd())), providers=["CPUExecutionProvider"])
-        batched = config["max_batch_size"] > 0
-        for tensors, add in (
-            (session.get_inputs(), auto_complete_model_config.add_input),
-            (session.get_outputs(), auto_complete_model_config.add_output),
-        ):
-            for tensor in tensors:
-                dims = [d if isinstance(d, int) else -1 for d in tensor.shape]
-                add(
-                    {
-                        "name": tensor.name,
-                        "data_type": TRITON_TYPES[tensor.type],
-                        "dims": dims[1:] if batched else dims,
-                    }
-                )
-        return auto_complete_model_config
-
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
@@ -74,10 +39,13 @@ class TritonPythonModel:
         )
         self.batched = config["max_batch_size"] > 0
         self.inputs = [i.name for i in self.session.get_inputs()]
-        # ORT cannot bind strings, and an output that nobody asks for need not be computed
-        self.bindable = all(i.type != "tensor(string)" for i in self.session.get_inputs())
-        configured = [o["name"] for o in config["output"]]
-        self.outputs = configured or [o.name for o in self.session.get_outputs()]
+        self.outputs = [o["name"] for o in config["output"]]  # others need not be computed
+        tensors = [*self.session.get_inputs(), *self.session.get_outputs()]
+        self.texts = {t.name for t in tensors if t.type == "tensor(string)"}
+        if self.texts and not NUMPY_1:
+            raise pb_utils.TritonModelException(
+                "TYPE_STRING tensors need numpy 1 in the server: run tune under Python 3.11 or 3.12"
+            )
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One ORT run for all requests; their tensors are concatenated once, and sliced without a copy."""
@@ -94,7 +62,7 @@ class TritonPythonModel:
             responses.append(
                 pb_utils.InferenceResponse(
                     [
-                        pb_utils.Tensor(name, result[start : start + size] if self.batched else result)
+                        self._tensor(name, result[start : start + size] if self.batched else result)
                         for name, result in zip(self.outputs, results, strict=True)
                         if name in wanted
                     ]
@@ -109,17 +77,15 @@ class TritonPythonModel:
             tensors = [pb_utils.get_input_tensor_by_name(request, name) for request in requests]
             if any(tensor is None for tensor in tensors):
                 raise ValueError(f"input '{name}' is missing")
-            # a view of the shared memory that Triton filled, not a copy
-            parts[name] = [tensor.as_numpy() for tensor in tensors]
+            parts[name] = [self._array(name, tensor) for tensor in tensors]
         sizes = [len(array) if self.batched else 1 for array in parts[self.inputs[0]]]
         return {
             name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in parts.items()
         }, sizes
 
     def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        if not self.bindable:
-            texts = {k: v.astype(str) if v.dtype == np.object_ else v for k, v in feeds.items()}
-            return list(self.session.run(self.outputs, texts))
+        if self.texts:  # which ORT cannot bind
+            return list(self.session.run(self.outputs, feeds))
         binding = self.session.io_binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
@@ -128,16 +94,22 @@ class TritonPythonModel:
         self.session.run_with_iobinding(binding)
         return list(binding.copy_outputs_to_cpu())
 
+    def _array(self, name: str, tensor: Any) -> np.ndarray:
+        if not NUMPY_1:
+            return np.from_dlpack(tensor)
+        array = tensor.as_numpy()
+        if name not in self.texts:
+            return array
+        return np.array([item.decode() for item in array.flat], np.object_).reshape(array.shape)
+
+    def _tensor(self, name: str, array: np.ndarray) -> Any:
+        if not NUMPY_1:
+            return pb_utils.Tensor.from_dlpack(name, np.ascontiguousarray(array))
+        return pb_utils.Tensor(name, array.astype(np.object_) if name in self.texts else array)
+
 
 def _model_file(config: dict[str, Any], version_folder: Path) -> Path:
-    name = config.get("default_model_filename") or "model.onnx"
-    if not version_folder.joinpath(name).exists():  # auto-complete runs before a version is chosen
-        versions = sorted(
-            (p for p in version_folder.glob(f"[0-9]*/{name}")), key=lambda p: int(p.parent.name), reverse=True
-        )
-        if versions:
-            return versions[0]
-    path = version_folder / name
+    path = version_folder / (config.get("default_model_filename") or "model.onnx")
     return path / "model.onnx" if path.is_dir() else path
 
 
@@ -145,9 +117,9 @@ def _session_options(config: dict[str, Any], parameters: dict[str, str]) -> ort.
     options = ort.SessionOptions()
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     options.graph_optimization_level = GRAPH_LEVELS.get(level, GRAPH_LEVELS[0])
-    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
-    options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
-    if int(parameters.get("execution_mode", 0)):
+    options.intra_op_num_threads = _whole(parameters, "intra_op_thread_count")
+    options.inter_op_num_threads = _whole(parameters, "inter_op_thread_count")
+    if _whole(parameters, "execution_mode"):
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.enable_cpu_mem_arena = _is_true(parameters.get("enable_mem_arena", "1"))
     options.enable_mem_pattern = _is_true(parameters.get("enable_mem_pattern", "1"))
@@ -155,6 +127,13 @@ def _session_options(config: dict[str, Any], parameters: dict[str, str]) -> ort.
         if key.startswith("session."):
             options.add_session_config_entry(key, value)
     return options
+
+
+def _whole(parameters: dict[str, str], key: str) -> int:
+    text = parameters.get(key, "0")
+    if not text.strip().isdecimal():
+        raise pb_utils.TritonModelException(f"parameter {key} is {text!r}; write a whole number of 0 or more")
+    return int(text)
 
 
 def _providers(config: dict[str, Any], on_gpu: bool, device: int) -> list[Any]:

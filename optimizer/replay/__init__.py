@@ -1,0 +1,1 @@
+"""``tune replay``: the engine of ``tune run`` on a recorded table, in seconds, without a server."""

@@ -1,0 +1,352 @@
+"""The project's own onnxruntime backend, on a real server: it answers what ONNX Runtime itself answers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from onnx import ModelProto, TensorProto, helper
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from optimizer import hardware, model_config, runtime
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.errors import DeploymentError
+from optimizer.repository import read_repository_model
+from tests.repositories import doubler, onnx_model, write_model
+
+Array: TypeAlias = npt.NDArray[Any]
+
+NUMBERS = {
+    "FP32": (TensorProto.FLOAT, np.float32),
+    "FP64": (TensorProto.DOUBLE, np.float64),
+    "FP16": (TensorProto.FLOAT16, np.float16),
+    "INT64": (TensorProto.INT64, np.int64),
+    "INT32": (TensorProto.INT32, np.int32),
+    "INT16": (TensorProto.INT16, np.int16),
+    "INT8": (TensorProto.INT8, np.int8),
+    "UINT8": (TensorProto.UINT8, np.uint8),
+    "BOOL": (TensorProto.BOOL, np.bool_),
+}
+PLAIN = 'platform: "onnxruntime_onnx"\ninstance_group { count: 1 kind: KIND_CPU }\n'
+STRINGS = runtime.running_python() in runtime.NUMPY_WHEELS
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model on a server, and the same model in ONNX Runtime."""
+
+    name: str
+    client: Any
+    reference: Any
+
+    def infer(self, feeds: Mapping[str, Array], outputs: tuple[str, ...] = ()) -> dict[str, Array]:
+        """All outputs that the server sends back; ``outputs`` asks for some only."""
+        result = self.client.infer(
+            self.name, tensors(feeds), outputs=[InferRequestedOutput(name) for name in outputs] or None
+        )
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+    def expected(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        names = [output.name for output in self.reference.get_outputs()]
+        return dict(zip(names, self.reference.run(names, dict(feeds)), strict=True))
+
+    def assert_answers(self, feeds: Mapping[str, Array]) -> None:
+        assert_same(self.infer(feeds), self.expected(feeds))
+
+
+def tensors(feeds: Mapping[str, Array]) -> list[Any]:
+    made = []
+    for name, array in feeds.items():
+        tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        made.append(tensor)
+    return made
+
+
+def assert_same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, model: ModelProto, config: str) -> Iterator[Served]:
+    """The model as ``tune`` serves it, its configuration loaded as given."""
+    write_model(folder / "repository", "m", config, model)
+    source = read_repository_model(folder / "repository", "m", gpu=False)
+    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
+    given = model_config.candidate_of(source.config)
+    with (
+        contextlib.closing(target),
+        target.deploy(given) as endpoint,
+        InferenceServerClient(endpoint.grpc) as client,
+    ):
+        yield Served("m", client, onnxruntime.InferenceSession(model.SerializeToString()))
+
+
+def refusal(folder: Path, config: str, model: ModelProto | None = None) -> str:
+    """Why the server does not load such a model."""
+    with pytest.raises(DeploymentError) as caught, serving(folder, model or doubler(), config):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -- values -----------------------------------------------------------------------------------------------------
+
+
+def sample(kind: str, rows: int, seed: int = 0) -> Array:
+    """No two rows alike, no element like the first one."""
+    numbers = np.random.default_rng(seed).permutation(np.arange(1, 4 * rows + 1)).reshape(rows, 4)
+    values: Array = numbers % 2 == 0 if kind == "BOOL" else numbers.astype(NUMBERS[kind][1])
+    return values
+
+
+@pytest.fixture(scope="module")
+def of_every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """An input and an output of each type: numbers doubled, truth values negated; and one computed from two."""
+    nodes = [
+        helper.make_node("Not", [f"x_{kind}"], [f"y_{kind}"])
+        if kind == "BOOL"
+        else helper.make_node("Add", [f"x_{kind}", f"x_{kind}"], [f"y_{kind}"])
+        for kind in NUMBERS
+    ]
+    nodes.append(helper.make_node("MatMul", ["x_FP32", "weights"], ["product"]))
+    inputs = {f"x_{kind}": (number, ("batch", 4)) for kind, (number, _) in NUMBERS.items()}
+    outputs = {f"y_{kind}": (number, ("batch", 4)) for kind, (number, _) in NUMBERS.items()}
+    model = onnx_model(nodes, inputs, {**outputs, "product": (TensorProto.FLOAT, ("batch", 3))})
+    weights = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+    model.graph.initializer.append(helper.make_tensor("weights", TensorProto.FLOAT, (4, 3), weights.flatten()))
+    folder = tmp_path_factory.mktemp("kinds")
+    with serving(folder, model, f"{PLAIN}max_batch_size: 8\n") as served:
+        yield served
+
+
+def feeds_of_every_kind(rows: int, seed: int = 0) -> dict[str, Array]:
+    return {f"x_{kind}": sample(kind, rows, seed) for kind in NUMBERS}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_every_type_answers_as_onnxruntime_does(of_every_kind: Served, rows: int) -> None:
+    of_every_kind.assert_answers(feeds_of_every_kind(rows))
+
+
+def test_inputs_and_outputs_that_config_leaves_out_are_the_graphs(of_every_kind: Served) -> None:
+    served = of_every_kind.client.get_model_config("m").config
+    assert {tensor.name for tensor in served.input} == {f"x_{kind}" for kind in NUMBERS}
+    for tensor in (*served.input, *served.output):
+        assert list(tensor.dims) == ([3] if tensor.name == "product" else [4])
+    for tensor in served.input:
+        assert DataType.Name(tensor.data_type) == f"TYPE_{tensor.name.removeprefix('x_')}"
+    assert not served.HasField("dynamic_batching")
+
+
+@pytest.mark.parametrize("wanted", [("y_FP16",), ("product", "y_BOOL"), ("y_INT64", "y_FP32")])
+def test_only_the_outputs_asked_for_come_back(of_every_kind: Served, wanted: tuple[str, ...]) -> None:
+    feeds = feeds_of_every_kind(2, seed=3)
+    expected = of_every_kind.expected(feeds)
+    assert_same(of_every_kind.infer(feeds, wanted), {name: expected[name] for name in wanted})
+
+
+def test_the_answers_keep_coming_right(of_every_kind: Served) -> None:
+    """A tensor's memory is Triton's: it is used again by later requests."""
+    for seed in range(50):
+        of_every_kind.assert_answers(feeds_of_every_kind(1 + seed % 8, seed))
+
+
+def test_wrong_input_is_named_and_the_server_lives(of_every_kind: Served) -> None:
+    good = feeds_of_every_kind(2)
+    missing = {name: array for name, array in good.items() if name != "x_INT8"}
+    for feeds, words in (
+        (missing, ("x_INT8",)),
+        ({**good, "x_FP32": good["x_FP64"]}, ("x_FP32", "FP64", "FP32")),
+        ({**good, "x_FP32": np.ones((2, 5), np.float32)}, ("x_FP32", "[2,5]", "[-1,4]")),
+        (feeds_of_every_kind(9), ("batch-size", "<= 8")),
+        ({**good, "unknown": good["x_FP32"]}, ("unknown",)),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            of_every_kind.infer(feeds)
+        for word in words:
+            assert word in caught.value.message()
+    with pytest.raises(InferenceServerException, match="nothing"):
+        of_every_kind.infer(good, ("nothing",))
+    of_every_kind.assert_answers(good)
+
+
+# -- batches ----------------------------------------------------------------------------------------------------
+
+BATCHED = (
+    f"{PLAIN}max_batch_size: 16\ndynamic_batching {{ max_queue_delay_microseconds: %d preferred_batch_size: 16 }}\n"
+)
+
+
+def test_requests_that_are_batched_together_get_their_own_answers(tmp_path: Path) -> None:
+    """16 samples in one execution, which the preferred size waits for."""
+    with serving(tmp_path, doubler(), BATCHED % 60_000_000) as served:
+        rows = [1, 3, 2, 1, 4, 1, 2, 1, 1]
+        assert sum(rows) == 16
+        feeds = [{"x": np.random.default_rng(i).standard_normal((n, 4), np.float32)} for i, n in enumerate(rows)]
+        answers: dict[int, Array] = {}
+        done = threading.Semaphore(0)
+
+        def answered(index: int, result: Any, error: Any) -> None:
+            if error is None:
+                answers[index] = result.as_numpy("y")
+            done.release()
+
+        for index, feed in enumerate(feeds):
+            served.client.async_infer(
+                "m", tensors(feed), callback=lambda result, error, index=index: answered(index, result, error)
+            )
+        for _ in rows:
+            assert done.acquire(timeout=30)
+        for index, feed in enumerate(feeds):
+            np.testing.assert_array_equal(answers[index], 2 * feed["x"])
+        (statistics,) = served.client.get_inference_statistics("m").model_stats
+        assert (statistics.inference_count, statistics.execution_count) == (16, 1)
+
+
+def test_a_request_that_fails_fails_its_batch_alone(tmp_path: Path) -> None:
+    """An index out of range is found by ONNX Runtime only."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, (3, 1), [10.0, 20.0, 30.0])
+    model = onnx_model(
+        [helper.make_node("Gather", ["table", "x"], ["y"], axis=0)],
+        {"x": (TensorProto.INT64, ("batch",))},
+        {"y": (TensorProto.FLOAT, ("batch", 1))},
+    )
+    model.graph.initializer.append(table)
+    with serving(tmp_path, model, f"{PLAIN}max_batch_size: 4\n") as served:
+        with pytest.raises(InferenceServerException, match=r"onnxruntime: .*(out of|bounds)"):
+            served.infer({"x": np.array([[7]])})
+        answer = served.infer({"x": np.array([[2], [0], [1]])})  # a scalar a sample: Triton has it as [batch, 1]
+        np.testing.assert_array_equal(answer["y"], [[30.0], [10.0], [20.0]])
+
+
+def test_a_model_without_batch_dimension(tmp_path: Path) -> None:
+    config = f"""{PLAIN}
+        input {{ name: "x" data_type: TYPE_FP32 dims: [2, 3] }}
+        output {{ name: "y" data_type: TYPE_FP32 dims: [2, 3] }}
+    """
+    with serving(tmp_path, doubler(dims=(2, 3)), config) as served:
+        served.assert_answers({"x": np.arange(6, dtype=np.float32).reshape(2, 3)})
+        with pytest.raises(InferenceServerException, match="shape"):
+            served.infer({"x": np.zeros((4, 2, 3), np.float32)})
+
+
+# -- strings ----------------------------------------------------------------------------------------------------
+
+
+def text_model() -> ModelProto:
+    nodes = [helper.make_node("Identity", ["s"], ["same"])]
+    nodes.append(helper.make_node("Cast", ["x"], ["written"], to=TensorProto.STRING))
+    return onnx_model(
+        nodes,
+        {"s": (TensorProto.STRING, ("batch", 2)), "x": (TensorProto.FLOAT, ("batch", 2))},
+        {"same": (TensorProto.STRING, ("batch", 2)), "written": (TensorProto.STRING, ("batch", 2))},
+    )
+
+
+@pytest.mark.skipif(not STRINGS, reason="the stub of this Python passes no strings")
+def test_strings(tmp_path: Path) -> None:
+    texts = [["one", ""], ["grüße", "日本\n"]]
+    octets = np.array([[text.encode() for text in row] for row in texts], np.object_)
+    numbers = np.array([[1.5, 2], [-1, 0]], np.float32)
+    with serving(tmp_path, text_model(), f"{PLAIN}max_batch_size: 4\n") as served:
+        answer = served.infer({"s": octets, "x": numbers})
+        assert [[text.decode() for text in row] for row in answer["same"]] == texts
+        assert answer["written"].tolist() == [[b"1.5", b"2"], [b"-1", b"0"]]
+        with pytest.raises(InferenceServerException, match="utf-8"):
+            served.infer({"s": np.array([[b"\xff", b""]], np.object_), "x": np.zeros((1, 2), np.float32)})
+        assert served.infer({"s": np.array([[b"a", b"b"]], np.object_), "x": np.zeros((1, 2), np.float32)})
+
+
+@pytest.mark.skipif(STRINGS, reason="the stub of this Python passes strings")
+def test_strings_are_refused_where_they_cannot_pass(tmp_path: Path) -> None:
+    assert "TYPE_STRING tensors need numpy 1" in refusal(tmp_path, f"{PLAIN}max_batch_size: 4\n", text_model())
+
+
+# -- parameters and hardware ------------------------------------------------------------------------------------
+
+
+def parameter(key: str, value: str) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def test_the_native_backends_parameters_are_taken(tmp_path: Path) -> None:
+    config = f"{PLAIN}max_batch_size: 4\noptimization {{ graph {{ level: 1 }} }}\n"
+    for key, value in {
+        "intra_op_thread_count": "1",
+        "inter_op_thread_count": "2",
+        "execution_mode": "1",
+        "enable_mem_arena": "0",
+        "enable_mem_pattern": "0",
+        "session.intra_op.allow_spinning": "0",
+        "of_some_other_backend": "x",
+    }.items():
+        config += parameter(key, value)
+    with serving(tmp_path, doubler(), config) as served:
+        served.assert_answers({"x": sample("FP32", 3)})
+
+
+@pytest.mark.parametrize("key", ["intra_op_thread_count", "execution_mode"])
+def test_a_bad_parameter_is_named(key: str, tmp_path: Path) -> None:
+    told = refusal(tmp_path, f"{PLAIN}max_batch_size: 4\n{parameter(key, 'many')}")
+    assert f"parameter {key} is 'many'; write a whole number" in told
+
+
+@pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    config = PLAIN.replace("KIND_CPU", "KIND_GPU")
+    told = refusal(tmp_path, f"{config}max_batch_size: 4\n")
+    assert "KIND_GPU" in told
+    assert "no GPUs are available" in told
+
+
+def test_a_graph_that_onnxruntime_does_not_know_is_named(tmp_path: Path) -> None:
+    model = doubler()
+    model.graph.node[0].op_type = "Frobnicate"
+    assert "Frobnicate" in refusal(tmp_path, f"{PLAIN}max_batch_size: 4\n", model)
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+def test_other_versions_and_file_names(tmp_path: Path) -> None:
+    """The newest version is served, its file named by the configuration; weights may lie beside it."""
+    config = f'{PLAIN}max_batch_size: 4\ndefault_model_filename: "net.onnx"\n'
+    folder = write_model(tmp_path / "repository", "m", config, None)
+    for version in (3, 20):
+        model = onnx_model(
+            [helper.make_node("Mul", ["x", "factor"], ["y"])],
+            {"x": (TensorProto.FLOAT, ("batch", 4))},
+            {"y": (TensorProto.FLOAT, ("batch", 4))},
+        )
+        factor = model.graph.initializer.add(name="factor", data_type=TensorProto.FLOAT, dims=[1])
+        factor.data_location = TensorProto.EXTERNAL
+        factor.external_data.add(key="location", value="factor.bin")
+        (folder / str(version)).mkdir()
+        (folder / str(version) / "net.onnx").write_bytes(model.SerializeToString())
+        (folder / str(version) / "factor.bin").write_bytes(np.array([version], np.float32).tobytes())
+    source = read_repository_model(tmp_path / "repository", "m", gpu=False)
+    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    given = model_config.candidate_of(source.config)
+    with (
+        contextlib.closing(target),
+        target.deploy(given) as endpoint,
+        InferenceServerClient(endpoint.grpc) as client,
+    ):
+        x = sample("FP32", 2)
+        np.testing.assert_array_equal(client.infer("m", tensors({"x": x})).as_numpy("y"), 20 * x)
+    assert text_format.Parse((folder / "config.pbtxt").read_text(), ModelConfig()).max_batch_size == 4

@@ -1,0 +1,96 @@
+"""The space of a recorded table, and every search method in it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from objectives.metrics import METRICS
+from optimizer.problem import Problem
+from optimizer.replay.space import RecordedSpace, recorded_space
+from optimizer.search import SEARCHERS, installed, make_searcher
+from optimizer.space import OFF, Value
+from optimizer.trial import Candidate, LoadPoint, Trial
+from tests.conftest import measurement
+
+SPARSE = {
+    Candidate(1): {1, 8},
+    Candidate(8, True, 500, (4,)): {8, 16},
+    Candidate(16, True, 500, (8,), 2): {16},
+    Candidate(16, True, 0, (), 3): set(),
+}
+
+
+def space() -> RecordedSpace:
+    return recorded_space(SPARSE, 1)
+
+
+def test_the_choices_are_those_of_the_candidates() -> None:
+    assert space().parameters() == {
+        "max_batch_size": (1, 8, 16),
+        "max_queue_delay_us": (OFF, 0, 500),
+        "preferred_batch_sizes": ("none", "max/2"),
+        "instance_count": (1, 2, 3),
+    }
+
+
+def test_absolute_sizes_stay_so_where_that_makes_fewer_choices() -> None:
+    same = recorded_space({Candidate(size, True, 500, (4,)): {1} for size in (8, 16, 32)}, 1)
+    assert same.preferred_batch_sizes == ("4",)
+
+
+def test_only_what_was_recorded_is_valid() -> None:
+    values: dict[str, Value] = {
+        "max_batch_size": 8,
+        "max_queue_delay_us": 500,
+        "preferred_batch_sizes": "max/2",
+        "instance_count": 1,
+    }
+    assert space().candidate(values) == Candidate(8, True, 500, (4,))
+    assert space().candidate({**values, "instance_count": 2}) is None
+    assert space().candidate({**values, "max_queue_delay_us": 0}) is None
+    assert space().candidate({**values, "max_queue_delay_us": OFF}) == Candidate(1), "behaves as the recorded one"
+    assert space().values_of(Candidate(8, True, 500, (4,))) == values
+    assert space().values_of(Candidate(8, True, 500, (4,), 2)) is None
+    assert space().candidates() == tuple(SPARSE)
+    assert len(space()) == 4
+
+
+def test_loads_are_those_of_the_candidate() -> None:
+    assert space().loads(Candidate(1)) == (1, 8)
+    assert space().loads(Candidate(8)) == (1, 8), "another spelling of it"
+    assert space().loads(Candidate(16, True, 0, (), 3)) == ()
+    assert space().loads(Candidate(64)) == (1, 8)
+    assert space().loads(Candidate(64, True)) == ()
+
+
+def test_candidates_that_behave_the_same_are_one_with_the_loads_of_all() -> None:
+    alike = recorded_space({Candidate(4): {1}, Candidate(8): {2}, Candidate(8, instance_count=2): {4}}, 1)
+    assert alike.candidates() == (Candidate(4), Candidate(4, instance_count=2))
+    assert alike.loads(Candidate(8)) == (1, 2)
+    assert alike.loads(Candidate(8, instance_count=2)) == (4,)
+
+
+def test_parameters_that_are_gone_without_the_batcher_do_not_part_candidates() -> None:
+    path = "dynamic_batching.preserve_ordering"
+    on = [Candidate(8, True, 0, (), 1, ((path, value),)) for value in (True, False)]
+    kept = recorded_space({on[0]: {1}, on[1]: {1}, Candidate(8): {1}}, 1)
+    assert len(kept) == 3
+    assert all(kept.values_of(candidate) is not None for candidate in kept.candidates())
+
+
+@pytest.mark.parametrize("method", SEARCHERS)
+def test_every_method_proposes_each_recorded_candidate_once_and_no_other(method: str) -> None:
+    if method not in installed():
+        pytest.skip("not installed")
+    searcher = make_searcher(method, Problem("m", space(), 1, 64, (METRICS["throughput"],)), seed=1)
+    found: list[Candidate] = []
+    while (candidate := searcher.suggest()) is not None:
+        searcher.observe(Trial(len(found), candidate, ((LoadPoint(1, 1), measurement(100, 5)),)))
+        found.append(candidate)
+    assert sorted(map(str, found)) == sorted(map(str, SPARSE))
+
+
+def test_gp_is_among_the_installed_where_its_packages_are() -> None:
+    assert ("gp" in installed()) == bool(find_spec("torch") and find_spec("scipy"))
