@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_bytes, parse_duration_ms, parse_rate
+from optimizer import interrupts
 from optimizer.errors import BadInputError, TuneError
 from optimizer.options import SLA_METRICS, RunOptions
 from optimizer.search import SEARCHERS
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 COMMANDS = ("run", "replay", "models", "setup", "doctor")
 INTERRUPTED = 130
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LARGEST_SEED = 2**32 - 1  # numpy's
 LARGEST_INT32 = 2**31 - 1  # Triton's sizes
 EPILOG = """\
@@ -61,13 +60,12 @@ example:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    for signum in SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:  # nohup's, or a shell's for what runs in the background
-            signal.signal(signum, _interrupt)
+    interrupts.install()
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime reports to its maker, and writes files for it
     try:
         code = _dispatch(sys.argv[1:])
     except KeyboardInterrupt:
+        interrupts.acknowledge()
         code = _fail("interrupted", INTERRUPTED)
     except TuneError as error:
         for line in str(error).splitlines():
@@ -79,13 +77,6 @@ def main() -> NoReturn:
         sys.stderr.close()
         code = 0
     sys.exit(code)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    """The first signal ends the run; those after it must not cut its ending short."""
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> int:

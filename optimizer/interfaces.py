@@ -38,6 +38,10 @@ class Searcher(Protocol):
         """The next candidate, valid and canonical and not observed before; None when there is no more."""
         ...
 
+    def expected_load(self, candidate: Candidate) -> int | None:
+        """The concurrency at which ``candidate`` is expected to be at its best; None where nothing is expected."""
+        ...
+
     def observe(self, trial: Trial) -> None:
         """Called once a trial is finished, failed ones too, and for each stored trial on resume."""
         ...

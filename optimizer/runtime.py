@@ -108,7 +108,9 @@ class Runtime:
     def stub_packages(self) -> Path | None:
         """Packages that the stub of the running Python needs in place of the environment's."""
         wheel = NUMPY_WHEELS.get(running_python())
-        return wheel and self.root.with_name(f"numpy-1.26.4-{wheel.sha256[:12]}")
+        if wheel is None:
+            return None
+        return self.root.with_name(f"numpy-1.26.4-{wheel.sha256[:12]}")
 
 
 def running_python() -> str:

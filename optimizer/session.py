@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optimizer import hardware as machine
-from optimizer import model_config, runtime, task
+from optimizer import interrupts, model_config, runtime, task
 from optimizer.budget import Budget
 from optimizer.command_line import command_line, without_password
 from optimizer.deploy.embedded import EmbeddedTarget
@@ -94,6 +94,7 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
                 notes += (UNCONFIRMED,)
                 record = replace(record, notes=notes)
         except KeyboardInterrupt:
+            interrupts.acknowledge()
             trials, interrupted = table.read(), True
         except BaseException:
             record.write("failed", assess(table.read(), what.problem, what.baseline, what.dynamic_batching))

@@ -130,17 +130,17 @@ class Tuner:
             raise ServerFault(f"no configuration can be deployed: {error}", log=error.log) from error
 
     def _rules(self, candidate: Candidate) -> SweepRules:
-        """The sweep starts at the load at which the best configuration so far met the bounds.
+        """The sweep starts at the load that the searcher expects to be the best, else at that of the best so far.
 
         What is compared with needs its own best load; what is searched need only show that it is no better.
         """
-        best = self.best()
+        best, expected = self.best(), self.searcher.expected_load(candidate)
         searched = candidate not in self._compared and self.problem.objectives == (METRICS["throughput"],)
         return SweepRules(
             self.problem.request_batch_size,
             self.problem.max_concurrency,
             latency_bounds(self.problem.constraints),
-            start=best.load.concurrency if best else FIRST_CONCURRENCY,
+            start=expected or (best.load.concurrency if best else FIRST_CONCURRENCY),
             lowest=METRICS["throughput"] not in self.problem.objectives,
             throughput_floor=max((c.bound for c in self.problem.constraints if c.metric == "throughput"), default=0),
             to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,

@@ -84,6 +84,7 @@ def simulate_points(
     preferred: Ints,
     services: Floats,
     factors: Floats,
+    delays: Ints,
     arrivals: Ints,
     in_flight: int,
     most_measured: int,
@@ -94,7 +95,8 @@ def simulate_points(
     """Run each row of ``points`` and write the same row of ``results``.
 
     ``preferred``, ``services`` (ns) and ``arrivals`` (send times, ns) hold the arrays of all points end to end.
-    ``factors`` multiply the service times of successive executions. ``in_flight`` is the most requests that any
+    ``factors`` multiply the service times of successive executions, ``delays`` (ns) come on top of the way in of
+    successive requests; both are used in a ring. ``in_flight`` is the most requests that any
     point has under way, ``most_measured`` the most that its window can hold. The logs are filled as far as they
     reach; empty ones cost nothing.
     """
@@ -119,6 +121,7 @@ def simulate_points(
             preferred,
             services,
             factors,
+            delays,
             arrivals,
             sent_at,
             arrive_at,
@@ -139,6 +142,7 @@ def _simulate_point(
     preferred: Ints,
     services: Floats,
     factors: Floats,
+    delays: Ints,
     arrivals: Ints,
     sent_at: Ints,
     arrive_at: Ints,
@@ -166,21 +170,17 @@ def _simulate_point(
     largest = _tabulate(preferred[point[SIZES_FROM] : point[SIZES_TO]], samples, limit, hit, following)
 
     # requests
-    started = formed = arrived = completed = 0
+    started = formed = arrived = completed = issued = 0
+    last_arrival = -spacing
     if concurrency > 0:
-        issued = concurrency
-        total = FOREVER
-        for i in range(issued):
-            sent_at[i] = 0
-            arrive_at[i] = send + i * spacing
+        total, initial = FOREVER, concurrency
     else:
-        issued = total = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
-        for i in range(issued):
-            sent_at[i] = arrivals[point[ARRIVALS_FROM] + i]
-            arrive_at[i] = sent_at[i] + send
-            if i > 0:
-                arrive_at[i] = max(arrive_at[i], arrive_at[i - 1] + spacing)
-    last_arrival = arrive_at[issued - 1]
+        total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
+    for i in range(initial):
+        sent = arrivals[point[ARRIVALS_FROM] + i] if concurrency == 0 else 0
+        last_arrival = max(sent + send, last_arrival + spacing)
+        _issue(sent, last_arrival + delays[issued % len(delays)], arrived, issued, sent_at, arrive_at, mask)
+        issued += 1
     last_response = -spacing
 
     # payloads head..tail wait for an instance; the batcher may still add to ``current``
@@ -268,9 +268,10 @@ def _simulate_point(
                         latency_sum += latency
                         measured += 1
                     if concurrency > 0:
-                        last_arrival = max(last_response + client + send, last_arrival + spacing)
-                        sent_at[issued & mask] = last_response + client
-                        arrive_at[issued & mask] = last_arrival
+                        sent = last_response + client
+                        last_arrival = max(sent + send, last_arrival + spacing)
+                        at = last_arrival + delays[issued % len(delays)]
+                        _issue(sent, at, arrived, issued, sent_at, arrive_at, mask)
                         issued += 1
                 if run[j] < len(executions):
                     executions[run[j], 2] = now
@@ -386,6 +387,16 @@ def _simulate_point(
     result[QUEUE] = queue_sum
     result[BUSY] = busy_area
     result[OVERLOADED] = 1.0 if overloaded else 0.0
+
+
+@compiled
+def _issue(sent: int, at: int, arrived: int, issued: int, sent_at: Ints, arrive_at: Ints, mask: int) -> None:
+    """Put a request among those on the way, ``arrived .. issued``, in the order of arrival."""
+    k = issued
+    while k > arrived and arrive_at[(k - 1) & mask] > at:
+        sent_at[k & mask], arrive_at[k & mask] = sent_at[(k - 1) & mask], arrive_at[(k - 1) & mask]
+        k -= 1
+    sent_at[k & mask], arrive_at[k & mask] = sent, at
 
 
 @compiled

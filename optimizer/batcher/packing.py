@@ -32,17 +32,18 @@ class Packed:
     preferred: Ints
     services: Array
     factors: Array
+    delays: Ints
     arrivals: Ints
     in_flight: int
     most_measured: int
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], jitter: Array | None, window: Window) -> Packed:
+    def of(cls, jobs: Sequence[Job], jitter: Array | None, delays_s: Array | None, window: Window) -> Packed:
         packing = _Packing()
         rows = [packing.row(job, window) for job in jobs]
-        factors = np.ones(1) if jitter is None else np.array(jitter, np.float64)
-        if not (factors.ndim == 1 and len(factors) and np.isfinite(factors).all() and (factors > 0).all()):
-            raise ValueError("jitter: not a row of positive factors")
+        factors, delays = _ring("jitter", jitter, 1.0), _ring("delays", delays_s, 0.0)
+        if not (factors > 0).all():
+            raise ValueError("jitter: not all factors are positive")
         return cls(
             [job.request_batch_size for job in jobs],
             [job.candidate.instance_count for job in jobs],
@@ -50,6 +51,7 @@ class Packed:
             np.array(packing.preferred, np.int64),
             np.concatenate(packing.services),
             factors,
+            np.round(NS * delays).astype(np.int64),
             np.concatenate([np.empty(0, np.int64), *packing.arrivals]),
             packing.in_flight,
             packing.most_measured,
@@ -70,7 +72,7 @@ class Packed:
         room = self.most_measured + 1
         while True:
             _, executions, requests = self._call(room, room)
-            if not executions[-1, 4]:
+            if not executions[-1, 4] and requests[-1, 1] < 0:
                 break
             room *= 2  # the warm-up and what was under way as the run stopped come on top of the measured
         executions, requests = executions[executions[:, 4] > 0], requests[requests[:, 1] >= 0]
@@ -95,6 +97,7 @@ class Packed:
             self.preferred,
             self.services,
             self.factors,
+            self.delays,
             self.arrivals,
             self.in_flight,
             self.most_measured,
@@ -194,6 +197,13 @@ class _Packing:
         self.arrivals.append(arrivals)
         self._arrivals_size += len(arrivals)
         return 0, start, self._arrivals_size
+
+
+def _ring(name: str, values: Array | None, none: float) -> Array:
+    ring = np.array([none] if values is None else values, np.float64)
+    if not (ring.ndim == 1 and len(ring) and np.isfinite(ring).all() and (ring >= 0).all()):
+        raise ValueError(f"{name}: not a row of numbers above 0")
+    return ring
 
 
 def _in_flight(job: Job) -> int:

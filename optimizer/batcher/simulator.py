@@ -42,6 +42,7 @@ __all__ = [
     "Trace",
     "Window",
     "empirical_jitter",
+    "exponential_delays",
     "lognormal_jitter",
     "simulate",
     "simulate_many",
@@ -56,6 +57,11 @@ def lognormal_jitter(relative_std: float, seed: int = 0) -> Array:
     variance = math.log1p(relative_std**2)
     normal = np.random.default_rng(seed).standard_normal(JITTER_FACTORS)
     return np.exp(math.sqrt(variance) * normal - variance / 2)
+
+
+def exponential_delays(mean_s: float, seed: int = 0) -> Array:
+    """Times that most requests hardly need on the way in and a few need several times over."""
+    return np.random.default_rng(seed).exponential(mean_s, JITTER_FACTORS)
 
 
 def empirical_jitter(factors: Sequence[float], seed: int = 0) -> Array:
@@ -73,27 +79,37 @@ def simulate(
     fixed_shapes: bool = True,
     prefetch: bool | None = None,
     jitter: Array | None = None,
+    delays_s: Array | None = None,
     window: Window | None = None,
 ) -> Simulated:
     """One candidate under one load. The options are those of ``Job`` and ``simulate_many``."""
     job = Job(candidate, load, service, overheads or Overheads(), request_batch_size, fixed_shapes, prefetch)
-    return simulate_many([job], jitter=jitter, window=window)[0]
+    return simulate_many([job], jitter=jitter, delays_s=delays_s, window=window)[0]
 
 
 def simulate_many(
-    jobs: Sequence[Job], *, jitter: Array | None = None, window: Window | None = None, threads: int = 1
+    jobs: Sequence[Job],
+    *,
+    jitter: Array | None = None,
+    delays_s: Array | None = None,
+    window: Window | None = None,
+    threads: int = 1,
 ) -> list[Simulated]:
     """What each job gives.
 
-    ``jitter``: factors on the service times of successive executions, used in a ring. All jobs see the same, so
-    that they can be compared. Raises ValueError where a candidate refuses its requests, or where service times do
-    not cover the batches or instances of a candidate.
+    ``jitter``: factors on the service times of successive executions; ``delays_s``: what successive requests need
+    on the way in on top of ``send_s``. Both are used in a ring, and all jobs see the same, so that they can be
+    compared. They matter: without them clients whose requests once shared a batch do so for ever, while on a real
+    server one late request can part them for good.
+
+    Raises ValueError where a candidate refuses its requests, or where service times do not cover the batches or
+    instances of a candidate.
     """
     if not jobs:
         return []
     window = window or Window()
     # neighbours are often alike in cost, so each thread takes every so manieth
-    packed = [Packed.of(jobs[first::threads], jitter, window) for first in range(min(threads, len(jobs)))]
+    packed = [Packed.of(jobs[first::threads], jitter, delays_s, window) for first in range(min(threads, len(jobs)))]
     outcomes: list[list[Simulated]]
     if len(packed) == 1:
         outcomes = [packed[0].run()]
@@ -103,6 +119,8 @@ def simulate_many(
     return [outcomes[i % len(packed)][i // len(packed)] for i in range(len(jobs))]
 
 
-def trace(job: Job, *, jitter: Array | None = None, window: Window | None = None) -> Trace:
+def trace(
+    job: Job, *, jitter: Array | None = None, delays_s: Array | None = None, window: Window | None = None
+) -> Trace:
     """Each execution and request of one job, from its first request to the end of the window."""
-    return Packed.of([job], jitter, window or Window()).trace()
+    return Packed.of([job], jitter, delays_s, window or Window()).trace()

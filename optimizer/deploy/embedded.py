@@ -86,6 +86,7 @@ class EmbeddedTarget:
     def close(self) -> None:
         self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+        remove_environment_folders()
 
     # -- the server -----------------------------------------------------------------------------------------
 
@@ -268,6 +269,19 @@ def remove_leftovers() -> None:
     for folder in Path(tempfile.gettempdir()).glob("tritune-*"):
         if _owner_is_gone(folder.name.split("-")[1]):
             shutil.rmtree(folder, ignore_errors=True)
+    remove_environment_folders()
+
+
+def remove_environment_folders() -> None:
+    """Remove the empty folders in /tmp that Triton's Python backend makes at each start, and that a server leaves
+    which does not end by itself (that takes 3 s). They bear no owner: only where no server runs at all."""
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if name.read_text().strip() == "tritonserver":
+                return
+    for folder in Path("/tmp").glob("python_env_*"):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _owner_is_gone(pid: str) -> bool:

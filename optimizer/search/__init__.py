@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from optimizer.interfaces import Searcher
     from optimizer.problem import Problem
 
-SEARCHERS = ("tpe", "nsga2", "random", "grid", "gp")
+SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
 DEFAULT_SEARCHER = "tpe"
 
 
@@ -34,6 +34,10 @@ def make_searcher(
     from optimizer.search.optuna import OptunaSearcher, sampler_for
     from optimizer.study import open_study
 
+    if name == "simulated":
+        from optimizer.search.simulated import SimulatedSearcher
+
+        return SimulatedSearcher(problem, open_study(storage, study_name, problem, sampler_for("random", seed)))
     if name == "grid":
         from optimizer.search.grid import GridSearcher
 

@@ -33,6 +33,10 @@ class GridSearcher:
         chosen = min(self._left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
         return self._ledger.start(chosen)
 
+    def expected_load(self, candidate: Candidate) -> int | None:
+        """Nothing is expected."""
+        return None
+
     def observe(self, trial: Trial) -> None:
         self._ledger.record(trial)
 

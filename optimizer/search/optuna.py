@@ -56,6 +56,10 @@ class OptunaSearcher:
                 return candidate
         return self._ledger.start(self._draw(tried))
 
+    def expected_load(self, candidate: Candidate) -> int | None:
+        """Nothing is expected."""
+        return None
+
     def observe(self, trial: Trial) -> None:
         self._ledger.record(trial)
 

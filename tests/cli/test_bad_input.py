@@ -292,7 +292,9 @@ REPOSITORIES = {
         replace_config('backend: "tensorrt_plan"\n'), ("config.pbtxt: ", "'tensorrt_plan'", "onnxruntime, python")
     ),
     "no backend": Repository(replace_config("max_batch_size: 8\n"), ("config.pbtxt: ", "backend", "onnxruntime")),
-    "unclosed": Repository(replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:", ": ")),
+    "unclosed": Repository(
+        replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:2: ", 'Expected "}"')
+    ),
     "unknown field": Repository(
         replace_config(f"{CONFIG}max_bach_size: 8\n"), ("m/config.pbtxt:5: ", "max_bach_size")
     ),
@@ -455,6 +457,12 @@ def test_resuming_a_broken_record(text: str, forked_tune: Tune, playground: Play
 def test_a_record_cannot_smuggle_a_flag_in(forked_tune: Tune, playground: Playground) -> None:
     write_run(playground.here / "run", record(model="--help"))
     assert_says(tune_without_server(forked_tune, playground, "--resume", "run"), ("no model '--help'",))
+
+
+def test_resuming_a_study_whose_password_was_not_kept(forked_tune: Tune, playground: Playground) -> None:
+    write_run(playground.here / "run", record(storage="postgresql://u:***@host/db"))
+    ended = tune_without_server(forked_tune, playground, "--resume", "run")
+    assert_says(ended, ("--resume run: ", "password", "--storage"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -200,14 +200,15 @@ def test_the_systems_that_have_it(python: tuple[int, int], libc: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the pinned wheels, fetched as a user without a network at hand would prepare it."""
     folder = tmp_path_factory.mktemp("wheels")
     numpy = runtime.NUMPY_WHEELS.get(runtime.running_python())
     pinned = [wheel.requirement for wheel in (*runtime.WHEELS, *([numpy] if numpy else []))]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*command, "--dest", str(folder), *pinned], check=True)
-    return folder
+    yield folder
+    shutil.rmtree(folder)  # 90 MB
 
 
 def offline(wheels: Path, cache: Path) -> dict[str, str | Path]:

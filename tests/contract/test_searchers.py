@@ -20,7 +20,10 @@ from optimizer.errors import BadInputError
 from optimizer.interfaces import Searcher
 from optimizer.problem import Problem
 from optimizer.search import SEARCHERS, make_searcher
+from optimizer.search.optuna import sampler_for
+from optimizer.search.simulated import SimulatedSearcher
 from optimizer.space import Space
+from optimizer.study import open_study
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -64,6 +67,8 @@ def run(searcher: Searcher, count: int, start: int = 0) -> list[Trial]:
 
 
 class SearcherContract:
+    draws = True  # by the seed
+
     @pytest.fixture
     def method(self) -> str:
         raise NotImplementedError
@@ -95,7 +100,7 @@ class SearcherContract:
     def test_the_same_seed_gives_the_same_suggestions(self, method: str) -> None:
         first, second, other = (run(self.make(method, problem_of(WIDE), seed), 10) for seed in (7, 7, 8))
         assert first == second
-        assert first != other
+        assert (first != other) is self.draws
 
     def test_it_does_not_depend_on_the_process(self, method: str) -> None:
         code = (
@@ -219,6 +224,35 @@ class TestTpe(SearcherContract):
         assert hits >= 4
 
 
+class TestSimulated(SearcherContract):
+    draws = False
+
+    @pytest.fixture
+    def method(self) -> str:
+        return "simulated"
+
+    def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        """One that goes on where nothing is to be gained any more."""
+        study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
+        return SimulatedSearcher(problem, study, smallest_gain=-1)
+
+    def test_it_stops_where_another_deployment_promises_too_little(self) -> None:
+        searcher = make_searcher("simulated", problem_of(WIDE))
+        tried = run(searcher, 200)
+        assert len(tried) < len(WIDE) / 2
+        assert searcher.suggest() is None
+        reached = max(m.throughput_infer_per_sec or 0 for t in tried for _, m in t.measurements)
+        best = max(measured(c).throughput_infer_per_sec or 0 for c in WIDE.candidates())
+        assert reached >= 0.9 * best
+
+    def test_it_expects_a_load_of_what_it_suggests(self) -> None:
+        searcher = make_searcher("simulated", problem_of(WIDE))
+        searcher.observe(trial(0, Candidate(1)))
+        candidate = searcher.suggest()
+        assert candidate is not None
+        assert 1 <= (searcher.expected_load(candidate) or 0) <= 64
+
+
 class TestNsga2(SearcherContract):
     @pytest.fixture
     def method(self) -> str:
@@ -260,7 +294,7 @@ def test_every_method_has_the_contract() -> None:
 
 
 def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(BadInputError, match="unknown search method 'magic'; take one of tpe, nsga2"):
+    with pytest.raises(BadInputError, match="unknown search method 'magic'; take one of simulated, tpe, nsga2"):
         make_searcher("magic", problem_of(SMALL))
 
 

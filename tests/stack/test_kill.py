@@ -8,6 +8,7 @@ import json
 import random
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from optimizer import runtime
-from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.embedded import EmbeddedTarget, remove_environment_folders
 from optimizer.model_source import ModelSource
 from optimizer.trial import Candidate
 from tests.command_fixtures import Ended, Playground, eventually, run_tune
@@ -184,7 +185,8 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
     assert regions
     everything = [psutil.Process(process.pid), *steady.processes()]
     for one in everything:
-        one.suspend()  # so that none has time to clean up after another
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.suspend()  # so that none has time to clean up after another
     kill_9(everything)
     process.communicate()
     assert eventually(lambda: steady.processes() == [], GONE_SECONDS), steady.processes()
@@ -241,8 +243,7 @@ def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: 
     assert (ended.code, ended.stderr) == (130, "")
     document = json.loads(ended.stdout)
     assert document["status"] == "interrupted"
-    assert document["recommended"] is None
-    assert document["measurements"] == len(rows(steady)) == 0
+    assert document["measurements"] == len(rows(steady))
     assert info(steady)["status"] == "interrupted"
 
 
@@ -314,6 +315,20 @@ def test_nothing_of_a_killed_server_survives_and_another_takes_its_place(victim:
         after = family(target)
         assert {process.pid for process in after}.isdisjoint(process.pid for process in before)
     assert not any(process.is_running() for process in after)
+
+
+def test_the_folders_that_triton_makes_in_tmp_go_once_no_server_runs(target: EmbeddedTarget) -> None:
+    ours = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
+    with contextlib.closing(target):
+        family(target)
+        remove_environment_folders()
+        assert ours.exists()
+
+    def gone() -> bool:
+        remove_environment_folders()
+        return not ours.exists()
+
+    assert eventually(gone, START_SECONDS)  # other tests' servers may be running
 
 
 def test_nothing_of_a_killed_stub_survives(target: EmbeddedTarget) -> None:

@@ -96,7 +96,7 @@ class TritonPythonModel:
 
     def _array(self, name: str, tensor: Any) -> np.ndarray:
         if not NUMPY_1:
-            return np.from_dlpack(tensor)
+            return np.asarray(np.from_dlpack(tensor))
         array = tensor.as_numpy()
         if name not in self.texts:
             return array

@@ -1,0 +1,53 @@
+"""Ctrl-C, a terminal that closes, a polite kill: one KeyboardInterrupt, that is neither lost nor repeated.
+
+Python drops an exception that a signal handler raises while a destructor or a weak reference's callback runs
+(any import has those). So an interrupt that nobody has acknowledged is raised again after a while; until then
+further signals are not, since they would cut the first one's cleaning up short.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows, where tune can replay
+AGAIN_SECONDS = 1.5
+
+_pending = False
+
+
+def install() -> None:
+    """Let the signals raise KeyboardInterrupt, but those that whoever started this process has set to be ignored:
+    nohup, or a shell for what runs in the background."""
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, _interrupt)
+    if HAS_TIMER:
+        signal.signal(signal.SIGALRM, _interrupt)
+    sys.unraisablehook = _report_unless_interrupt
+
+
+def acknowledge() -> None:
+    """The interrupt has been caught and the process ends: signals no longer disturb it."""
+    if HAS_TIMER:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _interrupt(signum: int, _: FrameType | None) -> None:
+    global _pending
+    if _pending and HAS_TIMER and signum != signal.SIGALRM:
+        return
+    _pending = True
+    if HAS_TIMER:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    raise KeyboardInterrupt
+
+
+def _report_unless_interrupt(lost: sys.UnraisableHookArgs) -> None:
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
