@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_bytes, parse_duration_ms, parse_rate
 from optimizer import interrupts
-from optimizer.errors import BadInputError, TuneError
+from optimizer.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.options import SLA_METRICS, RunOptions
 from optimizer.search import SEARCHERS
 
@@ -76,6 +77,10 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
+    except Exception:
+        # a fault of tune's own: 1 would mean that no configuration meets the SLA
+        traceback.print_exc()
+        code = _fail("this is a fault of tune itself; the trace above tells where", EnvironmentFault.exit_code)
     sys.exit(code)
 
 

@@ -68,6 +68,8 @@ class SimulatedSearcher:
             self._model = fit(measured, self._problem, self._model)
             self._simulated.clear()
         cells = [(candidate, load) for candidate in left for load in self._loads(candidate)]
+        if not cells:
+            return self._ledger.start(left[0])
         gains = self._expected_gains(measured, cells)
         best = int(np.argmax(gains))
         if gains[best] < self._smallest_gain and self._best(measured) is not None:

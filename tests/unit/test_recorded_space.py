@@ -89,7 +89,9 @@ def test_every_method_proposes_each_recorded_candidate_once_and_no_other(method:
     while (candidate := searcher.suggest()) is not None:
         searcher.observe(Trial(len(found), candidate, ((LoadPoint(1, 1), measurement(100, 5)),)))
         found.append(candidate)
-    assert sorted(map(str, found)) == sorted(map(str, SPARSE))
+    assert len(set(found)) == len(found)
+    # simulated stops where another deployment promises too little
+    assert set(found) == set(SPARSE) or (method == "simulated" and set(found) < set(SPARSE))
 
 
 def test_gp_is_among_the_installed_where_its_packages_are() -> None:

@@ -97,7 +97,7 @@ class TritonPythonModel:
     def _array(self, name: str, tensor: Any) -> np.ndarray:
         if not NUMPY_1:
             return np.asarray(np.from_dlpack(tensor))
-        array = tensor.as_numpy()
+        array: np.ndarray = tensor.as_numpy()
         if name not in self.texts:
             return array
         return np.array([item.decode() for item in array.flat], np.object_).reshape(array.shape)
