@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class Stopwatch:
@@ -36,16 +37,23 @@ class Stopwatch:
         finally:
             self._spent[on] += time.monotonic() - started
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> dict[str, float | None]:
         """Seconds by kind, and this process's CPU seconds and peak memory (resident, bytes)."""
         wall = self.wall_seconds()
-        import resource  # not on every system that the package installs on
-
-        usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "wall_seconds": round(wall, 3),
             **{f"{name}_seconds": round(seconds, 3) for name, seconds in self._spent.items()},
             "own_seconds": round(wall - sum(self._spent.values()), 3),
-            "own_cpu_seconds": round(usage.ru_utime + usage.ru_stime, 3),
-            "peak_memory_bytes": usage.ru_maxrss * 1024,
+            "own_cpu_seconds": round(time.process_time(), 3),
+            "peak_memory_bytes": _peak_memory_bytes(),
         }
+
+
+def _peak_memory_bytes() -> int | None:
+    """Of this program alone: getrusage's figure includes what the process was before it became this program."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    kibibytes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(kibibytes[0]) * 1024 if kibibytes else None

@@ -1,4 +1,4 @@
-"""The real server, for tests: the small mlp, built once, and one embedded target a session."""
+"""The real server, for tests: the small mlp, built once, and one embedded target a module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mlp() -> ModelSource:
     return build("mlp", {}, cache=runtime.cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     target = EmbeddedTarget(mlp, log=tmp_path_factory.mktemp("server") / "tritonserver.log", say=print)
     yield target

@@ -123,7 +123,8 @@ class EmbeddedTarget:
 
     @property
     def _shm_prefix(self) -> str:
-        return f"{SHM_PREFIX}{os.getpid()}_"
+        # of this target alone: another one in the same process must not lose its regions with it
+        return f"{SHM_PREFIX}{os.getpid()}_{self._folder.name.rpartition('-')[2]}_"
 
     def _ready_client(self) -> InferenceServerClient:
         """A client of a server that is up; starts or replaces the server where needed."""

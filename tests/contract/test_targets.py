@@ -26,10 +26,10 @@ UNDEPLOYABLE = Candidate(8, True, 0, (16,))  # a preferred size above max_batch_
 
 
 def leftovers() -> set[str]:
-    """Processes, shared memory and temporary folders of ours."""
+    """Processes that we started, shared memory and temporary folders; what is below them comes and goes."""
     found = {path.name for path in Path("/dev/shm").glob("tritune_*")}
     found |= {path.name for path in Path(tempfile.gettempdir()).glob("tritune-*")}
-    for process in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(f"{process.name()} {process.pid}")
     return found
