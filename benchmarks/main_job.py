@@ -36,14 +36,16 @@ DEFAULT = ["--sla-p95", "20ms", "dlrm"]
 
 
 def run(arguments: list[str], out: Path) -> dict[str, Any]:
-    """One run of ``tune``: its run.json, and the wall time of the whole process."""
+    """One run of ``tune``, what it prints kept beside its results: its run.json and the wall time of the process."""
     tune = Path(sys.executable).with_name("tune")
     started = time.monotonic()
-    done = subprocess.run([tune, "--json", "--out", out, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([tune, "--out", out, *arguments], capture_output=True, text=True, check=False)
     wall_seconds = time.monotonic() - started
     if done.returncode:
         sys.exit(f"tune ended with exit code {done.returncode}: {done.stderr.strip()}")
-    info: dict[str, Any] = json.loads((Path(json.loads(done.stdout)["results_dir"]) / "run.json").read_text())
+    record = max(out.glob("*/*/run.json"), key=lambda path: path.stat().st_mtime)
+    record.with_name("transcript.txt").write_text(done.stdout)
+    info: dict[str, Any] = json.loads(record.read_text())
     return info | {"process_seconds": wall_seconds}
 
 
@@ -70,14 +72,15 @@ def row(info: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="keep the runs there")
     parser.add_argument("arguments", nargs="*", default=DEFAULT, help="of tune; default: --sla-p95 20ms dlrm")
     given = parser.parse_args()
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + " --: |" * len(COLUMNS))
     infos = []
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory() as scratch:
         for seed in range(given.runs):
-            infos.append(run(["--seed", str(seed), *given.arguments], Path(out)))
+            infos.append(run(["--seed", str(seed), *given.arguments], given.out or Path(scratch)))
             print("| " + " | ".join(row(infos[-1])) + " |", flush=True)
     walls = [info["process_seconds"] for info in infos]
     print(f"\nmedian wall {statistics.median(walls):.0f} s; {infos[0]['hardware']['cpu']}, ", end="")

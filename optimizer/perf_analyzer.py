@@ -113,7 +113,7 @@ class PerfAnalyzer:
     def _launch(self, endpoint: Endpoint, load: LoadPoint, window_ms: int) -> tuple[Measurement | None, list[Window]]:
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
-        before = _statistics(endpoint)
+        before = self._statistics(endpoint)
         done = self._run(endpoint, load, window_ms)
         if done.exit_code == 3 or "No valid requests recorded" in done.output:
             return None, []
@@ -125,10 +125,14 @@ class PerfAnalyzer:
         return replace(
             measurement,
             requests=read_request_count(done.output),
-            mean_batch_size=mean_batch_size(before, _statistics(endpoint)),
+            mean_batch_size=mean_batch_size(before, self._statistics(endpoint)),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
         ), windows
+
+    def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
+        with (self.stopwatch or Stopwatch()).server():
+            return _statistics(endpoint)
 
     def _run(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> Finished:
         timeout = 30 + windows * 4 * window_ms / 1000

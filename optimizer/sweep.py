@@ -20,6 +20,7 @@ GROWTH_LIMIT = 8.0  # a step up in proportion seldom overshoots; further than th
 SATURATED_GAIN = 0.02  # more load that adds less throughput than this adds only latency
 SMALLEST_STEP = 1.2
 CLOSE = 0.95  # a latency above this share of its bound is close enough to it
+BEATEN = 0.9  # the best so far may owe a tenth of its throughput to a quiet moment
 REPEATS = 2  # of a load whose windows disagreed, where nothing else is left to go by
 RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
 
@@ -140,12 +141,12 @@ def _between(low: int, high: int, seen: dict[int, Measurement], rules: SweepRule
 
 
 def _is_beaten(seen: dict[int, Measurement], rules: SweepRules) -> bool:
-    """Whether even the loads that are too high serve less than what is to be beaten.
+    """Whether even the loads that are too high serve clearly less than what is to be beaten.
 
     In a closed loop throughput does not grow when the load is taken back.
     """
     served = [m.throughput_infer_per_sec for m in seen.values() if m.throughput_infer_per_sec is not None]
-    return rules.to_beat is not None and bool(served) and max(served) < rules.to_beat
+    return rules.to_beat is not None and bool(served) and max(served) < BEATEN * rules.to_beat
 
 
 def _saturated(seen: dict[int, Measurement]) -> bool:

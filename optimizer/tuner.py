@@ -178,9 +178,10 @@ class Tuner:
     def _confirm(self) -> None:
         """Measure the recommendation again, as it will be deployed, until the best point is a confirmed one."""
         self.confirmed: set[tuple[int, LoadPoint]] = set()
+        repeated: set[tuple[int, LoadPoint]] = set()
         for _ in range(CONFIRM_DEPLOYMENTS):
             best = self.best()
-            if best is None or (best.trial, best.load) in self.confirmed or self.budget.left_seconds() <= 0:
+            if best is None or (best.trial, best.load) in repeated or self.budget.left_seconds() <= 0:
                 return
             trial = self.trials[best.trial]
             self.watcher.trial_started(trial.number, trial.candidate, "confirm")
@@ -189,8 +190,9 @@ class Tuner:
                     self.load_generator.warm_up(endpoint, best.load)
                     for load in self._confirmation_loads(best):
                         trial = self._measure(trial, endpoint, load)
-                        self.confirmed.add((trial.number, load))
+                        repeated.add((trial.number, load))
                         if self._meets(trial.measurements[-1][1]):
+                            self.confirmed.add((trial.number, load))
                             break
             except DeploymentError as error:
                 trial = replace(trial, status="failed", reason=str(error), measurements=())

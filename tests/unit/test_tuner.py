@@ -235,3 +235,32 @@ def test_a_confirmation_that_cannot_be_deployed_takes_the_candidate_out(
     outcome = study.run(max_trials=2)
     assert outcome.recommended is None or outcome.trials == 2
     assert "does not load" in (study.folder / "trials.csv").read_text()
+
+
+def test_what_was_confirmed_is_known(study: Study) -> None:
+    tuner = study.tuner(max_trials=3)
+    tuner.run(COMPARISONS)
+    best = tuner.best()
+    assert best is not None
+    assert tuner.confirmed == {(best.trial, best.load)}
+
+
+def test_a_recommendation_whose_repetition_was_disturbed_is_not_confirmed(
+    study: Study, known_table: list[Trial]
+) -> None:
+    class Disturbed(RecordedTable):
+        confirming = False
+
+        def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+            self.confirming = True
+            return super().deploy_as_written(candidate)
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+            found = super().measure(endpoint, load)
+            return replace(found, stable=False, reason="unstable") if self.confirming else found
+
+    study.target = study.load_generator = study.telemetry = Disturbed(known_table)
+    tuner = study.tuner(max_trials=3)
+    tuner.run(COMPARISONS)
+    assert tuner.best() is not None
+    assert tuner.confirmed == set()
