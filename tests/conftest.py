@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from objectives.metrics import METRICS, Measurement
@@ -9,6 +11,13 @@ from objectives.sla import Constraint
 from optimizer.problem import Problem
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Trial
+
+
+def pytest_configure() -> None:
+    """What the shell of a background job ignores, the commands under test must not inherit as ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:
