@@ -107,6 +107,9 @@ def _worth_repeating(seen: dict[int, Measurement], rules: SweepRules) -> int | N
     met = {c: m for c, m in seen.items() if worst_violation(rules.constraints, m) <= 0}
     if any(m.stable for m in met.values()):
         return None
+    alone = seen.get(1)
+    if not met and alone is not None and not alone.stable and alone.throughput_infer_per_sec is not None:
+        return 1  # says how far the bound is out of reach, if it can be trusted
     return max(met, default=None)
 
 
