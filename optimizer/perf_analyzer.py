@@ -60,7 +60,7 @@ class PerfAnalyzer:
     """Runs perf_analyzer against an endpoint, one load a launch, each in a process group with a timeout.
 
     ``input_data`` is ``random``, ``zero`` or a JSON data file; ``shapes`` are ``name:d1,d2``. What a launch
-    printed is kept in ``log``.
+    printed is kept in ``log``. Without ``patience`` windows that disagree or see few requests are not repeated.
     """
 
     binary: Path
@@ -70,13 +70,15 @@ class PerfAnalyzer:
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
     stopwatch: Stopwatch | None = None
+    window_ms: int = FIRST_WINDOW_MS
+    patience: bool = True
 
     def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
-        """Three windows; where they disagree, once more with windows twice as long.
+        """Three windows of ``window_ms``; where they disagree, once more with windows twice as long.
 
         Raises MeasurementError where perf_analyzer gives no figures: server gone, requests failing, timeout.
         """
-        window_ms = FIRST_WINDOW_MS
+        window_ms = self.window_ms
         while True:
             measurement, windows = self._launch(endpoint, load, window_ms)
             if measurement is None:  # not one request was answered within the windows
@@ -89,7 +91,7 @@ class PerfAnalyzer:
             unstable = instability(windows)
             per_window = (measurement.requests or 0) / WINDOWS
             longer_ms = _window_for(per_window, window_ms) if per_window < REQUESTS_PER_WINDOW / 2 else 0
-            if (unstable or longer_ms) and window_ms == FIRST_WINDOW_MS:
+            if self.patience and (unstable or longer_ms) and window_ms == self.window_ms:
                 window_ms = max(2 * window_ms, longer_ms)
                 continue
             return replace(measurement, stable=not unstable, reason=unstable)
