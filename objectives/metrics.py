@@ -17,6 +17,7 @@ class Measurement:
 
     ``None`` means unknown; it is never read as zero and never as success. Throughput counts inferences
     (samples: requests x request batch size), latencies are per request and in milliseconds.
+    ``batch_stats``: executions by batch size, see ``optimizer.batcher.statistics``.
     ``stable`` is false where the windows of the run disagreed or it failed; ``reason`` then says why.
     """
 
@@ -34,6 +35,7 @@ class Measurement:
     compute_output_ms: float | None = None
     client_recv_ms: float | None = None
     mean_batch_size: float | None = None
+    batch_stats: str = ""
     requests: int | None = None
     stable: bool = False
     gpu_utilization: float | None = None

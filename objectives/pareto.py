@@ -53,14 +53,15 @@ def best(points: Iterable[PointT], objectives: Sequence[Metric], constraints: Se
 def closest(
     points: Iterable[PointT], constraints: Sequence[Constraint], objectives: Sequence[Metric] = ()
 ) -> PointT | None:
-    """The stable point with the smallest violation; None where nothing stable was measured.
+    """The stable point with the smallest violation, where none is stable an unstable one; None without points.
 
     Ties are broken by the objectives, then by the lower p95 latency.
     """
     rules = tuple(constraints)
-    stable = [p for p in points if p.measurement.stable]
-    least = min((worst_violation(rules, p.measurement) for p in stable), default=0.0)
-    return _least([p for p in stable if worst_violation(rules, p.measurement) == least], objectives, any_value=True)
+    measured = [p for p in points if p.measurement.throughput_infer_per_sec is not None or p.measurement.stable]
+    usable = [p for p in measured if p.measurement.stable] or measured
+    least = min((worst_violation(rules, p.measurement) for p in usable), default=0.0)
+    return _least([p for p in usable if worst_violation(rules, p.measurement) == least], objectives, any_value=True)
 
 
 def _least(points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False) -> PointT | None:

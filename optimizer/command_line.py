@@ -30,6 +30,9 @@ def command_line(options: RunOptions) -> str:
         "--search": options.search if options.search != default.search else None,
         "--seed": options.seed,
         "--protocol": options.protocol if options.protocol != default.protocol else None,
+        "--measurement-interval": f"{_plain(options.measurement_interval_ms)}ms"
+        if options.measurement_interval_ms
+        else None,
         "--request-batch-size": options.request_batch_size,
         "--storage": without_password(options.storage),
     }

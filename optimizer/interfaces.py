@@ -71,8 +71,8 @@ class LoadGenerator(Protocol):
         """Apply ``load`` and measure. Raises MeasurementError where there is no figure at all."""
         ...
 
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
-        """Called once a deployment, before its first measurement."""
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Called once a deployment, before its first measurement. What it saw in passing, where it saw anything."""
         ...
 
 

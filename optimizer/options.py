@@ -24,9 +24,10 @@ class RunOptions:
     max_memory_bytes: float | None = None
     budget_seconds: float = 240.0
     max_trials: int | None = None
-    search: str = "tpe"
+    search: str = "simulated"
     seed: int = 0
     protocol: Literal["grpc", "http"] = "grpc"
+    measurement_interval_ms: float | None = None  # of each of three windows
     request_batch_size: int | None = None
     storage: str | None = None
     out: str = "results"

@@ -89,6 +89,8 @@ def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem
         reasons += [point.measurement.reason for point in points(trials) if point.measurement.reason]
         return f"nothing could be measured: {reasons[-1]}" if reasons else "nothing was measured"
     worst = max(problem.constraints, key=lambda c: c.violation(closest.measurement))
+    if worst.violation(closest.measurement) <= 0:
+        return f"no measurement that meets the bounds was stable: {closest.measurement.reason}"
     if worst.metric.startswith("latency-"):
         return _slow(trials, worst)
     metric = METRICS[worst.metric]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WINDOWS = 3  # the least that perf_analyzer accepts as a result
 FIRST_WINDOW_MS = 600
+SHORTEST_WINDOW_MS = 50
+GLANCE_MS = 100
 LONGEST_WINDOW_MS = 15_000
 REQUESTS_PER_WINDOW = 60
 SPREAD_LIMIT = 0.35  # of the windows' throughputs and of their p95s: (max - min) / median
@@ -96,9 +98,16 @@ class PerfAnalyzer:
                 continue
             return replace(measurement, stable=not unstable, reason=unstable)
 
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
-        """A short run whose figures are thrown away: first requests page weights in and grow buffers."""
-        self._run(endpoint, load, 100, windows=1)
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Two short windows: in the first, requests page weights in and grow buffers; the second is the glance."""
+        windows = read_windows(self._run(endpoint, load, GLANCE_MS, windows=2).output)
+        if len(windows) < 2 or windows[1].throughput_infer_per_sec <= 0:
+            return None
+        glance = windows[1]
+        requests = glance.throughput_infer_per_sec / load.request_batch_size * GLANCE_MS / 1000
+        return Measurement(
+            glance.throughput_infer_per_sec, latency_p95_ms=glance.latency_p95_ms, requests=max(1, round(requests))
+        )
 
     def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> list[str]:
         """The command line, to be run in a folder of its own: it writes ``perf.csv`` there."""
@@ -117,6 +126,7 @@ class PerfAnalyzer:
         csv_path.unlink(missing_ok=True)
         before = self._statistics(endpoint)
         done = self._run(endpoint, load, window_ms)
+        after = self._statistics(endpoint)
         if done.exit_code == 3 or "No valid requests recorded" in done.output:
             return None, []
         windows = read_windows(done.output)
@@ -127,7 +137,8 @@ class PerfAnalyzer:
         return replace(
             measurement,
             requests=read_request_count(done.output),
-            mean_batch_size=mean_batch_size(before, self._statistics(endpoint)),
+            mean_batch_size=mean_batch_size(before, after),
+            batch_stats=batch_stats(before, after),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
         ), windows
@@ -206,6 +217,23 @@ def mean_batch_size(before: ModelStatistics | None, after: ModelStatistics | Non
     if executions <= 0:
         return None
     return round(inferences / executions, 3)
+
+
+def batch_stats(before: ModelStatistics | None, after: ModelStatistics | None) -> str:
+    """Executions between two readings, by batch size: ``size:executions:compute_ns``, separated by spaces."""
+    if before is None or after is None:
+        return ""
+    was = {batch.batch_size: batch for batch in before.batch_stats}
+    entries = []
+    for batch in after.batch_stats:
+        parts = (batch.compute_input, batch.compute_infer, batch.compute_output)
+        executions, ns = batch.compute_infer.count, sum(part.ns for part in parts)
+        if (old := was.get(batch.batch_size)) is not None:
+            executions -= old.compute_infer.count
+            ns -= sum(part.ns for part in (old.compute_input, old.compute_infer, old.compute_output))
+        if executions > 0:
+            entries.append(f"{batch.batch_size}:{executions}:{ns}")
+    return " ".join(entries)
 
 
 def _statistics(endpoint: Endpoint) -> ModelStatistics | None:

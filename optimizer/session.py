@@ -22,7 +22,7 @@ from optimizer.errors import EnvironmentFault
 from optimizer.hardware import Hardware
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
-from optimizer.perf_analyzer import MAX_THREADS, PerfAnalyzer
+from optimizer.perf_analyzer import FIRST_WINDOW_MS, MAX_THREADS, PerfAnalyzer
 from optimizer.problem import Problem
 from optimizer.report import export
 from optimizer.run_folder import RunFolder
@@ -118,15 +118,12 @@ def _tuner(
     from optimizer.search import make_searcher
 
     installed = runtime.ensure(lambda _: None)
+    storage = options.storage or str(folder.study)
+    with stopwatch.searching():
+        searcher = make_searcher(options.search, what.problem, options.seed, storage, folder.study_name)
     return Tuner(
         problem=what.problem,
-        searcher=make_searcher(
-            options.search,
-            what.problem,
-            options.seed,
-            options.storage or str(folder.study),
-            folder.study_name,
-        ),
+        searcher=searcher,
         target=target,
         load_generator=PerfAnalyzer(
             installed.perf_analyzer,
@@ -136,11 +133,13 @@ def _tuner(
             input_data=what.input_data,
             shapes=what.shapes,
             stopwatch=stopwatch,
+            window_ms=round(options.measurement_interval_ms or FIRST_WINDOW_MS),
         ),
         telemetry=GpuTelemetry() if on_gpu else ProcessTelemetry(),
         table=table,
         budget=budget,
         watcher=_Unwatched(),
+        stopwatch=stopwatch,
     )
 
 

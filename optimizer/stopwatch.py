@@ -13,7 +13,8 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._spent = {"server": 0.0, "load_generator": 0.0, "set_up": 0.0}
+        self._spent = {"server": 0.0, "load_generator": 0.0, "set_up": 0.0, "search": 0.0}
+        self._confirm_seconds = 0.0
 
     def wall_seconds(self) -> float:
         return time.monotonic() - self._started
@@ -29,6 +30,19 @@ class Stopwatch:
         """What happens once on a machine: fetching the server, building the model."""
         return self._spend("set_up")
 
+    def searching(self) -> contextlib.AbstractContextManager[None]:
+        """Ranking what could be deployed next."""
+        return self._spend("search")
+
+    @contextlib.contextmanager
+    def confirming(self) -> Iterator[None]:
+        """The last phase, told apart from the search; the server and the load generator work in it as well."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._confirm_seconds += time.monotonic() - started
+
     @contextlib.contextmanager
     def _spend(self, on: str) -> Iterator[None]:
         started = time.monotonic()
@@ -43,6 +57,7 @@ class Stopwatch:
         return {
             "wall_seconds": round(wall, 3),
             **{f"{name}_seconds": round(seconds, 3) for name, seconds in self._spent.items()},
+            "confirm_seconds": round(self._confirm_seconds, 3),
             "own_seconds": round(wall - sum(self._spent.values()), 3),
             "own_cpu_seconds": round(time.process_time(), 3),
             "peak_memory_bytes": _peak_memory_bytes(),

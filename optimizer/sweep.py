@@ -21,6 +21,8 @@ SATURATED_GAIN = 0.02  # more load that adds less throughput than this adds only
 SMALLEST_STEP = 1.2
 CLOSE = 0.95  # a latency above this share of its bound is close enough to it
 BEATEN = 0.9  # the best so far may owe a tenth of its throughput to a quiet moment
+HOPELESS = 0.6  # of the throughput to beat, in a short window that misses the bound
+HOPELESS_LATENCY = 1.25  # times the bound
 REPEATS = 2  # of a load whose windows disagreed, where nothing else is left to go by
 RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
 
@@ -66,6 +68,14 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
         repeats = len(measured) - len(seen)
         concurrency = _worth_repeating(seen, rules) if repeats < REPEATS else None
     return None if concurrency is None else _at(concurrency, rules)
+
+
+def is_hopeless(glance: Measurement, rules: SweepRules) -> bool:
+    """Whether a first short window already says that the deployment is not worth a measurement."""
+    served = glance.throughput_infer_per_sec
+    if rules.to_beat is None or served is None or not rules.constraints:
+        return False
+    return served < HOPELESS * rules.to_beat and _share_of_bound(glance, rules.constraints) > HOPELESS_LATENCY
 
 
 def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:

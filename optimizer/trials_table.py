@@ -84,10 +84,11 @@ class TrialsTable:
             return
         load = LoadPoint(int(row["request_batch_size"]), int(row["concurrency"]))
         values: dict[str, object] = {
-            name: _float(row[name]) for name in _MEASUREMENT if name not in ("requests", "stable")
+            name: _float(row[name]) for name in _MEASUREMENT if name not in ("requests", "stable", "batch_stats")
         }
         values["requests"] = int(row["requests"]) if row["requests"] else None
         values["stable"] = row["stable"] == "true"
+        values["batch_stats"] = row["batch_stats"]
         measurement = Measurement(**values, reason=row["reason"])  # type: ignore[arg-type]
         trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
 

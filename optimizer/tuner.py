@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from objectives import pareto
@@ -14,10 +14,12 @@ from optimizer.errors import DeploymentError, MeasurementError, ServerFault
 from optimizer.interfaces import Endpoint, LoadGenerator, Searcher, Target, Telemetry
 from optimizer.outcome import latest_points
 from optimizer.problem import Problem
-from optimizer.sweep import SweepRules, latency_bounds, next_load
+from optimizer.stopwatch import Stopwatch
+from optimizer.sweep import SweepRules, is_hopeless, latency_bounds, next_load
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
 
 FIRST_CONCURRENCY = 4
+LOADS, COMPARED_LOADS = 3, 5  # that a deployment is measured at, one that is compared with
 CONFIRM_SHARE = 0.15  # of the budget is kept for confirming the recommendation
 CONFIRM_SECONDS = 40.0  # and no more than this
 CONFIRM_DEPLOYMENTS = 3
@@ -56,6 +58,7 @@ class Tuner:
     table: Record
     budget: Budget
     watcher: Watcher
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def run(self, comparisons: Sequence[tuple[str, Candidate]]) -> list[Trial]:
         """Measure ``comparisons`` (role, candidate), then search until budget or space ends, then confirm.
@@ -74,7 +77,8 @@ class Tuner:
             if self._search_is_over():
                 break
             self._try(Trial(len(self.trials), candidate), role)
-        self._confirm()
+        with self.stopwatch.confirming():
+            self._confirm()
         return self.trials
 
     def best(self) -> Point | None:
@@ -86,8 +90,12 @@ class Tuner:
         for role, candidate in comparisons:
             if all(trial.candidate != candidate for trial in self.trials):
                 yield role, candidate
-        while (suggestion := self.searcher.suggest()) is not None:
+        while (suggestion := self._suggestion()) is not None:
             yield "search", suggestion
+
+    def _suggestion(self) -> Candidate | None:
+        with self.stopwatch.searching():
+            return self.searcher.suggest()
 
     def _search_is_over(self) -> bool:
         if self.budget.max_trials is not None and len(self.trials) >= self.budget.max_trials:
@@ -145,6 +153,7 @@ class Tuner:
             throughput_floor=max((c.bound for c in self.problem.constraints if c.metric == "throughput"), default=0),
             to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,
             loads=self.problem.space.loads(candidate),
+            max_loads=LOADS if searched else COMPARED_LOADS,
         )
 
     def _sweep(self, trial: Trial, endpoint: Endpoint, rules: SweepRules) -> Trial:
@@ -153,7 +162,9 @@ class Tuner:
             if trial.measurements and self.budget.left_seconds() < self._confirm_seconds():
                 break
             if not warm:
-                self.load_generator.warm_up(endpoint, load)
+                glance = self.load_generator.warm_up(endpoint, load)
+                if glance is not None and is_hopeless(glance, rules):
+                    return self._keep(trial, load, replace(glance, reason="given up after a first short window"))
                 warm = True
             trial = self._measure(trial, endpoint, load)
             if trial.measurements[-1][1].throughput_infer_per_sec is None:
@@ -169,6 +180,9 @@ class Tuner:
             measurement = replace(measurement, **known)
         except MeasurementError as error:
             measurement = Measurement(reason=str(error))
+        return self._keep(trial, load, measurement)
+
+    def _keep(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
         self.table.append(trial, load, measurement)
         self.watcher.measured(trial.number, load, measurement)
         return replace(trial, measurements=(*trial.measurements, (load, measurement)))

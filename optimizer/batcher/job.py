@@ -54,6 +54,11 @@ class Overheads:
     least time between two arrivals, and between two responses (clients and network handle one at a time).
     ``wake_s``: the batcher is notified or its wait is over → it runs. ``dispatch_s``: a batch is ready → a
     sleeping instance takes it. ``release_s``: the computation ends → the instance is ready for the next batch.
+
+    Where a backend handles the requests of a batch one after the other: ``respond_s`` is the last part of the
+    computation that each of them takes, at the end of which its response leaves, and ``release_each_s`` comes on
+    top of ``release_s`` for each of them. So clients whose response left first send again before the instance is
+    ready, and batches that went together part.
     """
 
     send_s: float = 0.0
@@ -63,6 +68,8 @@ class Overheads:
     wake_s: float = 0.0
     dispatch_s: float = 0.0
     release_s: float = 0.0
+    respond_s: float = 0.0
+    release_each_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -91,6 +98,40 @@ class OpenLoop:
     def poisson(cls, requests_per_s: float, requests: int, seed: int = 0) -> OpenLoop:
         gaps = np.random.default_rng(seed).exponential(1 / requests_per_s, requests)
         return cls(np.cumsum(gaps))
+
+    @classmethod
+    def perf_analyzer(
+        cls,
+        requests_per_s: float,
+        seconds: float,
+        *,
+        poisson: bool = False,
+        schedule_s: float | None = None,
+        threads: int = 1,
+    ) -> OpenLoop:
+        """What perf_analyzer sends in its first ``seconds`` with ``--request-rate-range``.
+
+        Its Poisson schedule is drawn from a generator that always starts alike, so it is the same in every run; it
+        is ``schedule_s`` long (``--measurement-interval`` times ``--max-trials``), with equally many requests for
+        each of ``threads`` (``--max-threads``), then it starts again.
+        """
+        if not poisson:
+            period_ns = int(1e9 / requests_per_s)
+            return cls(np.arange(1, max(1, int(seconds * 1e9) // period_ns) + 1) * (period_ns / 1e9))
+        length_s = seconds if schedule_s is None else schedule_s
+        drawn_s = np.cumsum(_exponential_ns(requests_per_s, int(2 * length_s * requests_per_s) + 100)) / 1e9
+        count = int(np.searchsorted(drawn_s, length_s)) + 1
+        schedule = drawn_s[: count + -count % threads]
+        rounds = np.arange(int(seconds / schedule[-1]) + 1) * schedule[-1]
+        sends = (rounds[:, None] + schedule).ravel()
+        return cls(sends[: max(1, int(np.searchsorted(sends, seconds)))])
+
+
+def _exponential_ns(rate_per_s: float, count: int) -> npt.NDArray[np.int64]:
+    """``std::exponential_distribution`` on a fresh ``std::mt19937``, as the GNU library has them."""
+    words = np.random.RandomState(5489).randint(0, 2**32, size=(count, 2), dtype=np.uint32).astype(np.float64)
+    uniform = (words[:, 0] + words[:, 1] * 2.0**32) / 2.0**64
+    return (-np.log(1 - uniform) / rate_per_s * 1e9).astype(np.int64)
 
 
 Load: TypeAlias = ClosedLoop | OpenLoop

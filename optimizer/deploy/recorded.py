@@ -47,7 +47,7 @@ class RecordedTable:
         return measurement
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
-        """A table is always warm."""
+        """A table is always warm, and a glance at it is a measurement."""
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[Samples]:

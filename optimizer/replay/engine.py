@@ -12,6 +12,7 @@ from objectives.sla import worst_violation
 from optimizer.budget import Budget
 from optimizer.errors import ServerFault
 from optimizer.problem import Problem
+from optimizer.replay.baselines import baselines
 from optimizer.replay.recording import Recording
 from optimizer.replay.rows import Row
 from optimizer.search import make_searcher
@@ -38,21 +39,29 @@ class Replayed:
 
     ``regret``: the share of the table's best throughput that the recommendation lacks; 1 without one.
     ``until``: by tolerance, what it took until something that good had been measured; ``NEVER`` if it never was.
+    ``regrets``: what the regret would have been, had the search ended after the first deployment, the second, ….
     """
 
     effort: Effort
     until: Mapping[float, Effort]
     recommended: Row | None
     regret: float
+    regrets: tuple[float, ...]
+
+    def regret_after(self, deployments: int) -> float:
+        """The regret with no more than so many deployments; where it stopped before, what it ended with."""
+        return self.regrets[min(deployments, len(self.regrets)) - 1]
 
 
 def replay(recording: Recording, problem: Problem, best: Row, method: str, seed: int, max_trials: int) -> Replayed:
     """Search ``recording`` by ``method`` until that stops or ``max_trials`` configurations have been tried.
 
+    As in a real run the baselines are measured first, as far as they were recorded, and count as deployments.
     ``best`` is the table's. The same arguments give the same result. Raises BadInputError for a method that
     lacks a package.
     """
-    meter = _Meter(problem, _throughput(best.measurement))
+    most = _throughput(best.measurement)
+    meter = _Meter(problem, most)
     tuner = Tuner(
         problem=problem,
         searcher=make_searcher(method, problem, seed),
@@ -64,31 +73,36 @@ def replay(recording: Recording, problem: Problem, best: Row, method: str, seed:
         watcher=meter,
     )
     with contextlib.suppress(ServerFault):  # nothing that it tried could be deployed, so it gave up
-        tuner.run(())
+        tuner.run(baselines(problem.space))
     point = tuner.best()
     row = recording.answers[point.candidate, point.load] if point else None
     return Replayed(
-        effort=Effort(meter.deployments, meter.measurements),
+        effort=Effort(len(meter.found), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},
         recommended=row,
-        regret=_regret(row, best),
+        regret=_regret(_throughput(row.measurement) if row else None, most),
+        regrets=tuple(_regret(found, most) for found in meter.found),
     )
 
 
 @dataclass
 class _Meter:
-    """A watcher that counts what the search takes, until ``best`` (infer/s) is reached and until it stops."""
+    """A watcher that counts what the search takes, until ``best`` (infer/s) is reached and until it stops.
+
+    ``found``: of each deployment, the highest throughput within the bounds that was measured by its end.
+    """
 
     problem: Problem
     best: float
-    deployments: int = 0
+    found: list[float | None] = field(default_factory=list)
     measurements: int = 0
     until: dict[float, Effort] = field(default_factory=dict)
     _confirming: bool = False
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
         self._confirming = role == "confirm"
-        self.deployments += not self._confirming
+        if not self._confirming:
+            self.found.append(self.found[-1] if self.found else None)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         if self._confirming:
@@ -96,9 +110,11 @@ class _Meter:
         self.measurements += 1
         if not measurement.stable or worst_violation(self.problem.constraints, measurement) > 0:
             return
+        throughput = _throughput(measurement)
+        self.found[-1] = max(throughput, self.found[-1] or 0.0)
         for tolerance in TOLERANCES:
-            if _throughput(measurement) >= (1 - tolerance) * self.best:
-                self.until.setdefault(tolerance, Effort(self.deployments, self.measurements))
+            if throughput >= (1 - tolerance) * self.best:
+                self.until.setdefault(tolerance, Effort(len(self.found), self.measurements))
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         """Counted when it began."""
@@ -115,11 +131,10 @@ class _Unkept:
         return []
 
 
-def _regret(recommended: Row | None, best: Row) -> float:
-    if recommended is None:
+def _regret(found: float | None, most: float) -> float:
+    if found is None:
         return 1.0
-    most = _throughput(best.measurement)
-    return 1 - _throughput(recommended.measurement) / most if most else 0.0
+    return 1 - found / most if most else 0.0
 
 
 def _throughput(measurement: Measurement) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from objectives.metrics import Measurement
 from optimizer.batching import behaviour, tidy
@@ -16,7 +17,8 @@ from optimizer.trials_table import COLUMNS
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
 UNSET = "unset"  # a parameter without a value, where other rows have one
 FAILED = "failed"
-_FIGURES = tuple(f.name for f in fields(Measurement) if f.name not in ("requests", "stable", "reason"))
+_FIGURES = tuple(f.name for f in fields(Measurement) if f.name not in ("requests", "stable", "reason", "batch_stats"))
+_EXECUTIONS = re.compile("[1-9][0-9]{0,9}:[1-9][0-9]{0,17}:[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +135,31 @@ def _loads(table: CsvTable, request_batch_size: int) -> list[LoadPoint | None]:
 def _measurements(table: CsvTable) -> list[Measurement]:
     columns = {name: table.numbers(name) for name in _FIGURES if name in table.frame}
     requests, stable = table.wholes("requests", least=0), table.truths("stable")
-    reasons, statuses = table.texts("reason"), table.texts("status")
+    reasons, statuses, batches = table.texts("reason"), table.texts("status"), _batch_stats(table)
     found = []
     for i, status in enumerate(statuses):
         if status == FAILED:
             found.append(Measurement(reason=reasons[i] or FAILED))
             continue
-        figures = {name: values[i] for name, values in columns.items()}
+        figures: dict[str, Any] = {name: values[i] for name, values in columns.items()}
         for name in REQUIRED[3:]:
             if figures[name] is None:
                 raise table.fault(i, f"{name}: is empty, and the status is not failed")
         steady = stable[i] is not False
-        found.append(Measurement(**figures, requests=requests[i], stable=steady, reason=reasons[i]))
+        told = figures | {"batch_stats": batches[i], "requests": requests[i], "reason": reasons[i]}
+        found.append(Measurement(**told, stable=steady))
     return found
+
+
+def _batch_stats(table: CsvTable) -> list[str]:
+    texts = table.texts("batch_stats")
+    for i, text in enumerate(texts):
+        if not all(_EXECUTIONS.fullmatch(entry) for entry in text.split()):
+            raise table.fault(
+                i,
+                f"batch_stats: {shown(text)} is not a list of size:executions:compute_ns, such as 8:90:72000",
+            )
+    return texts
 
 
 def _filled(table: CsvTable, column: str, least: int) -> list[int]:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from optimizer.problem import Problem
 
 SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
-DEFAULT_SEARCHER = "tpe"
 
 
 def installed() -> tuple[str, ...]:
@@ -37,7 +36,7 @@ def make_searcher(
     if name == "simulated":
         from optimizer.search.simulated import SimulatedSearcher
 
-        return SimulatedSearcher(problem, open_study(storage, study_name, problem, sampler_for("random", seed)))
+        return SimulatedSearcher(problem, open_study(storage, study_name, problem, sampler_for("random", seed)), seed)
     if name == "grid":
         from optimizer.search.grid import GridSearcher
 

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import optuna
+
 from objectives import pareto
 from objectives.metrics import Measurement
+from objectives.sla import worst_violation
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
 
@@ -34,7 +37,7 @@ def result_of(trial: Trial, problem: Problem) -> Result | str:
     known = [
         Point(trial.number, trial.candidate, load, measurement)
         for load, measurement in latest.items()
-        if _values(measurement, problem) is not None
+        if _values(measurement, problem) is not None and _counts(measurement, problem)
     ]
     point = pareto.best(known, problem.objectives, problem.constraints) or pareto.closest(
         known, problem.constraints, problem.objectives
@@ -58,6 +61,22 @@ def attributes(trial: Trial, result: Result | str) -> dict[str, Any]:
     return {CANDIDATE: describe(trial.candidate), POINTS: measured, **told, TRIAL: trial.number}
 
 
+def finished_trials(study: optuna.Study) -> list[Trial]:
+    """The trials that were recorded in ``study``, by whatever worker, as ``attributes`` wrote them."""
+    found = [trial_of(trial.user_attrs) for trial in study.get_trials(deepcopy=False) if TRIAL in trial.user_attrs]
+    return sorted(found, key=lambda trial: trial.number)
+
+
+def trial_of(attributes: Mapping[str, Any]) -> Trial:
+    """The trial that ``attributes`` describe."""
+    measurements = []
+    for point in attributes[POINTS]:
+        load = LoadPoint(**{name: point[name] for name in LoadPoint.__slots__})
+        values = {name: value for name, value in point.items() if name not in LoadPoint.__slots__}
+        measurements.append((load, Measurement(**values)))
+    return Trial(attributes[TRIAL], described(attributes[CANDIDATE]), tuple(measurements))
+
+
 def describe(candidate: Candidate) -> dict[str, Any]:
     """A candidate as JSON; ``described`` reads it."""
     return asdict(candidate) | {
@@ -70,6 +89,11 @@ def described(value: Mapping[str, Any]) -> Candidate:
     """The candidate that ``describe`` wrote."""
     sizes, fields = value["preferred_batch_sizes"], value["fields"]
     return Candidate(**{**value, "preferred_batch_sizes": tuple(sizes), "fields": tuple(sorted(fields.items()))})
+
+
+def _counts(measurement: Measurement, problem: Problem) -> bool:
+    """An unstable measurement, or a glance, says only that the bounds are missed."""
+    return measurement.stable or worst_violation(problem.constraints, measurement) > 0
 
 
 def _values(measurement: Measurement, problem: Problem) -> tuple[float, ...] | None:

@@ -71,7 +71,8 @@ def test_the_closest_violates_least() -> None:
     points = [spot(100, 40), spot(50, 25), spot(60, 25), spot(None, None), spot(1, 21, stable=False)]
     assert closest(points, SLA) == points[1]
     assert closest(points, SLA, (THROUGHPUT,)) == points[2]
-    assert closest(points[4:], SLA) is None
+    assert closest(points[4:], SLA) == points[4]
+    assert closest([], SLA) is None
     assert closest(points[3:4], SLA) == points[3]
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from objectives.metrics import METRICS
 from optimizer.problem import Problem
+from optimizer.replay.baselines import baselines
 from optimizer.replay.space import RecordedSpace, recorded_space
 from optimizer.search import SEARCHERS, installed, make_searcher
-from optimizer.space import OFF, Value
+from optimizer.space import OFF, Space, Value
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import measurement
 
@@ -78,6 +79,61 @@ def test_parameters_that_are_gone_without_the_batcher_do_not_part_candidates() -
     kept = recorded_space({on[0]: {1}, on[1]: {1}, Candidate(8): {1}}, 1)
     assert len(kept) == 3
     assert all(kept.values_of(candidate) is not None for candidate in kept.candidates())
+
+
+# -- what is measured first ------------------------------------------------------------------------------------
+
+THREADS = "parameters.intra_op_thread_count.string_value"
+
+
+def recorded(*candidates: Candidate, request_batch_size: int = 1) -> RecordedSpace:
+    return recorded_space({candidate: {1, 8} for candidate in candidates}, request_batch_size)
+
+
+def test_the_baselines_have_the_fewest_instances_and_the_first_choices() -> None:
+    """As spelled in the table, where without dynamic batching the smallest size stands for all."""
+    every = [
+        Candidate(size, *batching, count, ((THREADS, threads),))
+        for threads in (2, 1)
+        for count in (3, 2)
+        for size, batching in {4: (False, 0, ()), 8: (True, 0, ()), 16: (True, 0, ()), 32: (True, 500, ())}.items()
+    ]
+    assert baselines(recorded(*every, Candidate(32, True, 0, (), 2, ((THREADS, 2),)))) == [
+        ("baseline", Candidate(4, instance_count=2, fields=((THREADS, 2),))),
+        ("dynamic_batching", Candidate(32, True, 0, (), 2, ((THREADS, 2),))),
+    ]
+
+
+def test_a_baseline_that_was_not_recorded_is_left_out() -> None:
+    assert baselines(recorded(Candidate(8), Candidate(8, True, 500))) == [("baseline", Candidate(8))]
+    assert baselines(recorded(Candidate(8, True), Candidate(8, True, 500))) == [
+        ("dynamic_batching", Candidate(8, True))
+    ]
+    assert baselines(space()) == [("baseline", Candidate(1))]
+    few = [Candidate(8, instance_count=2), Candidate(8, True, 0, (), 2), Candidate(16, True, 500)]
+    assert baselines(recorded(*few)) == [], "none with one instance"
+    assert baselines(recorded(Candidate(8, True), Candidate(16, True, 500))) == [], "none of the largest size"
+
+
+def test_what_behaves_as_a_baseline_is_one() -> None:
+    """``preferred 8`` without a delay is max_batch_size 8; a batch of one request is none."""
+    assert baselines(recorded(Candidate(4), Candidate(8, True, 0, (4,)), Candidate(8, True))) == [
+        ("baseline", Candidate(4)),
+        ("dynamic_batching", Candidate(8, True)),
+    ]
+    assert baselines(recorded(Candidate(4), Candidate(4, True), request_batch_size=4)) == [("baseline", Candidate(4))]
+    assert baselines(recorded(Candidate(0), Candidate(0, instance_count=2))) == [("baseline", Candidate(0))]
+
+
+def test_a_space_that_was_not_recorded_has_both() -> None:
+    whole = Space((4, 16), (OFF, 0, 500), ("none", "max/2"), (1, 2), {THREADS: ("1", "2")}, request_batch_size=4)
+    assert baselines(whole) == [
+        ("baseline", Candidate(4, fields=((THREADS, "1"),))),
+        ("dynamic_batching", Candidate(16, True, fields=((THREADS, "1"),))),
+    ]
+
+
+# -- the search methods ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", SEARCHERS)

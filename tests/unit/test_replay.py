@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterator
@@ -171,6 +172,13 @@ def test_requests_of_more_than_one_sample(tmp_path: Path) -> None:
     assert {row.load for row in recording.rows} == {LoadPoint(4, 3)}
 
 
+def test_what_the_server_told_of_its_batches_is_kept(tmp_path: Path) -> None:
+    rows = ["8,1,2,100,5,1:3:900 8:90:720000,7", "8,1,4,110,6,,8"]
+    recording = read_recording(write(tmp_path, f"{HEADER},batch_stats,queue_ms", *rows))
+    assert [row.measurement.batch_stats for row in recording.rows] == ["1:3:900 8:90:720000", ""]
+    assert [row.measurement.queue_ms for row in recording.rows] == [7, 8]
+
+
 def test_line_ends_blanks_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(f'\ufeff{HEADER},note\r\n\r\n 4 ,1,1,100,5,"a\nb"\r\n4,1,2, 150 ,x,c\r\n'.encode())
@@ -208,6 +216,9 @@ BAD = {
     f"{HEADER},stable\n1,1,1,9,5,maybe\n": "t.csv:2: stable: 'maybe' is neither true nor false",
     f"{HEADER},preferred_batch_sizes\n4,1,1,9,5,half\n": (
         "t.csv:2: preferred_batch_sizes: 'half' is not a list of whole numbers, such as 8 16"
+    ),
+    f"{HEADER},batch_stats\n4,1,1,9,5,4:2:50 8:0:0\n": (
+        "t.csv:2: batch_stats: '4:2:50 8:0:0' is not a list of size:executions:compute_ns, such as 8:90:72000"
     ),
     f"{HEADER}\n1,1,1,9,5\n2,1,1,9,5\n1,1,1,8,5\n": (
         "t.csv:4: repeats line 2: the same configuration at concurrency 1"
@@ -295,10 +306,51 @@ def test_a_seed_decides_everything(method: str) -> None:
 
 
 def test_max_trials_ends_the_search() -> None:
+    """The baseline is a trial as any other; under 20 ms it is at its best with 4 requests in flight."""
     run = replayed(KNOWN, trials=1)
     assert run.effort.deployments == 1
-    assert run.regret > 0.3
+    assert run.recommended is not None
+    assert (run.recommended.candidate, run.recommended.load) == (Candidate(1), LoadPoint(1, 4))
+    assert run.regret == pytest.approx(1 - 454.545 / 6486.49)
     assert run.until == {0.05: NEVER, 0.01: NEVER}
+
+
+def test_the_regret_after_each_deployment() -> None:
+    """After the baseline, after plain dynamic batching, and once 2 instances of it were tried."""
+    runs = [replayed(KNOWN, method, seed) for method in METHODS for seed in range(3)]
+    for run in runs:
+        assert len(run.regrets) == run.effort.deployments == 14
+        assert run.regrets[:2] == pytest.approx((1 - 454.545 / 6486.49, 1 - 4324.32 / 6486.49))
+        assert list(run.regrets) == sorted(run.regrets, reverse=True)
+        found = run.until[0.01].deployments
+        assert [regret <= 0.01 for regret in run.regrets] == [number >= found for number in range(1, 15)]
+        assert run.regret_after(2) == run.regrets[1]
+        assert run.regret_after(14) == run.regret_after(99) == run.regret == 0
+    assert len({run.until[0.01].deployments for run in runs}) > 1
+
+
+def test_the_regret_is_all_until_the_bound_is_met(tmp_path: Path) -> None:
+    rows = ["1,1,1,100,50", "4,1,1,200,30", "4,2,1,180,20", "4,3,1,190,25"]
+    run = replayed(write(tmp_path, HEADER, *rows), bound_ms=25)
+    assert run.regrets[:2] == (1, 1)
+    assert set(run.regrets[2:]) <= {1 - 180 / 190, 0}
+    assert run.regret == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_baselines_are_measured_first_whatever_the_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed: list[Candidate] = []
+    deploy = RecordedTable.deploy
+
+    def noted(self: RecordedTable, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+        deployed.append(candidate)
+        return deploy(self, candidate)
+
+    monkeypatch.setattr(RecordedTable, "deploy", noted)
+    run = replayed(KNOWN, method, trials=5)
+    assert deployed[:2] == [Candidate(1), Candidate(64, True)]
+    assert run.effort.deployments == len(set(deployed)) == 5
+    assert len(deployed) == 6, "and the confirmation, which is not counted"
 
 
 def test_only_recorded_loads_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,12 +369,13 @@ def test_only_recorded_loads_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nothing_that_deploys_ends_the_search_without_a_recommendation(tmp_path: Path) -> None:
-    rows = [f"{size},1,,,,failed,out of memory" for size in (1, 2, 4, 8, 16, 32)]
-    path = write(tmp_path, f"{HEADER},status,reason", *rows, "64,1,1,100,5,ok,")
+    rows = [f"{size},1,,,,failed,out of memory" for size in (1, 2, 4, 8, 16, 64)]
+    path = write(tmp_path, f"{HEADER},status,reason", *rows, "32,1,1,100,5,ok,")
     runs = [replayed(path, "random", seed) for seed in range(8)]
     hopeless = [run for run in runs if run.recommended is None]
     assert hopeless
-    assert {(run.regret, run.effort) for run in hopeless} == {(1.0, Effort(3, 0))}
+    assert {(run.regret, run.effort, run.regrets) for run in hopeless} == {(1.0, Effort(3, 0), (1.0, 1.0, 1.0))}
+    assert len(hopeless) < len(runs), "the third is drawn: the first two, the baselines, fail in each"
 
 
 def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known_table: list[Trial]) -> None:

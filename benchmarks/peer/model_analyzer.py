@@ -1,0 +1,307 @@
+"""Model Analyzer's quick mode on tune's own server, load generator, model and requests.
+
+It is installed into an environment of its own. Server and load generator are wrapper scripts: they set what the
+pinned binaries need, note when they were started, and become the binary. The rest is Model Analyzer's own, with its
+defaults, but for the bounds of its space, which are those of tune's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+import yaml
+from record_tables import Usage
+
+from optimizer.deploy.embedded import EmbeddedTarget, free_port
+from optimizer.process import SupervisedProcess, run
+from optimizer.task import Task
+from peer.launches import LOAD_GENERATOR, SERVER, Observer, log_start, seconds_of_loads, seconds_of_servers
+from peer.search import Found, Search
+
+VERSION = "1.58.0"
+PROTOBUF = "protobuf<7"  # from 7 on without the field that the peer reads
+NAME = f"Model Analyzer {VERSION}, quick mode"
+INSTALL_SECONDS = 900.0
+LOOK_SECONDS = 0.05  # between looks at what runs
+WINDOWS = 3  # perf_analyzer reports the mean of the three that agree
+# tune's environment is not the peer's
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_HEADERS = {
+    "variant": "Model Config Path",
+    "concurrency": "Concurrency",
+    "satisfies": "Satisfies Constraints",
+    "throughput": "Throughput (infer/sec)",
+    "p95": "p95 Latency (ms)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The space in the peer's terms."""
+
+    least_batch: int
+    most_batch: int
+    most_instances: int
+    most_concurrency: int
+    sweeps: int = 3  # configurations that get a sweep of loads, besides the one as given: its own default
+
+    @classmethod
+    def of(cls, what: Task) -> Bounds:
+        """tune's bounds: batches at least as large as a request, instances, requests in flight."""
+        space, batch = what.problem.space, what.problem.request_batch_size
+        sizes = [size for size in space.max_batch_size if size >= batch]
+        return cls(min(sizes), max(sizes), max(space.instance_count), what.problem.max_concurrency)
+
+    def __str__(self) -> str:
+        return (
+            f"max_batch_size {self.least_batch} to {self.most_batch} by doubling, instances 1 to "
+            f"{self.most_instances}, concurrency up to {self.most_concurrency}"
+        )
+
+
+class Stack(EmbeddedTarget):
+    """The folders and settings with which tune starts its server, for a server that another program starts."""
+
+    @property
+    def repository(self) -> Path:
+        return self._folder / "repository"
+
+    @property
+    def shm_prefix(self) -> str:
+        return self._shm_prefix
+
+    def write_wrappers(self, folder: Path, starts: Path, request_batch_size: int) -> tuple[Path, Path]:
+        """Scripts that start the server and the load generator and log it to ``starts``."""
+        environment = self._environment()
+        names = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "ORT_DISABLE_TELEMETRY")
+        exports = "".join(f"export {name}={quote(environment[name])}\n" for name in names)
+        flags = [
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            f"--backend-directory={self._folder / 'backends'}",
+            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
+        ]
+        if self.source.config.input and self.source.config.output:
+            flags.append("--disable-auto-complete-config")  # as tune does: saves the peer a stub a load
+        server = folder / "tritonserver.sh"
+        binary = quote(str(self._runtime.tritonserver))
+        server.write_text(
+            f"#!/bin/sh\n{log_start(SERVER, starts)}{exports}cd {quote(str(self._packages()))} || exit 1\n"
+            f'exec {binary} "$@" {" ".join(map(quote, flags))}\n'
+        )
+        load_generator = folder / "perf_analyzer.sh"
+        binary = quote(str(self._runtime.perf_analyzer))
+        libraries = quote(str(self._runtime.perf_analyzer_libraries))
+        # no cd: it writes where the peer looks. Quick mode knows requests of one sample only; the last -b counts.
+        load_generator.write_text(
+            f"#!/bin/sh\n{log_start(LOAD_GENERATOR, starts)}export LD_LIBRARY_PATH={libraries}\n"
+            f'exec {binary} "$@" -b {request_batch_size}\n'
+        )
+        for script in (server, load_generator):
+            script.chmod(0o755)
+        return server, load_generator
+
+
+def install(work: Path, say: Callable[[str], None]) -> Path:
+    """The peer's environment in ``work``, made on first use. Exits with pip's words where that fails."""
+    home = work / f"model-analyzer-{VERSION}"
+    if (home / "complete").exists():
+        return home
+    say(f"installing Model Analyzer {VERSION} (once)")
+    shutil.rmtree(home, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    python = home / "bin" / "python"
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    commands: list[list[str | Path]] = [
+        [sys.executable, "-m", "venv", home],
+        [*pip, f"triton-model-analyzer=={VERSION}", PROTOBUF],
+        # compiled modules and matplotlib's list of fonts: nothing of it is part of a search
+        [python, "-c", "import model_analyzer.entrypoint, matplotlib.pyplot"],
+    ]
+    for command in commands:
+        done = run(command, timeout_seconds=INSTALL_SECONDS, log=work / "install.log", env=_environment(home))
+        if done.exit_code != 0:
+            sys.exit(f"cannot install the peer: {done.output.strip()[-2000:]}")
+    frozen = run([python, "-m", "pip", "freeze"], timeout_seconds=60, log=work / "freeze.log", env=_environment(home))
+    (home / "complete").write_text(frozen.output)
+    return home
+
+
+def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> Search:
+    """Run quick mode to its end; configuration, results, logs and launches are kept in ``out``, an absolute path."""
+    shutil.rmtree(out, ignore_errors=True)  # it would go on from an interrupted run's checkpoint
+    out.mkdir(parents=True)
+    starts = out / "starts.txt"
+    target = Stack(what.source, log=out / "stack.log", say=print)
+    # by its name the folder is removed with tune's own, should this process be killed
+    temporary = tempfile.TemporaryDirectory(prefix=f"tritune-{os.getpid()}-peer-")
+    with contextlib.closing(target) as stack, temporary as folder:
+        scratch = Path(folder)
+        wrappers = stack.write_wrappers(scratch, starts, what.problem.request_batch_size)
+        config = configuration(what, bounds, sla_ms, stack.repository, wrappers, scratch, out)
+        (out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        observer = Observer(starts)
+        before, started = Usage.now(), time.time()
+        with SupervisedProcess(
+            [home / "bin" / "model-analyzer", "profile", "-f", out / "config.yaml"],
+            log=out / "model_analyzer.log",
+            env=_environment(home),
+            cwd=scratch,
+            shm_prefix=stack.shm_prefix,
+        ) as process:
+            while process.exit_code() is None:
+                observer.watch(LOOK_SECONDS)
+            wall_seconds = time.time() - started
+        others = Usage.now().others_since(before)
+        observer.close()
+        if process.exit_code() != 0:
+            sys.exit(f"Model Analyzer ended with exit code {process.exit_code()}: see {out / 'model_analyzer.log'}")
+        _keep_configurations(scratch / "variants", out / "configurations")
+    with (out / "launches.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("program", "started_seconds", "ended_seconds"))
+        for launch in observer.launches:
+            table.writerow((launch.program, round(launch.started - started, 3), round(launch.ended - started, 3)))
+    rows = read_results(out / "results" / "metrics-model-inference.csv")
+    return Search(
+        name=NAME,
+        wall_seconds=wall_seconds,
+        confirm_seconds=None,
+        server_seconds=seconds_of_servers(observer.launches),
+        load_generator_seconds=seconds_of_loads(observer.launches),
+        configurations=len({row["variant"] for row in rows}),
+        measurements=len(rows),
+        launches=sum(launch.program == LOAD_GENERATOR for launch in observer.launches),
+        window_seconds=median_window_seconds((out / "perf_analyzer.log").read_text(errors="replace")),
+        others_share=others,
+        found=winner(rows, out / "configurations"),
+    )
+
+
+def configuration(
+    what: Task,
+    bounds: Bounds,
+    sla_ms: float,
+    repository: Path,
+    wrappers: tuple[Path, Path],
+    scratch: Path,
+    out: Path,
+) -> dict[str, object]:
+    """Model Analyzer's own configuration file."""
+    if sla_ms != int(sla_ms):
+        sys.exit(f"Model Analyzer takes whole milliseconds only, not a bound of {sla_ms:g} ms")
+    if spaced := [path for path in (what.input_data, str(scratch), str(out)) if re.search(r"[\s=]", path)]:
+        sys.exit(f"Model Analyzer splits paths at blanks and '=': {spaced[0]}; choose another --work or --out")
+    flags: dict[str, object] = {"percentile": "95", "input-data": what.input_data}
+    if what.shapes:
+        flags["shape"] = list(what.shapes)
+    server, load_generator = wrappers
+    return {
+        "model_repository": str(repository),
+        "output_model_repository_path": str(scratch / "variants"),
+        "checkpoint_directory": str(out / "checkpoints"),
+        "export_path": str(out),
+        "triton_launch_mode": "local",
+        "triton_server_path": str(server),
+        "triton_output_path": str(out / "tritonserver.log"),
+        "triton_http_endpoint": f"127.0.0.1:{free_port()}",
+        "triton_grpc_endpoint": f"127.0.0.1:{free_port()}",
+        "triton_metrics_url": f"http://127.0.0.1:{free_port()}/metrics",
+        "client_protocol": "grpc",
+        "perf_analyzer_path": str(load_generator),
+        "perf_output": True,
+        "perf_output_path": str(out / "perf_analyzer.log"),
+        "run_config_search_mode": "quick",
+        "run_config_search_min_model_batch_size": bounds.least_batch,
+        "run_config_search_max_model_batch_size": bounds.most_batch,
+        "run_config_search_max_instance_count": bounds.most_instances,
+        "run_config_search_max_concurrency": bounds.most_concurrency,
+        "num_configs_per_model": bounds.sweeps,
+        "skip_detailed_reports": True,  # plots: not needed to know the winner, and they take time
+        "inference_output_fields": [
+            "model_name",
+            "batch_size",
+            "concurrency",
+            "model_config_path",
+            "instance_group",
+            "max_batch_size",
+            "satisfies_constraints",
+            "perf_throughput",
+            "perf_latency_p95",
+        ],
+        "profile_models": {
+            what.source.name: {
+                "cpu_only": True,
+                "objectives": ["perf_throughput"],
+                "constraints": {"perf_latency_p95": {"max": int(sla_ms)}},
+                "perf_analyzer_flags": flags,
+            }
+        },
+    }
+
+
+def read_results(path: Path) -> list[dict[str, str]]:
+    """The rows of its inference table, by short names."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader((line for line in file if line.strip()), skipinitialspace=True)
+        rows = [{str(key).strip(): str(value).strip() for key, value in row.items()} for row in reader]
+    if missing := set(_HEADERS.values()) - set(rows[0] if rows else ()):
+        sys.exit(f"{path}: no column {', '.join(sorted(missing))}")
+    return [{name: row[header] for name, header in _HEADERS.items()} for row in rows]
+
+
+def winner(rows: list[dict[str, str]], configurations: Path) -> Found | None:
+    """The most throughput within the bound, which is its objective; None where no measurement met the bound."""
+    passing = [row for row in rows if row["satisfies"] == "Yes"]
+    if not passing:
+        return None
+    best = max(passing, key=lambda row: float(row["throughput"]))
+    return Found(
+        config=(configurations / f"{best['variant']}.pbtxt").read_text(),
+        concurrency=int(best["concurrency"]),
+        throughput_infer_per_sec=float(best["throughput"]),
+        latency_p95_ms=float(best["p95"]),
+    )
+
+
+def median_window_seconds(log: str) -> float:
+    """How long perf_analyzer's windows were: requests answered in them, by the rate."""
+    found: list[float] = []
+    for launch in log.split("Perf Analyzer Launched")[1:]:
+        batch = re.search(r"Batch size: (\d+)", launch)
+        requests = re.search(r"Request count: (\d+)", launch)
+        rate = re.search(r"Throughput: ([\d.e+]+) infer/sec", launch)
+        if batch and requests and rate and float(rate[1]):
+            found.append(int(requests[1]) * int(batch[1]) / float(rate[1]) / WINDOWS)
+    if not found:
+        sys.exit("what the peer's perf_analyzer printed cannot be read")
+    return statistics.median(found)
+
+
+def _keep_configurations(variants: Path, kept: Path) -> None:
+    """Of the models that it wrote, each a copy of the whole, only config.pbtxt."""
+    kept.mkdir(exist_ok=True)
+    for config in variants.glob("*/config.pbtxt"):
+        shutil.copy(config, kept / f"{config.parent.name}.pbtxt")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """The user's, with the peer's programs first."""
+    plain = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    return {
+        **plain,
+        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "MPLCONFIGDIR": str(home / "matplotlib"),
+    }

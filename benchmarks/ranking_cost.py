@@ -1,0 +1,323 @@
+"""What the `simulated` search itself costs: time to rank a space, time of a suggestion, memory, deployments.
+
+    python benchmarks/ranking_cost.py [--seeds 3] [--part cost|growth] > benchmarks/ranking_cost.md
+
+The search runs as in `tune`, with a made-up server of simulated_tables.py in place of a real one: baselines,
+suggestions, sweeps. Only the time in ``suggest`` is the search's own. Each search has a process to itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, SERVERS, THREADS, Server, hidden_server
+
+from objectives.metrics import Measurement
+from objectives.sla import Constraint
+from optimizer import hardware
+from optimizer.budget import Budget
+from optimizer.interfaces import Endpoint, Samples, Searcher
+from optimizer.problem import Problem
+from optimizer.profile.find import find_profile
+from optimizer.profile.reader import load_profile
+from optimizer.replay.baselines import baselines
+from optimizer.report import words
+from optimizer.search import make_searcher
+from optimizer.space import Space
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.tuner import Tuner
+
+MOST_RANKING_S, MOST_LARGE_RANKING_S, MOST_SUGGESTION_S = 5.0, 60.0, 1.0
+MOST_MEMORY_BYTES = 1e9
+MOST_GROWTH = 1.5
+SUGGESTIONS = 8  # that are timed, after the one that ranks
+MAX_TRIALS = 40
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
+BOUND_MS = 20.0
+COST_COLUMNS = ("space", "configurations", "ranking s", "then: median s", "slowest s", "peak MB")
+
+
+@dataclass(frozen=True)
+class EightLoadsSpace(Space):
+    """A Space in which each configuration can be measured at CONCURRENCIES and at no other load."""
+
+    def loads(self, candidate: Candidate) -> tuple[int, ...]:
+        return CONCURRENCIES
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search took. ``suggestion_s``: each ``suggest``, the first of them with the ranking of the space."""
+
+    configurations: int
+    making_s: float
+    suggestion_s: tuple[float, ...]
+    deployments: int
+    throughput_infer_per_sec: float
+    peak_memory_bytes: int
+
+
+def main() -> None:
+    given = _arguments()
+    if given.child:
+        print(json.dumps(asdict(_search(*given.child))))
+        return
+    print("# The cost of the simulated search, as last measured\n")
+    print(f"`{shlex.join(['python', 'benchmarks/ranking_cost.py', *sys.argv[1:]])}`\n")
+    if given.part in ("cost", "both"):
+        _print_cost(given.server)
+    if given.part in ("growth", "both"):
+        _print_growth(given.servers, given.seeds)
+    machine = hardware.detect()
+    print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("cost", "growth", "both"), default="both")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of the growth: 0 to N-1 (1)")
+    parser.add_argument("--server", choices=SERVERS, default="threads", help="of the cost (threads)")
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="of the growth (all)")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)  # space, server, seed, trials
+    return parser.parse_args()
+
+
+# -- what is printed --------------------------------------------------------------------------------------------
+
+
+def _print_cost(server: str) -> None:
+    print("## Time and memory\n")
+    print(
+        "**Ranking**: making the searcher, and its first suggestion after the two baselines, for which it simulates"
+    )
+    print("the whole space. **Then**: the suggestions that follow. **Peak memory** is of the whole process.\n")
+    print(_line(COST_COLUMNS))
+    print(_line(["---", *["--:"] * (len(COST_COLUMNS) - 1)]))
+    for name, most_s in (("dlrm", MOST_RANKING_S), ("large", MOST_LARGE_RANKING_S)):
+        found = _in_own_process(name, server, 0, 2 + 1 + SUGGESTIONS)
+        ranking_s, later_s = found.making_s + found.suggestion_s[0], found.suggestion_s[1:] or (math.nan,)
+        judged = (
+            (ranking_s, most_s, "{:.1f}"),
+            (max(later_s), MOST_SUGGESTION_S, "{:.2f}"),
+            (found.peak_memory_bytes / 1e6, MOST_MEMORY_BYTES / 1e6, "{:.0f}"),
+        )
+        ranking, slowest, memory = (_judged(*figure) for figure in judged)
+        median = f"{statistics.median(later_s):.2f}"
+        print(_line([LABELS[name], f"{found.configurations:,}", ranking, median, slowest, memory]), flush=True)
+    print()
+
+
+def _print_growth(servers: list[str], seeds: int) -> None:
+    """Deployments in a space and in one ten times as large that contains it."""
+    print("## Deployments in a space ten times as large\n")
+    print(f"Until the search stopped, baselines included, p95 <= {BOUND_MS:g} ms, {words.count(seeds, 'seed')}.\n")
+    columns = ["server", "small space", "large space", "ratio", "infer/s small", "infer/s large"]
+    print(_line(columns))
+    print(_line(["---", *["--:"] * (len(columns) - 1)]))
+    totals: dict[str, list[int]] = {"small": [], "tenfold": []}
+    for server in servers:
+        runs = {name: [_in_own_process(name, server, seed, MAX_TRIALS) for seed in range(seeds)] for name in totals}
+        counts = {name: [run.deployments for run in own] for name, own in runs.items()}
+        for name, own in counts.items():
+            totals[name] += own
+        small, large = (statistics.median(own) for own in counts.values())
+        best = [statistics.median(run.throughput_infer_per_sec for run in own) for own in runs.values()]
+        cells = [f"{small:g}", f"{large:g}", f"{large / small:.2f}", *(f"{value:,.0f}" for value in best)]
+        print(_line([server, *cells]), flush=True)
+    small, large = (statistics.median(own) for own in totals.values())
+    growth = large / small
+    print(_line(["**median**", f"{small:g}", f"{large:g}", f"{growth:.2f}", "", ""]))
+    sizes = [f"{len(SPACES[name]):,}" for name in totals]
+    print(f"\n{sizes[1]} configurations against {sizes[0]}: {growth:.2f} times the deployments, ", end="")
+    print(f"at most {MOST_GROWTH:g}: **{_verdict(growth, MOST_GROWTH)}**.\n")
+
+
+def _judged(found: float, most: float, form: str) -> str:
+    return f"{form.format(found)} (at most {most:g}: {_verdict(found, most)})"
+
+
+def _verdict(found: float, most: float) -> str:
+    return "met" if found <= most else "missed"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# -- one search -------------------------------------------------------------------------------------------------
+
+
+def _in_own_process(space: str, server: str, seed: int, max_trials: int) -> Found:
+    print(f"{space}, {server}, seed {seed}", file=sys.stderr, flush=True)
+    what = [space, server, str(seed), str(max_trials)]
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", *what], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"the search {' '.join(what)} ended with exit code {done.returncode}")
+    values = json.loads(done.stdout)
+    return Found(**{**values, "suggestion_s": tuple(values["suggestion_s"])})
+
+
+def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
+    problem = _problem(space)
+    stack = _Stack(hidden_server(server))
+    stack.measure(Endpoint("", Candidate(REQUEST_BATCH_SIZE)), LoadPoint(REQUEST_BATCH_SIZE, 1))  # compiles
+    started = time.perf_counter()
+    searcher = _Timed(make_searcher("simulated", problem, int(seed)))
+    making_s = time.perf_counter() - started
+    tuner = Tuner(
+        problem=problem,
+        searcher=searcher,
+        target=stack,
+        load_generator=stack,
+        telemetry=stack,
+        table=_Unkept(),
+        budget=Budget(math.inf, int(max_trials)),
+        watcher=stack,
+    )
+    trials = tuner.run(baselines(problem.space))
+    best = tuner.best()
+    return Found(
+        configurations=len(problem.space),
+        making_s=making_s,
+        suggestion_s=tuple(searcher.took_s),
+        deployments=len(trials),
+        throughput_infer_per_sec=(best.measurement.throughput_infer_per_sec or 0.0) if best else 0.0,
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _problem(space: str) -> Problem:
+    if space not in SPACES:
+        return _problem_of_profile(space)
+    bound = Constraint("latency-p95", BOUND_MS)
+    return Problem(space, SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], constraints=(bound,))
+
+
+def _problem_of_profile(name: str) -> Problem:
+    """That of a profile as `tune` makes it, without building the model."""
+    profile = load_profile(find_profile(name))
+    section = profile.space
+    assert profile.request.batch_size == REQUEST_BATCH_SIZE, "of the made-up servers"
+    assert section is not None, "the profile names its choices"
+    space = Space(
+        max_batch_size=section.max_batch_size or (),
+        max_queue_delay_us=section.max_queue_delay_microseconds or (),
+        preferred_batch_sizes=section.preferred_batch_size or (),
+        instance_count=section.instance_group_count or (),
+        fields=section.config,
+        request_batch_size=REQUEST_BATCH_SIZE,
+    )
+    bounds = profile.sla.constraints()
+    return Problem(name, space, REQUEST_BATCH_SIZE, profile.load.max_concurrency, constraints=bounds)
+
+
+class _Timed:
+    """A Searcher that notes how long each suggestion took, with what it learned since the one before."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self._searcher = searcher
+        self._observing_s = 0.0
+        self.took_s: list[float] = []
+
+    def suggest(self) -> Candidate | None:
+        started = time.perf_counter()
+        found = self._searcher.suggest()
+        self.took_s.append(time.perf_counter() - started + self._observing_s)
+        self._observing_s = 0.0
+        return found
+
+    def expected_load(self, candidate: Candidate) -> int | None:
+        return self._searcher.expected_load(candidate)
+
+    def observe(self, trial: Trial) -> None:
+        started = time.perf_counter()
+        self._searcher.observe(trial)
+        self._observing_s += time.perf_counter() - started
+
+
+@dataclass
+class _Stack:
+    """Target, load generator, telemetry and watcher: a made-up server that is always ready."""
+
+    server: Server
+    _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        yield Endpoint(self.server.name, candidate)
+
+    def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+        return self.deploy(candidate)
+
+    def close(self) -> None: ...
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        cell = endpoint.candidate, load.concurrency
+        if cell not in self._known:
+            (self._known[cell],) = self.server.measure([cell])
+        return self._known[cell]
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+        yield Samples()
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+class _Unkept:
+    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def append_failure(self, trial: Trial) -> None: ...
+
+    def read(self) -> list[Trial]:
+        return []
+
+
+SPACES = {
+    "small": EightLoadsSpace(
+        (4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), {THREADS: ("1",)}, REQUEST_BATCH_SIZE
+    ),
+    "tenfold": EightLoadsSpace(
+        (4, 8, 16, 32, 64, 128, 256),
+        ("off", 0, 50, 100, 200, 500, 1000, 2000, 5000),
+        (*POLICIES, "max/2,max"),
+        (1, 2, 3, 4),
+        {THREADS: ("1", "2")},
+        REQUEST_BATCH_SIZE,
+    ),
+    "large": EightLoadsSpace(
+        (4, 8, 16, 32, 64, 128, 256, 512),
+        ("off", 0, 50, 100, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000),
+        (*POLICIES, "max/2,max"),
+        (1, 2, 3, 4, 5, 6, 7),
+        {THREADS: ("1", "2", "4")},
+        REQUEST_BATCH_SIZE,
+    ),
+}
+LABELS = {
+    "dlrm": f"`{Path('configs') / 'dlrm.yaml'}` as it is",
+    "large": f"{len(CONCURRENCIES)} loads",
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Search methods on recorded tables and on simulated ones: what is lost, and after how many deployments.
+
+    python benchmarks/search_methods.py [--seeds 20] [--json FILE] > benchmarks/search_methods.md
+
+Replays every tables/*.csv (real measurements, see record_tables.py) and every made-up server of
+simulated_tables.py (no noise) as `tune replay` does, under three bounds, by each method with each seed, and prints
+Markdown. Progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from simulated_tables import SERVERS, hidden_server, write
+
+from objectives.metrics import METRICS
+from objectives.sla import Constraint
+from optimizer import hardware
+from optimizer.replay.comparison import Spread
+from optimizer.replay.engine import Replayed, replay
+from optimizer.replay.recording import Recording, read_recording
+from optimizer.report import words
+from optimizer.search import SEARCHERS
+from optimizer.trial import Candidate
+
+TABLES = Path(__file__).with_name("tables")
+METHODS = ("simulated", "tpe", "random", "nsga2")
+MAX_TRIALS = 30  # ends the methods that never stop by themselves
+SHOWN_AFTER = (6, 10, 30)  # deployments
+FEASIBLE_SHARES = {"tight": 0.15, "middle": 0.40, "loose": 0.75}
+FEASIBLE_CONFIGURATIONS = 3
+COLUMNS = (
+    "table",
+    "p95 within",
+    "search",
+    "regret",
+    *(f"after {count}" for count in SHOWN_AFTER),
+    "deployed until it stopped",
+    "until within 5 %",
+    "measured",
+    "until within 1 %",
+    "measured",
+    "loads a deployment",
+)
+INTRODUCTION = f"""\
+Each cell: median / p90 over the seeds. **Regret** is the share of the table's best throughput under the bound that
+the recommendation lacks; *after 6* is what it would have been with 6 deployments. **Deployed** counts model loads
+until the search stopped, the baselines included, the confirmation apart; **until within 5 %** how many of them (and
+how many **measured** loads) it took until something that good had been measured. *Loads a deployment*: median. Only
+`simulated` has a stopping rule; the others go on to {MAX_TRIALS} deployments.
+
+The bounds come from each table: the p95 that {", ".join(f"{share:.0%}" for share in FEASIBLE_SHARES.values())} of its
+rows (configuration and load) do not exceed, rounded up to two digits, and met by {FEASIBLE_CONFIGURATIONS}
+configurations at least."""
+
+Kind = Literal["recorded", "simulated"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table under one bound."""
+
+    kind: Kind
+    table: Path
+    sla: str
+    bound_ms: float
+
+
+@dataclass(frozen=True)
+class Job:
+    case: Case
+    method: str
+    seed: int
+    max_trials: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What ``simulated`` is to reach on the tables of one kind: ``figure`` of all its runs is at most ``most``."""
+
+    kind: Kind
+    name: str
+    most: float
+    figure: Callable[[Sequence[Replayed]], float]
+    show: Callable[[float], str]
+
+
+def main() -> None:
+    given = _arguments()
+    with tempfile.TemporaryDirectory() as scratch:
+        cases = list(_cases(given.tables, Path(scratch), given.only))
+        jobs = [
+            Job(case, method, seed, given.max_trials)
+            for method in given.methods
+            for case in cases
+            for seed in range(given.seeds)
+        ]
+        runs = dict(zip(jobs, _replayed(jobs, given.processes), strict=True))
+    print("# Search methods, as last measured\n")
+    print(f"`{shlex.join(['python', 'benchmarks/search_methods.py', *sys.argv[1:]])}`\n")
+    print(INTRODUCTION)
+    for kind, title in (("recorded", "Recorded tables"), ("simulated", "Simulated tables, without noise")):
+        if any(case.kind == kind for case in cases):
+            print(f"\n## {title}\n")
+            _print_tables([case for case in cases if case.kind == kind], given.methods, runs)
+    if "simulated" in given.methods:
+        print("\n## Targets of `simulated`\n")
+        _print_targets(cases, runs)
+    machine = hardware.detect()
+    print(
+        f"\n{words.count(given.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}"
+    )
+    if given.json:
+        given.json.write_text(json.dumps(_document(runs), indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="of each method: 0 to N-1 (20)")
+    parser.add_argument("--methods", default=",".join(METHODS), metavar="S[,S...]", help=",".join(METHODS))
+    parser.add_argument("--max-trials", type=int, default=MAX_TRIALS, metavar="N", help=f"({MAX_TRIALS})")
+    parser.add_argument("--tables", type=Path, default=TABLES, metavar="DIR", help="with the recorded *.csv (tables)")
+    parser.add_argument("--only", choices=("recorded", "simulated"), help="tables of one kind")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to it")
+    given = parser.parse_args()
+    given.methods = tuple(given.methods.split(","))
+    for method in given.methods:
+        if method not in SEARCHERS:
+            parser.error(f"--methods {method}: give some of {', '.join(SEARCHERS)}")
+    if min(given.seeds, given.max_trials, given.processes) < 1:
+        parser.error("--seeds, --max-trials and --processes are at least 1")
+    return given
+
+
+# -- what is searched -------------------------------------------------------------------------------------------
+
+
+def _cases(tables: Path, scratch: Path, only: Kind | None) -> Iterator[Case]:
+    if only != "simulated":
+        found = sorted(tables.glob("*.csv"))
+        if not found:
+            _say(f"no recorded tables in {tables}")
+        for path in found:
+            yield from _bounded("recorded", path)
+    if only != "recorded":
+        for name in SERVERS:
+            path = scratch / f"{name}.csv"
+            write(hidden_server(name), path)
+            yield from _bounded("simulated", path)
+
+
+def _bounded(kind: Kind, path: Path) -> Iterator[Case]:
+    recording = read_recording(path)
+    for sla, share in FEASIBLE_SHARES.items():
+        yield Case(kind, path, sla, bound_ms(recording, share))
+
+
+def bound_ms(recording: Recording, share: float) -> float:
+    """The p95 bound that ``share`` of the rows meet, and no fewer than FEASIBLE_CONFIGURATIONS of its candidates."""
+    quickest: dict[Candidate, float] = {}
+    latencies = []
+    for row in recording.rows:
+        latency = METRICS["latency-p95"].value(row.measurement)
+        if row.load is None or latency is None or not row.measurement.stable:
+            continue
+        latencies.append(latency)
+        candidate = recording.space.canonical(row.candidate)
+        quickest[candidate] = min(latency, quickest.get(candidate, math.inf))
+    of_rows = sorted(latencies)[math.ceil(share * len(latencies)) - 1]
+    of_candidates = sorted(quickest.values())[:FEASIBLE_CONFIGURATIONS][-1]
+    return _rounded_up(max(of_rows, of_candidates))
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(round(value / unit, 6)) * unit:.2g}")
+
+
+# -- searching --------------------------------------------------------------------------------------------------
+
+
+def _replayed(jobs: Sequence[Job], processes: int) -> Iterator[Replayed]:
+    """Each job's outcome, in order. Processes rather than threads: a search is mostly Python."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # the processes fill the cores
+    started = time.monotonic()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for number, (job, run) in enumerate(zip(jobs, pool.map(_run, jobs), strict=True), 1):
+            case = f"{job.case.table.stem} {job.case.sla}"
+            _say(f"{number} of {len(jobs)}, {time.monotonic() - started:.0f} s: {job.method}, {case}, {job.seed}")
+            yield run
+
+
+def _run(job: Job) -> Replayed:
+    recording = _recording(job.case.table)
+    problem = recording.problem([Constraint("latency-p95", job.case.bound_ms)])
+    best = recording.best(problem)
+    assert best is not None, "bound_ms sees to it"
+    return replay(recording, problem, best, job.method, job.seed, job.max_trials)
+
+
+@lru_cache
+def _recording(path: Path) -> Recording:
+    return read_recording(path)
+
+
+# -- what is printed --------------------------------------------------------------------------------------------
+
+
+def _print_tables(cases: Sequence[Case], methods: Sequence[str], runs: dict[Job, Replayed]) -> None:
+    print(_line(COLUMNS))
+    print(_line(["---", "---", "---", *["--:"] * (len(COLUMNS) - 3)]))
+    for case in cases:
+        for method in methods:
+            bound = f"{case.bound_ms:g} ms ({case.sla})"
+            print(_line([case.table.stem, bound, method, *_cells(_of(runs, method, [case]))]))
+    for method in methods:
+        print(_line(["**all**", "", f"**{method}**", *_cells(_of(runs, method, cases))]))
+
+
+def _cells(runs: Sequence[Replayed]) -> list[str]:
+    untils = []
+    for tolerance in (0.05, 0.01):
+        untils.append(_both([run.until[tolerance].deployments for run in runs], _count))
+        untils.append(_both([run.until[tolerance].measurements for run in runs], _count))
+    return [
+        _both([run.regret for run in runs], _share),
+        *(_both([run.regret_after(count) for run in runs], _share) for count in SHOWN_AFTER),
+        _both([run.effort.deployments for run in runs], _count),
+        *untils,
+        f"{statistics.median(run.effort.measurements / run.effort.deployments for run in runs):.1f}",
+    ]
+
+
+def _print_targets(cases: Sequence[Case], runs: dict[Job, Replayed]) -> None:
+    """Over all runs on tables of a kind, and where it is worst."""
+    print(_line(["tables", "target", "at most", "found", "", "worst of one table and bound"]))
+    print(_line(["---", "---", "--:", "--:", "---", "---"]))
+    for target in TARGETS:
+        own = [case for case in cases if case.kind == target.kind]
+        if not own:
+            continue
+        found = target.figure(_of(runs, "simulated", own))
+        worst, case = max(
+            ((target.figure(_of(runs, "simulated", [case])), case) for case in own), key=lambda item: item[0]
+        )
+        verdict = "met" if found <= target.most else "missed"
+        where = f"{target.show(worst)} ({case.table.stem}, {case.sla})"
+        print(_line([target.kind, target.name, target.show(target.most), target.show(found), verdict, where]))
+
+
+def _document(runs: dict[Job, Replayed]) -> list[dict[str, Any]]:
+    """Every run; what was never reached is null."""
+    return [
+        {
+            "tables": job.case.kind,
+            "table": job.case.table.stem,
+            "sla": job.case.sla,
+            "sla_p95_ms": job.case.bound_ms,
+            "search": job.method,
+            "seed": job.seed,
+            "regret": run.regret,
+            **asdict(run.effort),
+            "until": {
+                f"{tolerance:g}": {name: value if math.isfinite(value) else None for name, value in asdict(e).items()}
+                for tolerance, e in run.until.items()
+            },
+            "regrets": run.regrets,
+            "recommended_line": run.recommended.line if run.recommended else None,
+        }
+        for job, run in runs.items()
+    ]
+
+
+def _of(runs: dict[Job, Replayed], method: str, cases: Sequence[Case]) -> list[Replayed]:
+    return [run for job, run in runs.items() if job.method == method and job.case in cases]
+
+
+def _both(values: Sequence[float], show: Callable[[float], str]) -> str:
+    spread = Spread.of(values)
+    return f"{show(spread.median)} / {show(spread.p90)}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.1f}".removesuffix(".0")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _median_regret(runs: Sequence[Replayed]) -> float:
+    return Spread.of([run.regret for run in runs]).median
+
+
+def _p90_regret(runs: Sequence[Replayed]) -> float:
+    return Spread.of([run.regret for run in runs]).p90
+
+
+def _median_deployments(runs: Sequence[Replayed]) -> float:
+    return Spread.of([run.effort.deployments for run in runs]).median
+
+
+def _p90_deployments(runs: Sequence[Replayed]) -> float:
+    return Spread.of([run.effort.deployments for run in runs]).p90
+
+
+TARGETS = (
+    Target("recorded", "regret, median", 0.03, _median_regret, _share),
+    Target("recorded", "regret, p90", 0.08, _p90_regret, _share),
+    Target("recorded", "deployments, median", 6, _median_deployments, _count),
+    Target("recorded", "deployments, p90", 10, _p90_deployments, _count),
+    Target("simulated", "regret, median", 0.01, _median_regret, _share),
+    Target("simulated", "regret, p90", 0.01, _p90_regret, _share),
+)
+
+if __name__ == "__main__":
+    main()

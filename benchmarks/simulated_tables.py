@@ -1,0 +1,219 @@
+"""Tables of made-up servers: the simulator of the dynamic batcher with parameters that no search method is told.
+
+    python benchmarks/simulated_tables.py FOLDER [--noise 0.05] [linear steps kink threads sublinear]
+
+Writes FOLDER/NAME.csv, which `tune replay` reads: every configuration at every load. Without noise a search can
+find the best row exactly, so whatever regret is left is its own. Only `linear` is a server as the searcher's model
+has it; the service times of the others bend, step, or depend on a field of which the simulator knows nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from objectives.metrics import Measurement
+from optimizer.batcher.simulator import (
+    ClosedLoop,
+    Job,
+    Overheads,
+    ServiceTimes,
+    Simulated,
+    Trace,
+    lognormal_jitter,
+    simulate_many,
+    trace,
+)
+from optimizer.space import Space
+from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.trials_table import TrialsTable
+
+Array = npt.NDArray[np.float64]
+REQUEST_BATCH_SIZE = 4
+CONCURRENCIES = (2, 4, 8, 16, 32, 64)
+THREADS = "parameters.intra_op_thread_count.string_value"
+DELAYS_US = ("off", 0, 200, 1000, 5000)
+POLICIES = ("none", "max/2")
+PLAIN = Space((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
+THREADED = Space((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
+# name -> seed of its parameters, chosen so that under two or three of the bounds of search_methods.py no baseline
+# comes within 10 % of the best: many a seed makes a server on which plain dynamic batching is all that one can do
+SERVERS = {"linear": 1, "steps": 12, "kink": 3, "threads": 34, "sublinear": 35}
+# the time of a batch as a multiple of one sample's, by the number of samples
+CURVES: Mapping[str, Callable[[Array], Array]] = {
+    "linear": lambda sizes: sizes,
+    "steps": lambda sizes: 24 * np.ceil(sizes / 24),  # tiles that are computed whole
+    "kink": lambda sizes: sizes + 1.5 * np.maximum(sizes - 48, 0),  # what no longer fits a cache costs more
+    "sublinear": lambda sizes: 4 * sizes**0.7,  # larger batches use the machine better
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """What one made-up server is: the truth behind a table.
+
+    A batch alone takes ``fixed_s + per_sample_s * curve``; each further busy instance adds ``contention`` of it,
+    more than in proportion. ``way_s`` is spent outside queue and computation by each request. A second thread
+    makes an instance ``thread_speedup`` times as fast and contention ``thread_contention`` times as strong.
+    """
+
+    name: str
+    fixed_s: float
+    per_sample_s: float
+    contention: float
+    way_s: float
+    jitter: float
+    seed: int
+    curve: str = "linear"
+    thread_speedup: float = 1.0
+    thread_contention: float = 1.0
+    space: Space = field(default=PLAIN, repr=False)
+
+    def measure(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[Measurement]:
+        """What perf_analyzer and the server's statistics tell of each (candidate, concurrency)."""
+        overheads = Overheads(self.way_s / 2, self.way_s / 2, wake_s=2e-5, dispatch_s=2e-5)
+        largest = max(candidate.max_batch_size for candidate, _ in cells)
+        most = max(candidate.instance_count for candidate, _ in cells)
+        service = {count: self._service(largest, most, count) for count in {_threads(cell[0]) for cell in cells}}
+        jobs = [
+            Job(candidate, ClosedLoop(load), service[_threads(candidate)], overheads, REQUEST_BATCH_SIZE)
+            for candidate, load in cells
+        ]
+        jitter = lognormal_jitter(self.jitter, self.seed)
+        found = simulate_many(jobs, jitter=jitter, threads=threads)
+        traces = (trace(job, jitter=jitter) for job in jobs)
+        return [_measurement(simulated, own, self.way_s) for simulated, own in zip(found, traces, strict=True)]
+
+    def _service(self, largest: int, instances: int, threads: int) -> ServiceTimes:
+        step = REQUEST_BATCH_SIZE
+        sizes = np.arange(step, max(largest, step) + 1, step, dtype=np.float64)
+        alone = self.fixed_s + self.per_sample_s * CURVES[self.curve](sizes)
+        slowed = self.contention * np.arange(instances) ** 1.15
+        if threads > 1:
+            alone, slowed = alone / self.thread_speedup, slowed * self.thread_contention
+        return ServiceTimes(np.outer(alone, 1 + slowed), step=step)
+
+
+def hidden_server(name: str) -> Server:
+    """The server called so, one of SERVERS: its parameters are drawn, the same ones each time."""
+    seed = SERVERS[name]
+    rng = np.random.default_rng(seed)
+    threaded = name in ("threads", "sublinear")
+    return Server(
+        name,
+        fixed_s=10 ** rng.uniform(-3.7, -2.6),
+        per_sample_s=10 ** rng.uniform(-5.0, -4.2),
+        contention=rng.uniform(0.2, 1.0),
+        way_s=10 ** rng.uniform(-4.0, -3.2),
+        jitter=rng.uniform(0.05, 0.25),
+        seed=seed,
+        curve=name if name in CURVES else "linear",
+        thread_speedup=rng.uniform(1.3, 1.8) if threaded else 1.0,
+        thread_contention=rng.uniform(1.5, 3.0) if threaded else 1.0,
+        space=THREADED if threaded else PLAIN,
+    )
+
+
+def write(server: Server, path: Path, noise: float = 0.0) -> None:
+    """Every configuration at every load as a table of trials. ``noise``: relative error of each figure."""
+    candidates = server.space.candidates()
+    cells = [(candidate, load) for candidate in candidates for load in CONCURRENCIES]
+    measured = dict(zip(cells, server.measure(cells, os.cpu_count() or 1), strict=True))
+    rng = np.random.default_rng(server.seed)
+    path.unlink(missing_ok=True)
+    table = TrialsTable(path, server.name, server.space.fields)
+    for number, candidate in enumerate(candidates):
+        for load in CONCURRENCIES:
+            measurement = measured[candidate, load]
+            if noise:
+                measurement = _noisy(measurement, *rng.lognormal(0, noise, 2))
+            table.append(Trial(number, candidate), LoadPoint(REQUEST_BATCH_SIZE, load), measurement)
+
+
+def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
+    """All latencies of one measurement are wrong by the same factor, so that their order remains."""
+    noisy: dict[str, Any] = {
+        "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
+    }
+    for name in _FIGURES:
+        if name.endswith("_ms"):
+            noisy[name] = getattr(measurement, name) * of_latency
+    return replace(measurement, **noisy)
+
+
+_FIGURES = (
+    "throughput_infer_per_sec",
+    "latency_avg_ms",
+    "latency_p50_ms",
+    "latency_p90_ms",
+    "latency_p95_ms",
+    "latency_p99_ms",
+    "network_ms",
+    "queue_ms",
+    "compute_infer_ms",
+    "mean_batch_size",
+)
+
+
+def _measurement(simulated: Simulated, executions: Trace, way_s: float) -> Measurement:
+    compute_s = simulated.latency_avg_s - simulated.queue_avg_s - way_s
+    figures = (
+        simulated.throughput_infer_per_s,
+        *(1e3 * getattr(simulated, f"latency_{name}_s") for name in ("avg", "p50", "p90", "p95", "p99")),
+        1e3 * way_s,
+        1e3 * simulated.queue_avg_s,
+        1e3 * max(compute_s, 0.0),
+        simulated.mean_batch_size,
+    )
+    told: dict[str, Any] = {name: _rounded(value) for name, value in zip(_FIGURES, figures, strict=True)}
+    told |= {"compute_input_ms": 0.0, "compute_output_ms": 0.0, "batch_stats": _batch_stats(executions)}
+    return Measurement(**told, requests=simulated.requests, stable=True)
+
+
+def _batch_stats(executions: Trace) -> str:
+    """As ``perf_analyzer.batch_stats`` writes them."""
+    ended = np.isfinite(executions.end_s)
+    sizes, took_s = executions.requests[ended], (executions.end_s - executions.start_s)[ended]
+    entries = []
+    for size in np.unique(sizes):
+        own = took_s[sizes == size]
+        entries.append(f"{size * REQUEST_BATCH_SIZE}:{len(own)}:{round(1e9 * float(own.sum()))}")
+    return " ".join(entries)
+
+
+def _rounded(value: float) -> float:
+    """To six digits: what a table shows."""
+    return float(f"{value:.6g}") if math.isfinite(value) else value
+
+
+def _threads(candidate: Candidate) -> int:
+    return int(dict(candidate.fields).get(THREADS, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--noise", type=float, default=0.0, help="relative error of each figure (0)")
+    parser.add_argument("names", nargs="*", metavar="NAME", default=list(SERVERS), help=f"of {', '.join(SERVERS)}")
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in SERVERS]
+    if unknown:
+        parser.error(f"no server is called {unknown[0]}: give some of {', '.join(SERVERS)}")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name in given.names:
+        server = hidden_server(name)
+        path = given.folder / f"{name}.csv"
+        write(server, path, given.noise)
+        print(f"{path}: {len(server.space)} configurations, {len(CONCURRENCIES)} loads; {server}")
+
+
+if __name__ == "__main__":
+    main()
