@@ -2,12 +2,16 @@
 
     python benchmarks/simulator_proof.py [--recordings 3] [--predict-only]
 
-The model sleeps FIXED_MS + PER_SAMPLE_MS * b for a batch of b samples. Service times and overheads are calibrated on
-the cells of CALIBRATION; the cells of HELD_OUT, other configurations throughout, are then predicted. A cell is a
-configuration under a load: a closed loop of some concurrency, or an open loop (constant or Poisson) at a share of
-the configuration's capacity. Its figures are the median of the recordings, each in a pass of its own; what others
-disturbed is recorded anew. Recordings are appended to simulator_proof.csv: interrupted, the command goes on where
-it was, and ``--predict-only`` simulates again without a server. Prints the Markdown of simulator_proof.md.
+The model sleeps FIXED_MS + PER_SAMPLE_MS * b for a batch of b samples, which takes no CPU, so that instances do not
+slow each other down. A cell is a configuration under a load: a closed loop of some concurrency, or an open loop
+(constant or Poisson arrivals) at a share of the configuration's capacity. Service times and the latencies around
+them are calibrated on the cells of CALIBRATION; those of HELD_OUT, other configurations throughout, are then
+predicted. A cell's figures are the median of its recordings, each in a pass of its own; what others disturbed is
+recorded anew.
+
+Recordings are appended to simulator_proof.csv: interrupted, the command goes on where it was, and
+``--predict-only`` simulates again without a server. Writes simulator_proof.md. The targets: throughput within 3 %
+and p95 within 5 % on average (15 % at worst), and 97 % agreement on whether a cell meets a bound on its p95.
 """
 
 from __future__ import annotations
@@ -15,29 +19,57 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import math
 import random
+import statistics
 import tempfile
-import textwrap
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from record_tables import OTHERS_LIMIT, Usage, say, wait_for_quiet
+import numpy as np
+from record_tables import OTHERS_LIMIT, Usage, median, say, wait_for_quiet
 
-from optimizer import runtime
+from objectives.metrics import Measurement
+from optimizer import hardware, runtime
+from optimizer.batcher import calibration
+from optimizer.batcher.calibration import Observation, release_time_s, service_times
+from optimizer.batcher.job import Array
+from optimizer.batcher.simulator import (
+    ClosedLoop,
+    Job,
+    Load,
+    OpenLoop,
+    Overheads,
+    ServiceTimes,
+    Simulated,
+    Window,
+    exponential_delays,
+    lognormal_jitter,
+    simulate_many,
+)
+from optimizer.batcher.statistics import read_batch_stats
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.interfaces import Endpoint
-from optimizer.perf_analyzer import WINDOWS, PerfAnalyzer
+from optimizer.perf_analyzer import MAX_THREADS, WINDOWS, PerfAnalyzer
 from optimizer.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 
 RECORDINGS = Path(__file__).with_suffix(".csv")
+REPORT = Path(__file__).with_suffix(".md")
 FIXED_MS, PER_SAMPLE_MS = 5.0, 1.0
+BACKEND_MS, BACKEND_REQUEST_MS = 1.0, 0.12  # about what a batch takes beside its sleep: to place the rates only
 WINDOW_MS = 450  # perf_analyzer takes three, each a fifth longer than asked: 1.6 s
 SECONDS = WINDOWS * 1.2 * WINDOW_MS / 1000
 ATTEMPTS = 4
+LARGEST = 32  # max_batch_size
+MOST_INSTANCES = 3
+BOUNDS_MS = (10, 15, 20, 30, 50, 75)
+SEEDS = 9
+FIT_SEEDS = 5
+FIT_STEPS = 250
 
 MODEL = "sleeper"
 CONFIG = """\
@@ -61,6 +93,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", tensor.as_numpy())]) for tensor in tensors]
 """
 
+Arrivals = Literal["closed", "constant", "poisson"]
+
 
 # -- what is measured -------------------------------------------------------------------------------------------
 
@@ -71,45 +105,58 @@ class Cell:
 
     candidate: Candidate
     request_batch_size: int
-    arrivals: str  # closed, constant or poisson
+    arrivals: Arrivals
     level: int
 
     @property
-    def key(self) -> tuple[str, ...]:
-        c = self.candidate
-        batching = f"{c.max_queue_delay_us}" if c.dynamic_batching else "off"
-        preferred = " ".join(map(str, c.preferred_batch_sizes))
-        return (
-            *(str(c.max_batch_size), batching, preferred, str(c.instance_count)),
-            *(str(self.request_batch_size), self.arrivals, str(self.level)),
+    def load(self) -> Load:
+        """As perf_analyzer sends it in a recording."""
+        if self.arrivals == "closed":
+            return ClosedLoop(self.level)
+        return OpenLoop.perf_analyzer(
+            self.level,
+            SECONDS,
+            poisson=self.arrivals == "poisson",
+            schedule_s=WINDOWS * WINDOW_MS / 1000,
+            threads=MAX_THREADS,
         )
 
-
-KEY_COLUMNS = ("max_batch_size", "delay_us", "preferred", "instances", "request_batch_size", "arrivals", "level")
-FIGURES = (
-    *("throughput_infer_per_sec", "latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
-    *("latency_p99_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
-    *("client_send_ms", "network_ms", "client_recv_ms", "mean_batch_size", "requests"),
-)
-COLUMNS = ("recording", *KEY_COLUMNS, *FIGURES, "wall_s", "others", "batch_stats")
+    @property
+    def key(self) -> dict[str, str]:
+        c = self.candidate
+        return {
+            "max_batch_size": str(c.max_batch_size),
+            "delay_us": str(c.max_queue_delay_us) if c.dynamic_batching else "off",
+            "preferred": " ".join(map(str, c.preferred_batch_sizes)),
+            "instances": str(c.instance_count),
+            "request_batch_size": str(self.request_batch_size),
+            "arrivals": self.arrivals,
+            "level": str(self.level),
+        }
 
 
 def capacity(candidate: Candidate, request_batch_size: int) -> float:
     """Requests per second with all instances busy on batches as large as the batcher makes them."""
     largest = max(candidate.preferred_batch_sizes or (candidate.max_batch_size,))
     requests = max(1, largest // request_batch_size) if candidate.dynamic_batching else 1
-    seconds = (FIXED_MS + PER_SAMPLE_MS * requests * request_batch_size) / 1000
-    return candidate.instance_count * requests / seconds
+    asleep_ms = FIXED_MS + PER_SAMPLE_MS * requests * request_batch_size
+    return 1000 * candidate.instance_count * requests / (asleep_ms + BACKEND_MS + BACKEND_REQUEST_MS * requests)
 
 
-def cells(candidate: Candidate, *loads: int | tuple[str, float], request_batch_size: int = 1) -> list[Cell]:
-    """``loads``: a concurrency, or how requests arrive and at which share of the capacity."""
-    found = []
-    for load in loads:
-        arrivals, level = load if isinstance(load, tuple) else ("closed", load)
-        if arrivals != "closed":
-            level *= capacity(candidate, request_batch_size)
-        found.append(Cell(candidate, request_batch_size, arrivals, round(level)))
+def cells(
+    candidate: Candidate,
+    *concurrencies: int,
+    constant: float | None = None,
+    poisson: float | None = None,
+    request_batch_size: int = 1,
+) -> list[Cell]:
+    """Closed loops, and open loops at shares of the capacity."""
+    found = [Cell(candidate, request_batch_size, "closed", concurrency) for concurrency in concurrencies]
+    full = capacity(candidate, request_batch_size)
+    if constant:
+        found.append(Cell(candidate, request_batch_size, "constant", round(constant * full)))
+    if poisson:
+        found.append(Cell(candidate, request_batch_size, "poisson", round(poisson * full)))
     return found
 
 
@@ -121,32 +168,36 @@ def unbatched(limit: int, instances: int) -> Candidate:
     return Candidate(limit, instance_count=instances)
 
 
+ALONE = Cell(batching(20, 0), 1, "closed", 1)
+SATURATED = Cell(batching(20, 0), 1, "closed", 40)
 CALIBRATION = [
-    *cells(batching(20, 0), 1, 9, 40, ("poisson", 0.6)),
+    *cells(batching(20, 0), 1, 9, 40, poisson=0.6),
     *cells(batching(6, 0, instances=2), 1, 5, 20),
-    *cells(batching(10, 1500), 7, 16, ("constant", 0.5)),
+    *cells(batching(10, 1500), 7, 16, constant=0.5),
     *cells(unbatched(1, 2), 1, 3),
-    *cells(batching(15, 0, instances=1), 1, 4, 12, request_batch_size=3),
+    *cells(batching(5, 0, instances=3), 5, 13),
+    *cells(batching(15, 0), 1, 4, 12, request_batch_size=3),
+    *cells(batching(9, 600, instances=2), 3, 9, request_batch_size=3),
 ]
 HELD_OUT = [
-    *cells(unbatched(8, 1), 1, 4, ("constant", 0.8), ("poisson", 0.6)),
-    *cells(unbatched(1, 3), 3, 8, ("constant", 0.9), ("poisson", 0.7)),
-    *cells(batching(4, 0), 2, 12, ("constant", 0.5), ("poisson", 0.9)),
-    *cells(batching(8, 0, instances=2), 6, 24, ("constant", 0.9), ("poisson", 0.4)),
-    *cells(batching(16, 0), 5, 48, ("constant", 0.3), ("poisson", 0.7)),
-    *cells(batching(4, 0, instances=3), 4, 16, ("constant", 0.6), ("poisson", 0.8)),
-    *cells(batching(8, 2000), 1, 16, ("constant", 0.7), ("poisson", 0.5)),
-    *cells(batching(8, 5000, instances=2), 12, 32, ("constant", 0.4), ("poisson", 0.8)),
-    *cells(batching(4, 8000, instances=3), 3, 20, ("constant", 0.5), ("poisson", 0.7)),
-    *cells(batching(16, 3000, 8, 16), 10, 32, ("constant", 0.6), ("poisson", 0.9)),
-    *cells(batching(16, 1000, 8), 8, 24, ("constant", 0.8), ("poisson", 0.6)),
-    *cells(batching(8, 4000, 4, instances=2), 8, 20, ("constant", 0.6), ("poisson", 0.5)),
-    *cells(batching(32, 0, 16, 32), 12, 40, ("constant", 0.5), ("poisson", 0.8)),
-    *cells(batching(32, 10000), 24, 48, ("constant", 0.4), ("poisson", 0.6)),
-    *cells(batching(12, 0, instances=1), 3, 8, ("constant", 0.9), ("poisson", 0.6), request_batch_size=3),
-    *cells(batching(12, 3000, instances=2), 4, 16, ("constant", 0.6), ("poisson", 0.8), request_batch_size=3),
-    *cells(batching(16, 2000, 6, 12), 2, 10, ("constant", 0.7), ("poisson", 0.5), request_batch_size=3),
-    *cells(batching(8, 1000, instances=3), 5, 18, ("constant", 0.8), ("poisson", 0.6), request_batch_size=3),
+    *cells(unbatched(8, 1), 1, 4, constant=0.8, poisson=0.6),
+    *cells(unbatched(1, 3), 3, 8, constant=0.9, poisson=0.7),
+    *cells(batching(4, 0), 2, 12, constant=0.5, poisson=0.9),
+    *cells(batching(8, 0, instances=2), 6, 24, constant=0.9, poisson=0.4),
+    *cells(batching(16, 0), 5, 48, constant=0.3, poisson=0.7),
+    *cells(batching(4, 0, instances=3), 4, 16, constant=0.6, poisson=0.8),
+    *cells(batching(8, 2000), 1, 16, constant=0.7, poisson=0.5),
+    *cells(batching(8, 5000, instances=2), 12, 32, constant=0.4, poisson=0.8),
+    *cells(batching(4, 8000, instances=3), 3, 20, constant=0.5, poisson=0.7),
+    *cells(batching(16, 3000, 8, 16), 10, 32, constant=0.6, poisson=0.9),
+    *cells(batching(16, 1000, 8), 8, 24, constant=0.8, poisson=0.6),
+    *cells(batching(8, 4000, 4, instances=2), 8, 20, constant=0.6, poisson=0.5),
+    *cells(batching(32, 0, 16, 32), 12, 40, constant=0.5, poisson=0.8),
+    *cells(batching(32, 10000), 24, 48, constant=0.4, poisson=0.6),
+    *cells(batching(12, 0), 3, 8, constant=0.9, poisson=0.6, request_batch_size=3),
+    *cells(batching(12, 3000, instances=2), 4, 16, constant=0.6, poisson=0.8, request_batch_size=3),
+    *cells(batching(16, 2000, 6, 12), 2, 10, constant=0.7, poisson=0.5, request_batch_size=3),
+    *cells(batching(8, 1000, instances=3), 5, 18, constant=0.8, poisson=0.6, request_batch_size=3),
 ]
 
 
@@ -155,9 +206,9 @@ HELD_OUT = [
 
 @dataclass(frozen=True)
 class LoadGenerator(PerfAnalyzer):
-    """perf_analyzer that also keeps to a rate of requests, where ``arrivals`` is not closed."""
+    """perf_analyzer that keeps to a rate of requests where ``arrivals`` is not closed."""
 
-    arrivals: str = "closed"
+    arrivals: Arrivals = "closed"
     requests_per_s: int = 0
 
     def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> list[str]:
@@ -176,7 +227,7 @@ def bench() -> Iterator[tuple[EmbeddedTarget, LoadGenerator]]:
         folder = Path(scratch)
         version = folder / "models" / MODEL / "1"
         version.mkdir(parents=True)
-        version.joinpath("model.py").write_text(textwrap.dedent(PROGRAM))
+        version.joinpath("model.py").write_text(PROGRAM)
         version.with_name("config.pbtxt").write_text(CONFIG)
         source = read_repository_model(folder / "models", MODEL, gpu=False)
         load_generator = LoadGenerator(
@@ -193,95 +244,349 @@ def bench() -> Iterator[tuple[EmbeddedTarget, LoadGenerator]]:
 
 def record(path: Path, wanted: Sequence[Cell], recordings: int) -> None:
     """Append what is missing of so many recordings of each cell."""
+    done = read(path)
+    missing: list[tuple[int, Candidate, list[Cell]]] = []
+    for recording in range(recordings):
+        lacking: dict[Candidate, list[Cell]] = {}
+        for cell in wanted:
+            if len(done.get(cell, ())) <= recording:
+                lacking.setdefault(cell.candidate, []).append(cell)
+        order = list(lacking)
+        random.Random(recording).shuffle(order)
+        missing += [(recording, candidate, lacking[candidate]) for candidate in order]
+    if not missing:
+        return
     with bench() as (target, load_generator):
-        for recording in range(recordings):
-            done = {
-                tuple(row[name] for name in KEY_COLUMNS) for row in read(path) if row["recording"] == str(recording)
-            }
-            missing: dict[Candidate, list[Cell]] = {}
-            for cell in wanted:
-                if cell.key not in done:
-                    missing.setdefault(cell.candidate, []).append(cell)
-            order = list(missing)
-            random.Random(recording).shuffle(order)
-            for place, candidate in enumerate(order):
-                say(f"recording {recording + 1}: configuration {place + 1} of {len(order)}")
-                wait_for_quiet()
-                with target.deploy(candidate) as endpoint:
-                    load_generator.warm_up(endpoint, LoadPoint(1, 2 * candidate.instance_count))
-                    for cell in missing[candidate]:
-                        append(path, recording, cell, measure(endpoint, load_generator, cell))
+        for place, (recording, candidate, lacked) in enumerate(missing):
+            say(f"configuration {place + 1} of {len(missing)}")
+            wait_for_quiet()
+            for cell, measurement in measured(target, load_generator, candidate, lacked):
+                append(path, recording, cell, measurement)
 
 
-def measure(endpoint: Endpoint, load_generator: LoadGenerator, cell: Cell) -> dict[str, Any]:
-    """The least disturbed of ATTEMPTS tries, or the first that others left in peace."""
-    closed = cell.arrivals == "closed"
-    load = LoadPoint(cell.request_batch_size, cell.level if closed else 1)
-    generator = replace(load_generator, arrivals=cell.arrivals, requests_per_s=cell.level)
-    tries: list[dict[str, Any]] = []
-    for _ in range(ATTEMPTS):
-        usage, counted, started = Usage.now(), batch_statistics(endpoint), time.monotonic()
-        measurement = generator.measure(endpoint, load)
-        row = {name: getattr(measurement, name) for name in FIGURES}
-        row["wall_s"] = round(time.monotonic() - started, 3)
-        row["others"] = round(Usage.now().others_since(usage), 4)
-        row["batch_stats"] = difference(counted, batch_statistics(endpoint))
-        tries.append(row)
-        if row["others"] <= OTHERS_LIMIT:
-            break
-        say(f"{' '.join(cell.key)}: others took {row['others']:.0%} of the machine; again")
-        wait_for_quiet()
-    return min(tries, key=lambda one: float(one["others"]))
-
-
-Counted = dict[int, tuple[int, int]]  # batch size: executions, nanoseconds computed
-
-
-def batch_statistics(endpoint: Endpoint) -> Counted:
-    from tritonclient.grpc import InferenceServerClient
-
-    with InferenceServerClient(endpoint.grpc) as client:
-        (model,) = client.get_inference_statistics(endpoint.model, client_timeout=10).model_stats
+def record_once(
+    target: EmbeddedTarget, load_generator: LoadGenerator, wanted: Sequence[Cell]
+) -> dict[Cell, list[Measurement]]:
+    """Every cell as it comes, disturbed or not."""
     return {
-        one.batch_size: (one.compute_infer.count, one.compute_input.ns + one.compute_infer.ns + one.compute_output.ns)
-        for one in model.batch_stats
+        cell: [measurement]
+        for candidate in dict.fromkeys(cell.candidate for cell in wanted)
+        for cell, measurement in measured(
+            target, load_generator, candidate, [cell for cell in wanted if cell.candidate == candidate], attempts=1
+        )
     }
 
 
-def difference(before: Counted, after: Counted) -> str:
-    """``size:executions:nanoseconds`` of each batch size that was executed in between."""
-    entries = []
-    for size, (executions, nanoseconds) in sorted(after.items()):
-        earlier = before.get(size, (0, 0))
-        if executions > earlier[0]:
-            entries.append(f"{size}:{executions - earlier[0]}:{nanoseconds - earlier[1]}")
-    return " ".join(entries)
+def measured(
+    target: EmbeddedTarget,
+    load_generator: LoadGenerator,
+    candidate: Candidate,
+    wanted: Sequence[Cell],
+    attempts: int = ATTEMPTS,
+) -> Iterator[tuple[Cell, Measurement]]:
+    """Each cell of one configuration, as soon as it is measured."""
+    with target.deploy(candidate) as endpoint:
+        load_generator.warm_up(endpoint, LoadPoint(1, 2 * candidate.instance_count))
+        for cell in wanted:
+            yield cell, measure(endpoint, load_generator, cell, attempts)
 
 
-def append(path: Path, recording: int, cell: Cell, row: dict[str, Any]) -> None:
+def measure(endpoint: Endpoint, load_generator: LoadGenerator, cell: Cell, attempts: int) -> Measurement:
+    """The first try that others left in peace, else the least disturbed one."""
+    load = LoadPoint(cell.request_batch_size, cell.level if cell.arrivals == "closed" else 1)
+    generator = replace(load_generator, arrivals=cell.arrivals, requests_per_s=cell.level)
+    tries: list[tuple[float, Measurement]] = []
+    while len(tries) < attempts:
+        before = Usage.now()
+        measurement = generator.measure(endpoint, load)
+        tries.append((Usage.now().others_since(before), measurement))
+        if tries[-1][0] <= OTHERS_LIMIT or attempts == 1:
+            break
+        say(f"{' '.join(cell.key.values())}: others took {tries[-1][0]:.0%} of the machine; again")
+        wait_for_quiet()
+    return min(tries, key=lambda one: one[0])[1]
+
+
+FIGURES = (
+    *("throughput_infer_per_sec", "latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
+    *("latency_p99_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
+    *("mean_batch_size", "requests", "batch_stats"),
+)
+
+
+def append(path: Path, recording: int, cell: Cell, measurement: Measurement) -> None:
+    row = {"recording": str(recording), **cell.key, **{name: getattr(measurement, name) for name in FIGURES}}
     fresh = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, row, lineterminator="\n")
         if fresh:
             writer.writeheader()
-        writer.writerow({"recording": recording, **dict(zip(KEY_COLUMNS, cell.key, strict=True)), **row})
+        writer.writerow(row)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def read(path: Path) -> dict[Cell, list[Measurement]]:
+    found: dict[Cell, list[Measurement]] = {}
+    if path.exists():
+        known = {tuple(cell.key.values()): cell for cell in (*CALIBRATION, *HELD_OUT)}
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                cell = known.get(tuple(row[name] for name in ALONE.key))
+                if cell is not None:
+                    found.setdefault(cell, []).append(_measurement(row))
+    return found
+
+
+def _measurement(row: Mapping[str, str]) -> Measurement:
+    figures = {name: float(row[name]) for name in FIGURES if name != "batch_stats"}
+    return replace(Measurement(batch_stats=row["batch_stats"]), **figures)  # type: ignore[arg-type]
+
+
+# -- predicting -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """What is simulated beside the batcher. ``services``: by the samples of a request."""
+
+    services: Mapping[int, ServiceTimes]
+    overheads: Overheads
+    delay_s: float  # the mean of exponential ones
+    jitter: float
+
+    def predict(self, wanted: Sequence[Cell], seeds: int = SEEDS) -> list[Simulated]:
+        """The medians over several draws of jitter and delays, watched about as long as the real server."""
+        jobs = [self._job(cell) for cell in wanted]
+        glance = simulate_many(jobs, jitter=self._jitters(seeds), delays_s=self._delays(seeds))
+        found: list[Simulated] = []
+        for cell, job, seen in zip(wanted, jobs, glance, strict=True):
+            requests = round(seen.throughput_infer_per_s / cell.request_batch_size * SECONDS)
+            window = Window(0, max(requests, 20) if cell.arrivals == "closed" else None)
+            found.append(_middle([self._draw(job, window, seed) for seed in range(seeds)]))
+        return found
+
+    def _draw(self, job: Job, window: Window, seed: int) -> Simulated:
+        return simulate_many([job], jitter=self._jitters(seed), delays_s=self._delays(seed), window=window)[0]
+
+    def _job(self, cell: Cell) -> Job:
+        service = self.services[cell.request_batch_size]
+        return Job(cell.candidate, cell.load, service, self.overheads, cell.request_batch_size)
+
+    def _jitters(self, seed: int) -> Array:
+        return lognormal_jitter(self.jitter, seed)
+
+    def _delays(self, seed: int) -> Array:
+        return exponential_delays(self.delay_s, seed)
+
+
+def _middle(draws: Sequence[Simulated]) -> Simulated:
+    names = ("throughput_infer_per_s", "latency_p50_s", "latency_p95_s", "mean_batch_size")
+    return replace(draws[0], **{name: statistics.median(getattr(one, name) for one in draws) for name in names})
+
+
+def calibrate(
+    recorded: Mapping[Cell, Sequence[Measurement]], by: Sequence[Cell] = tuple(CALIBRATION), steps: int = FIT_STEPS
+) -> Server:
+    """Service times from the executions of all cells of ``by``. The latencies around them start from those of a
+    single client and of a saturated instance; a random search fits them to the cells' figures."""
+    seen = {cell: recorded[cell] for cell in by}
+    by_size: dict[int, list[Observation]] = {}
+    for cell, measurements in seen.items():
+        by_size.setdefault(cell.request_batch_size, []).extend(_observation(cell, m) for m in measurements)
+    services = {
+        size: service_times(found, LARGEST, MOST_INSTANCES, step=size, contention=0.0)
+        for size, found in by_size.items()
+    }
+    medians = {cell: median(list(measurements)) for cell, measurements in seen.items()}
+    release_s = statistics.median(release_time_s(_observation(SATURATED, m)) for m in seen[SATURATED])
+    over = calibration.overheads(ALONE.candidate, ALONE.request_batch_size, medians[ALONE], release_s)
+    numbers = [over.send_s, over.receive_s, over.client_s, 30e-6, over.wake_s, over.dispatch_s, over.release_s]
+    start = np.log(np.maximum([*numbers, 0.5 * over.send_s, calibration.relative_std(medians[ALONE])], SMALLEST_S))
+    return _fitted(start, services, medians, steps)
+
+
+SMALLEST_S = 1e-6
+ERROR_LIMIT = 0.3  # no single cell counts more
+
+
+def _fitted(
+    start: Array, services: Mapping[int, ServiceTimes], medians: Mapping[Cell, Measurement], steps: int
+) -> Server:
+    """A random search over the logarithms of the overheads, the mean delay and the jitter."""
+    rng = np.random.default_rng(0)
+    best, least = start, _misfit(_server(start, services), medians)
+    scale, failures = 0.5, 0
+    for _ in range(steps):
+        tried = best + scale * rng.standard_normal(len(best)) * (rng.random(len(best)) < 0.35)
+        misfit = _misfit(_server(tried, services), medians)
+        if misfit < least:
+            best, least, failures = tried, misfit, 0
+        else:
+            failures += 1
+            if failures % 25 == 0:
+                scale = max(0.1, 0.8 * scale)
+    return _server(best, services)
+
+
+def _server(logarithms: Array, services: Mapping[int, ServiceTimes]) -> Server:
+    *overheads, delay_s, jitter = np.exp(logarithms).tolist()
+    return Server(services, Overheads(*overheads), delay_s, jitter)
+
+
+def _misfit(server: Server, medians: Mapping[Cell, Measurement]) -> float:
+    """The mean error of throughput, p95 and, at half their weight, the mean batch."""
+    total = 0.0
+    for measured, simulated in zip(medians.values(), server.predict(list(medians), FIT_SEEDS), strict=True):
+        for weight, seen, given in (
+            (1.0, measured.throughput_infer_per_sec, simulated.throughput_infer_per_s),
+            (1.0, measured.latency_p95_ms, 1000 * simulated.latency_p95_s),
+            (0.5, measured.mean_batch_size, simulated.mean_batch_size),
+        ):
+            total += weight * min(abs(math.log(given / (seen or math.nan))), ERROR_LIMIT)
+    return total / len(medians)
+
+
+def _observation(cell: Cell, measured: Measurement) -> Observation:
+    batches = read_batch_stats(measured.batch_stats)
+    throughput = measured.throughput_infer_per_sec or math.nan
+    requests_per_s = throughput / cell.request_batch_size
+    in_flight = requests_per_s * (measured.latency_avg_ms or math.nan) / 1000
+    wall_s = sum(batch.executions * batch.batch_size for batch in batches) / throughput
+    return Observation(
+        cell.candidate.instance_count, max(1, round(in_flight)), wall_s, batches, cell.request_batch_size
+    )
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    cell: Cell
+    measured: Measurement
+    simulated: Simulated
+
+    @property
+    def throughput_error(self) -> float:
+        return self.simulated.throughput_infer_per_s / (self.measured.throughput_infer_per_sec or math.nan) - 1
+
+    @property
+    def p95_error(self) -> float:
+        return 1000 * self.simulated.latency_p95_s / (self.measured.latency_p95_ms or math.nan) - 1
+
+    def agrees(self, bound_ms: float) -> bool:
+        """Measurement and simulation, on whether the p95 is within the bound."""
+        return (1000 * self.simulated.latency_p95_s <= bound_ms) == ((self.measured.latency_p95_ms or 0) <= bound_ms)
+
+
+@dataclass(frozen=True)
+class Summary:
+    throughput: float  # mean absolute errors
+    p95: float
+    worst_p95: float
+    agreement: float
+
+    @classmethod
+    def of(cls, compared: Sequence[Compared]) -> Summary:
+        p95 = [abs(one.p95_error) for one in compared]
+        return cls(
+            statistics.fmean(abs(one.throughput_error) for one in compared),
+            statistics.fmean(p95),
+            max(p95),
+            statistics.fmean(one.agrees(bound) for one in compared for bound in BOUNDS_MS),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"throughput MAPE {self.throughput:.1%} · p95 MAPE {self.p95:.1%}, worst {self.worst_p95:.1%} · "
+            f"agreement on the bound {self.agreement:.1%}"
+        )
+
+
+def compare(recorded: Mapping[Cell, Sequence[Measurement]], server: Server, wanted: Sequence[Cell]) -> list[Compared]:
+    there = [cell for cell in wanted if cell in recorded]
+    return [
+        Compared(cell, median(list(recorded[cell])), simulated)
+        for cell, simulated in zip(there, server.predict(there), strict=True)
+    ]
+
+
+HEADER = (
+    *("max batch", "delay µs", "preferred", "instances", "samples a request", "load"),
+    *("infer/s", "simulated", "error", "p95 ms", "simulated", "error", "mean batch", "simulated"),
+)
+
+
+def row(one: Compared) -> str:
+    *configuration, arrivals, level = one.cell.key.values()
+    m, s = one.measured, one.simulated
+    load = f"closed, {level} in flight" if arrivals == "closed" else f"{arrivals}, {level} requests/s"
+    figures = (
+        *(f"{m.throughput_infer_per_sec:,.0f}", f"{s.throughput_infer_per_s:,.0f}", f"{one.throughput_error:+.1%}"),
+        *(f"{m.latency_p95_ms:.1f}", f"{1000 * s.latency_p95_s:.1f}", f"{one.p95_error:+.1%}"),
+        *(f"{m.mean_batch_size:.2f}", f"{s.mean_batch_size:.2f}"),
+    )
+    return "| " + " | ".join((*configuration, load, *figures)) + " |"
+
+
+def table(compared: Sequence[Compared]) -> str:
+    head = "| " + " | ".join(HEADER) + " |\n|" + " --: |" * len(HEADER)
+    return "\n".join([head, *map(row, compared)])
+
+
+def report(recorded: Mapping[Cell, Sequence[Measurement]], server: Server, on: str) -> str:
+    """The Markdown of simulator_proof.md."""
+    held_out, own = compare(recorded, server, HELD_OUT), compare(recorded, server, CALIBRATION)
+    fewest = min(len(recorded[one.cell]) for one in held_out)
+    overheads = [
+        *(f"{field.name} {1e6 * getattr(server.overheads, field.name):.0f} µs" for field in fields(Overheads)),
+        f"exponential delays of {1e6 * server.delay_s:.0f} µs on average",
+        f"jitter {server.jitter:.1%}",
+    ]
+    services = "; ".join(
+        f"{size} a request: "
+        + ", ".join(
+            f"S({size * requests}) {1000 * times.seconds[requests - 1, 0]:.2f} ms"
+            for requests in (1, 2, 4, 8)
+            if requests <= len(times.seconds)
+        )
+        for size, times in sorted(server.services.items())
+    )
+    return f"""# The simulated batcher against the real server, as last measured
+
+`python benchmarks/simulator_proof.py`
+
+A Python model on the real tritonserver sleeps {FIXED_MS:g} ms + {PER_SAMPLE_MS:g} ms per sample.
+{len(held_out)} held-out cells, each the median of {fewest} recordings of {SECONDS:.1f} s:
+
+**{Summary.of(held_out)}**
+
+over the bounds of {", ".join(map(str, BOUNDS_MS))} ms on the p95 of every cell. {on}
+
+## Held-out cells
+
+{table(held_out)}
+
+## Calibration
+
+Service times (what the server counts by batch size: the sleep and the backend's work around it) and overheads come
+from the {len(own)} cells below alone; no held-out configuration is among them.
+Samples {services}. {"; ".join(overheads)}. There: {Summary.of(own)}
+
+{table(own)}
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=int, default=3)
     parser.add_argument("--predict-only", action="store_true")
-    parser.add_argument("--calibration-only", action="store_true")
-    parser.add_argument("--csv", type=Path, default=RECORDINGS)
     given = parser.parse_args()
-    record(given.csv, CALIBRATION + ([] if given.calibration_only else HELD_OUT), given.recordings)
+    if not given.predict_only:
+        record(RECORDINGS, [*CALIBRATION, *HELD_OUT], given.recordings)
+    recorded = read(RECORDINGS)
+    text = report(recorded, calibrate(recorded), f"{hardware.detect()}; {date.today()}.")
+    REPORT.write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -54,11 +54,6 @@ class Overheads:
     least time between two arrivals, and between two responses (clients and network handle one at a time).
     ``wake_s``: the batcher is notified or its wait is over → it runs. ``dispatch_s``: a batch is ready → a
     sleeping instance takes it. ``release_s``: the computation ends → the instance is ready for the next batch.
-
-    Where a backend handles the requests of a batch one after the other: ``respond_s`` is the last part of the
-    computation that each of them takes, at the end of which its response leaves, and ``release_each_s`` comes on
-    top of ``release_s`` for each of them. So clients whose response left first send again before the instance is
-    ready, and batches that went together part.
     """
 
     send_s: float = 0.0
@@ -68,8 +63,6 @@ class Overheads:
     wake_s: float = 0.0
     dispatch_s: float = 0.0
     release_s: float = 0.0
-    respond_s: float = 0.0
-    release_each_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

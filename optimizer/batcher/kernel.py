@@ -48,9 +48,7 @@ SPACING = 19
 WAKE = 20
 DISPATCH = 21
 RELEASE = 22
-RESPOND = 23
-RELEASE_EACH = 24
-COLUMNS = 25
+COLUMNS = 23
 
 # columns of ``results``
 DURATION = 0
@@ -78,7 +76,6 @@ SLEEPING = 0
 WAKING = 1
 EXECUTING = 2
 RELEASING = 3
-RESPONDING = 4  # the last part of an execution
 
 
 @compiled
@@ -167,7 +164,6 @@ def _simulate_point(
     concurrency, warm_up, wanted = point[CONCURRENCY], point[WARM_UP], point[WANTED]
     send, receive, client, spacing = point[SEND], point[RECEIVE], point[CLIENT], point[SPACING]
     wake, dispatch, release = point[WAKE], point[DISPATCH], point[RELEASE]
-    respond, release_each = point[RESPOND], point[RELEASE_EACH]
     service, stride = point[SERVICE], point[STRIDE]
     mask = len(sent_at) - 1
 
@@ -206,7 +202,6 @@ def _simulate_point(
     left = np.zeros(n, np.float64)  # share of the execution still to do at ``since``
     factor = np.ones(n, np.float64)
     run = np.zeros(n, np.int64)  # number of its execution
-    answered = np.zeros(n, np.int64)  # of its requests
     waited = np.zeros(n, np.int64)  # sum over its requests
     busy = 0
 
@@ -255,55 +250,33 @@ def _simulate_point(
         notified = False  # the batcher is
         if ended == now:  # an instance finishes an execution, or is ready for the next
             j = ender
-            if state[j] == EXECUTING and respond > 0:
-                state[j] = RESPONDING
-                when[j] = now + respond
-            elif state[j] == EXECUTING or state[j] == RESPONDING:
+            if state[j] == EXECUTING:
+                busy -= 1
+                _rescale(busy + 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
                 count = size[j]
-                answers = count if state[j] == EXECUTING else answered[j] + 1
-                for i in range(answered[j], answers):
+                completed += count
+                last_end, last_ender = now, j
+                at_anchor = at_anchor or j == anchor or anchor < 0
+                if measuring:
+                    batches += 1
+                    queue_sum += waited[j]
+                for i in range(count):
                     last_response = max(now + receive, last_response + spacing)
-                    held[j, i] = last_response - held[j, i]
+                    if measuring:
+                        latency = last_response - held[j, i]
+                        latencies[measured] = latency
+                        latency_sum += latency
+                        measured += 1
                     if concurrency > 0:
                         sent = last_response + client
                         last_arrival = max(sent + send, last_arrival + spacing)
                         at = last_arrival + delays[issued % len(delays)]
                         _issue(sent, at, arrived, issued, sent_at, arrive_at, mask)
                         issued += 1
-                answered[j] = answers
-                when[j] = now + respond
-                if answers == count:
-                    busy -= 1
-                    _rescale(
-                        busy + 1,
-                        busy,
-                        now,
-                        j,
-                        state,
-                        when,
-                        size,
-                        since,
-                        left,
-                        factor,
-                        services,
-                        service,
-                        stride,
-                        respond,
-                    )
-                    completed += count
-                    last_end, last_ender = now, j
-                    at_anchor = at_anchor or j == anchor or anchor < 0
-                    if measuring:
-                        batches += 1
-                        queue_sum += waited[j]
-                        for i in range(count):
-                            latencies[measured] = held[j, i]
-                            latency_sum += held[j, i]
-                            measured += 1
-                    if run[j] < len(executions):
-                        executions[run[j], 2] = now
-                    state[j] = RELEASING
-                    when[j] = now + release + count * release_each
+                if run[j] < len(executions):
+                    executions[run[j], 2] = now
+                state[j] = RELEASING
+                when[j] = now + release
             if state[j] == RELEASING and when[j] == now:
                 notified = batching
                 taker = j
@@ -387,12 +360,10 @@ def _simulate_point(
                 started += count
                 least_waiting = min(least_waiting, arrived - started)
                 busy += 1
-                _rescale(
-                    busy - 1, busy, now, j, state, when, size, since, left, factor, services, service, stride, respond
-                )
+                _rescale(busy - 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
                 factor[j] = factors[runs % len(factors)]
-                span = services[service + (count - 1) * stride + busy - 1] * factor[j] - count * respond
-                state[j], since[j], left[j], answered[j] = EXECUTING, now, 1.0, 0
+                span = services[service + (count - 1) * stride + busy - 1] * factor[j]
+                state[j], since[j], left[j] = EXECUTING, now, 1.0
                 when[j] = now + max(int(span + 0.5), 1)
                 run[j] = runs
                 if runs < len(executions):
@@ -540,18 +511,13 @@ def _rescale(
     services: Floats,
     service: int,
     stride: int,
-    respond: int,
 ) -> None:
-    """As the number of busy instances changes, what is left of each execution goes on at the new speed.
-
-    But for the responses, which take their time.
-    """
+    """As the number of busy instances changes, what is left of each execution goes on at the new speed."""
     for j in range(len(state)):
         if state[j] != EXECUTING or j == but:
             continue
         row = service + (size[j] - 1) * stride
-        old = max(services[row + before - 1] * factor[j] - size[j] * respond, 1.0)
-        new = max(services[row + after - 1] * factor[j] - size[j] * respond, 1.0)
+        old, new = services[row + before - 1] * factor[j], services[row + after - 1] * factor[j]
         if old != new:
             left[j] = max(left[j] - (now - since[j]) / old, 0.0)
             since[j] = now

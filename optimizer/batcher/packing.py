@@ -126,8 +126,7 @@ class _Packing:
         limit = _most_requests(job)
         in_flight = _in_flight(job)
         reach = min(limit, in_flight)
-        # clients that have their response keep further instances busy before the batch ends
-        busiest = candidate.instance_count if job.overheads.respond_s else min(candidate.instance_count, in_flight)
+        busiest = min(candidate.instance_count, in_flight)
         warm_up, requests = window.resolved(job.load)
         if warm_up < 0 or requests < 1 or (isinstance(job.load, OpenLoop) and warm_up >= requests):
             raise ValueError(f"no request is left to measure: {requests} requests, {warm_up} of them to warm up")
@@ -148,8 +147,6 @@ class _Packing:
             over.wake_s,
             over.dispatch_s,
             over.release_s,
-            over.respond_s,
-            over.release_each_s,
         )
         return [
             size,

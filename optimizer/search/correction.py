@@ -7,49 +7,82 @@ for throughput, one for the tail (the judged latency over the mean latency).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern
 
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
 
 Array = npt.NDArray[np.float64]
 
-# relative errors of the simulation: what a server does with several instances and other fields, which the
-# simulator is told nothing of, and what it gets wrong of the batching
-SPEED_ERROR, BATCHING_ERROR, TAIL_ERROR = 0.35, 0.12, 0.15
+# Relative errors of the simulation: what a server does with several instances and other fields, which the
+# simulator is told little of, and what it gets wrong of the batching.
+SPEED_ERROR, BATCHING_ERROR, TAIL_ERROR = 0.25, 0.1, 0.1
 SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # in units of a parameter's range
-THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.08  # of a measurement of USUAL_REQUESTS, relative
+# A machine is slower in one minute than in the next: that is in all measurements of a deployment alike. To it
+# comes the noise of each measurement of USUAL_REQUESTS.
+MOMENT_NOISE, THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.03, 0.08
 USUAL_REQUESTS = 500
 UNSTABLE = 3.0  # times the noise
-ELSEWHERE = 1e3  # a length so long that a feature does not matter
+BATCHING_FEATURES = 5
 
 
 class Correction:
     """Learns from residuals [points, 2] (log throughput, log tail) at ``inputs`` [points, features].
 
-    ``noise`` [points] is that of each measurement, relative to the usual.
+    ``deployments`` [points]: the number of the trial in which each was measured; ``noise`` [points]: relative to
+    that of a usual measurement. Its hyperparameters are given: a handful of points says little of them. So the
+    regression is two lines of linear algebra (Rasmussen and Williams 2006, algorithm 2.1), where scikit-learn's
+    would cost more memory than all else that a run imports.
     """
 
-    def __init__(self, inputs: Array, residuals: Array, noise: Array) -> None:
-        kernels = (_throughput_kernel(inputs.shape[1]), _tail_kernel(inputs.shape[1]))
-        self._regressors = [
-            GaussianProcessRegressor(kernel, alpha=(usual * noise) ** 2, optimizer=None).fit(inputs, column)
-            for kernel, usual, column in zip(kernels, (THROUGHPUT_NOISE, TAIL_NOISE), residuals.T, strict=True)
+    def __init__(self, inputs: Array, residuals: Array, deployments: Sequence[int], noise: Array) -> None:
+        from scipy.linalg import cho_factor
+
+        self._inputs, self._residuals = inputs, residuals
+        same = np.equal.outer(deployments, deployments) * MOMENT_NOISE**2
+        covariances = _throughput_covariance(inputs, inputs), _tail_covariance(inputs, inputs)
+        self._factors = [
+            cho_factor(covariance + same + np.diag((usual * noise) ** 2))
+            for covariance, usual in zip(covariances, (THROUGHPUT_NOISE, TAIL_NOISE), strict=True)
         ]
 
     def predict(self, inputs: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation [cells, 2] of the residuals, without the noise of a measurement."""
-        predicted = [regressor.predict(inputs, return_std=True) for regressor in self._regressors]
-        return np.stack([mean for mean, _ in predicted], 1), np.stack([deviation for _, deviation in predicted], 1)
+        """Mean and standard deviation [cells, 2] of the residuals, without any noise."""
+        from scipy.linalg import cho_solve
+
+        crosses = _throughput_covariance(self._inputs, inputs), _tail_covariance(self._inputs, inputs)
+        priors = SPEED_ERROR**2 + BATCHING_ERROR**2, TAIL_ERROR**2
+        means, deviations = [], []
+        for factor, cross, prior, learned in zip(self._factors, crosses, priors, self._residuals.T, strict=True):
+            means.append(cross.T @ cho_solve(factor, learned))
+            variance = prior - np.einsum("ij,ij->j", cross, cho_solve(factor, cross))
+            deviations.append(np.sqrt(np.maximum(variance, 1e-12)))
+        return np.stack(means, 1), np.stack(deviations, 1)
+
+
+def _throughput_covariance(a: Array, b: Array) -> Array:
+    speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
+    return SPEED_ERROR**2 * speed + BATCHING_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
+
+
+def _tail_covariance(a: Array, b: Array) -> Array:
+    return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
+
+
+def _matern(a: Array, b: Array, length: float) -> Array:
+    """Matérn's kernel with nu = 5/2."""
+    from scipy.spatial.distance import cdist
+
+    distance = math.sqrt(5) * cdist(a, b) / length
+    return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
 def features(space: Space, candidate: Candidate, concurrency: int) -> list[float]:
-    """Settings and load on comparable scales: about one unit for a parameter's whole range. The first
-    ``len(space.fields) + 1`` are what the speed of the server depends on, the rest what batching does."""
+    """Settings and load on comparable scales: about one unit for a parameter's whole range. The last
+    ``BATCHING_FEATURES`` are what batching depends on, those before what the speed of the server does."""
     preferred = max(candidate.preferred_batch_sizes, default=candidate.max_batch_size)
     choices = space.parameters()
     values = dict(candidate.fields)
@@ -69,23 +102,7 @@ def features(space: Space, candidate: Candidate, concurrency: int) -> list[float
     ]
 
 
-BATCHING_FEATURES = 5
-
-
 def noise_of(point: Point) -> float:
     """How noisy a measurement is, relative to the usual one: by its requests, and whether its windows agreed."""
     requests = point.measurement.requests or USUAL_REQUESTS
     return max(0.7, math.sqrt(USUAL_REQUESTS / requests)) * (1.0 if point.measurement.stable else UNSTABLE)
-
-
-def _throughput_kernel(features: int) -> Kernel:
-    speed = [SPEED_LENGTH] * (features - BATCHING_FEATURES) + [ELSEWHERE] * BATCHING_FEATURES
-    return _kernel(SPEED_ERROR, speed) + _kernel(BATCHING_ERROR, [BATCHING_LENGTH] * features)
-
-
-def _tail_kernel(features: int) -> Kernel:
-    return _kernel(TAIL_ERROR, [BATCHING_LENGTH] * features)
-
-
-def _kernel(deviation: float, lengths: list[float]) -> Kernel:
-    return ConstantKernel(deviation**2, "fixed") * Matern(lengths, "fixed", nu=2.5)

@@ -67,9 +67,11 @@ class Guide:
             return None
         measured = [point for point in points(trials) if self._is_known(point)]
         if not measured:
-            return Decision(left[0], self._loads(left[0])[-1], math.inf)
+            return Decision(left[0], max(self._loads(left[0]), default=1), math.inf)
         model = fit(measured, self._problem, self._seed)
         cells = self._cells(model, tried) or [(c, load) for c in left for load in self._loads(c)]
+        if not cells:  # what is left was recorded at no load
+            return Decision(left[0], 1, math.inf)
         gains = self._gains(model, measured, cells)
         best = int(np.argmax(gains))
         candidate, load = cells[best]
@@ -118,7 +120,12 @@ class Guide:
         figures = self._with_tails(figures, known)
         simulated = self._with_tails(self._simulated(model, known), known)
         learned = np.array([features(space, *cell) for cell in known])
-        correction = Correction(learned, figures - simulated, np.array([noise_of(point) for point in measured]))
+        correction = Correction(
+            learned,
+            figures - simulated,
+            [point.trial for point in measured],
+            np.array([noise_of(point) for point in measured]),
+        )
         mean, deviation = correction.predict(np.array([features(space, *cell) for cell in cells]))
         belief = _Belief(mean + self._with_tails(self._simulated(model, cells), cells), deviation)
         loads = np.array([load * self._problem.request_batch_size for _, load in cells], np.float64)

@@ -21,6 +21,7 @@ Group = tuple[int, Fields]  # instance count, other fields
 THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: how many cores an instance computes on
 SLOWED = 0.15  # of the time alone that each further busy instance adds while there are cores for all
 THREADS_GAIN = 0.4  # twice the threads take 2 ** -0.4 of the time
+CROWDED = 1.4  # twice as many threads as cores take 2 ** 1.4 of the time: they spin, and displace one another
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ def demand(fields: Fields, busy: float, problem: Problem) -> float:
     alone = threads**-THREADS_GAIN
     if cores is None:
         return alone * (1 + 0.5 * (busy - 1))
-    return alone * max(1 + SLOWED * (busy - 1), busy * threads / cores)
+    return alone * max(1 + SLOWED * (busy - 1), (busy * threads / cores) ** CROWDED)
 
 
 def _threads(fields: Fields) -> float:

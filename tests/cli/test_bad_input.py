@@ -92,6 +92,8 @@ FLAGS = [
     bad("--objective= mlp", "--objective '': ", "throughput, "),
     bad("--search best mlp", "--search", "'best'", "'tpe'", "'grid'"),
     bad("--target moon mlp", "--target", "'moon'", "'embedded'"),
+    bad("--measurement-interval 5 mlp", "--measurement-interval 5: ", "5ms?"),
+    bad("--measurement-interval 1h mlp", "--measurement-interval 1h: ", "50ms to 15s"),
     bad("--protocol tcp mlp", "--protocol", "'tcp'", "'grpc'", "'http'"),
     bad("--frob mlp", "--frob", "tune --help"),
     bad("--sla 20ms mlp", "--sla", "tune --help"),

@@ -181,6 +181,30 @@ def test_quantiles_are_taken_as_by_perf_analyzer() -> None:
     assert result.duration_s == pytest.approx(10 * MS)
 
 
+# --- the loads that perf_analyzer generates ---
+
+
+def test_poisson_requests_are_sent_as_perf_analyzer_sends_them() -> None:
+    """The first five from ``std::exponential_distribution<>(800)`` on a fresh ``std::mt19937``."""
+    load = OpenLoop.perf_analyzer(800, 10.0, poisson=True)
+    assert np.round(load.arrivals_s[:5] * 1e9).tolist() == [181971, 2434298, 6771187, 7083421, 7543934]
+    assert len(load.arrivals_s) == pytest.approx(8000, rel=0.05)
+    assert load.arrivals_s[-1] < 10.0
+
+
+def test_a_schedule_that_ends_starts_again() -> None:
+    once = OpenLoop.perf_analyzer(100, 1.0, poisson=True, schedule_s=1.0).arrivals_s
+    again = OpenLoop.perf_analyzer(100, 3.0, poisson=True, schedule_s=1.0, threads=2).arrivals_s
+    assert again[: len(once)] == pytest.approx(once)
+    period = len(once) + (2 - len(once) % 2)  # the request that passes the end, and equally many for each thread
+    assert again[period : 2 * period] == pytest.approx(again[:period] + again[period - 1])
+    assert (np.diff(again) >= 0).all()
+
+
+def test_constant_requests_come_a_period_apart() -> None:
+    assert OpenLoop.perf_analyzer(250, 0.02).arrivals_s == pytest.approx([0.004, 0.008, 0.012, 0.016, 0.020])
+
+
 # --- the same loop, taken literally ---
 
 

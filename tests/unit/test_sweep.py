@@ -10,7 +10,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer.sweep import SweepRules, next_load
+from optimizer.sweep import SweepRules, is_hopeless, next_load
 from optimizer.trial import LoadPoint
 
 P95_20MS = (Constraint("latency-p95", 20.0),)
@@ -116,3 +116,25 @@ def test_replaying_what_was_measured_continues_where_it_stood() -> None:
     whole = sweep(saturating(0.4), rules)
     for length in range(len(whole)):
         assert next_load(whole[:length], rules) == whole[length][0]
+
+
+@pytest.mark.parametrize(
+    ("served", "p95_ms", "to_beat", "hopeless"),
+    [
+        (1000, 40.0, 3000, True),
+        (1000, 18.0, 3000, False),  # a higher load may serve more
+        (1000, 22.0, 3000, False),  # a short window is not exact
+        (2500, 40.0, 3000, False),  # a lower load may meet the bound and still serve enough
+        (1000, 40.0, None, False),  # what is compared with is measured in any case
+    ],
+)
+def test_a_glance_condemns_only_what_it_is_sure_of(
+    served: float, p95_ms: float, to_beat: float | None, hopeless: bool
+) -> None:
+    rules = SweepRules(1, 256, P95_20MS, to_beat=to_beat)
+    assert is_hopeless(Measurement(served, latency_p95_ms=p95_ms), rules) is hopeless
+
+
+def test_after_a_glance_that_condemned_it_a_deployment_is_not_resumed() -> None:
+    rules = SweepRules(1, 256, P95_20MS, to_beat=3000)
+    assert next_load([(LoadPoint(1, 16), Measurement(1000, latency_p95_ms=40.0, reason="given up"))], rules) is None

@@ -264,3 +264,31 @@ def test_a_recommendation_whose_repetition_was_disturbed_is_not_confirmed(
     tuner.run(COMPARISONS)
     assert tuner.best() is not None
     assert tuner.confirmed == set()
+
+
+def test_a_hopeless_deployment_is_given_up_after_its_first_short_window(
+    study: Study, known_table: list[Trial]
+) -> None:
+    class Glancing(RecordedTable):
+        def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:  # type: ignore[override]
+            bad = endpoint.candidate not in (BASELINE, PLAIN)
+            return Measurement(1.0 if bad else 1e6, latency_p95_ms=900.0 if bad else 1.0, requests=9)
+
+    study.load_generator = Glancing(known_table)
+    trials = study.tuner(max_trials=6).run(COMPARISONS)
+    for trial in trials[2:]:
+        ((load, measurement),) = trial.measurements
+        assert not measurement.stable
+        assert measurement.reason == "given up after a first short window"
+        assert (trial.number, load) in study.log.loads
+    assert all(m.stable for trial in trials[:2] for _, m in trial.measurements)
+    kept = TrialsTable(study.folder / "trials.csv", "known", {}).read()
+    assert [t.measurements for t in kept] == [t.measurements for t in trials], "what was seen is kept"
+
+
+def test_the_search_and_the_confirmation_are_timed(study: Study) -> None:
+    tuner = study.tuner()
+    tuner.run(COMPARISONS)
+    times = tuner.stopwatch.report()
+    assert (times["search_seconds"] or 0) > 0
+    assert (times["confirm_seconds"] or 0) > 0

@@ -1,0 +1,255 @@
+"""The search guided by simulation, part by part, and on servers that the simulator itself plays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
+
+from objectives.metrics import Measurement
+from objectives.sla import Constraint
+from optimizer.batcher.calibration import BatchStatistics, Observation
+from optimizer.batcher.simulator import ClosedLoop, Overheads, ServiceTimes, lognormal_jitter, simulate
+from optimizer.batcher.statistics import observation, read_batch_stats
+from optimizer.problem import Problem
+from optimizer.search.correction import BATCHING_ERROR, SPEED_ERROR, Correction, features, noise_of
+from optimizer.search.encoding import Encoding
+from optimizer.search.guide import Decision, Guide
+from optimizer.search.ledger import Ledger
+from optimizer.search.result import finished_trials, trial_of
+from optimizer.search.server_model import fit
+from optimizer.search.service import Services
+from optimizer.search.simulated import SimulatedSampler
+from optimizer.space import Space
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
+
+THREADS = "parameters.intra_op_thread_count.string_value"
+SPACE = Space((1, 8, 32), ("off", 0, 500, 2000), ("none", "max/2"), (1, 2, 3))
+LOADS = (1, 4, 8, 16, 32)
+
+
+def problem(space: Space = SPACE, p95_ms: float = 20.0) -> Problem:
+    return Problem("m", space, space.request_batch_size, 32, constraints=(Constraint("latency-p95", p95_ms),))
+
+
+def served(candidate: Candidate, concurrency: int, *, told: bool = True) -> Measurement:
+    """By a server with 3 ms + 0.3 ms a sample whose instances take half of each other's time."""
+    service = ServiceTimes.linear(3e-3, 3e-4, max(candidate.max_batch_size, 1), 3, contention=0.5)
+    overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
+    s = simulate(candidate, ClosedLoop(concurrency), service, overheads, jitter=lognormal_jitter(0.1))
+    measured = Measurement(s.throughput_infer_per_s, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
+    if not told:
+        return measured
+    compute_s = s.utilization * candidate.instance_count * s.mean_batch_size / s.throughput_infer_per_s
+    return replace(
+        measured,
+        latency_avg_ms=s.latency_avg_s * 1e3,
+        queue_ms=s.queue_avg_s * 1e3,
+        compute_input_ms=0.0,
+        compute_infer_ms=compute_s * 1e3,
+        compute_output_ms=0.0,
+        mean_batch_size=s.mean_batch_size,
+    )
+
+
+def trial(number: int, candidate: Candidate, *loads: int, told: bool = True) -> Trial:
+    return Trial(number, candidate, tuple((LoadPoint(1, c), served(candidate, c, told=told)) for c in loads))
+
+
+BASELINES = (trial(0, Candidate(1), 4), trial(1, Candidate(32, True), 4, 16))
+
+
+# -- statistics ---------------------------------------------------------------------------------------------------
+
+
+def test_executions_by_size_are_read() -> None:
+    assert read_batch_stats("4:10:20000000 8:5:15000000") == (
+        BatchStatistics(4, 10, 20_000_000),
+        BatchStatistics(8, 5, 15_000_000),
+    )
+    assert read_batch_stats("") == ()
+
+
+def test_where_no_sizes_were_counted_all_executions_are_of_the_mean_size() -> None:
+    measurement = Measurement(
+        100.0, compute_infer_ms=5.0, compute_input_ms=0.5, compute_output_ms=0.5, mean_batch_size=3.8, requests=50
+    )
+    seen = observation(Point(0, Candidate(8, True), LoadPoint(2, 6), measurement))
+    assert seen is not None
+    assert seen.wall_s == pytest.approx(1.0)
+    assert seen.batches == (BatchStatistics(4, 26, 26 * 6_000_000),)
+
+
+def test_a_measurement_without_the_servers_part_is_no_observation() -> None:
+    assert observation(Point(0, Candidate(1), LoadPoint(1, 1), Measurement(10.0, requests=10))) is None
+    assert observation(Point(0, Candidate(1), LoadPoint(1, 1), Measurement(reason="gone"))) is None
+
+
+# -- service times ------------------------------------------------------------------------------------------------
+
+
+def observed(instances: int, seconds: float, size: int = 8, executions: int = 100) -> Observation:
+    wall_s = seconds * executions / instances
+    batch = BatchStatistics(size, executions, round(seconds * executions * 1e9))
+    return Observation(instances, 64, wall_s, (batch,))
+
+
+def test_a_group_that_was_measured_has_its_own_speed() -> None:
+    groups = {(1, ()): [observed(1, 0.010, 4), observed(1, 0.014, 8)], (2, ()): [observed(2, 0.050)]}
+    services = Services.of(groups, problem())
+    alone = services.times(Candidate(8, True)).seconds
+    assert alone[3, 0] == pytest.approx(0.010, rel=0.05)
+    assert alone[7, 0] == pytest.approx(0.014, rel=0.05)
+    assert services.times(Candidate(8, True, instance_count=2)).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
+
+
+def test_a_group_never_measured_takes_the_nearest() -> None:
+    services = Services.of({(2, ()): [observed(2, 0.050)], (8, ()): [observed(8, 0.080)]}, problem())
+    two, three = (services.times(Candidate(8, True, instance_count=n)).seconds for n in (2, 3))
+    assert three[7, :2] == pytest.approx(two[7])
+    assert three[7, 2] > three[7, 1]
+
+
+def test_threads_beyond_the_cores_take_each_others_time() -> None:
+    space = Space((8,), (0,), instance_count=(1, 2, 3), fields={THREADS: ("1", "2")})
+    one, two = ((THREADS, threads) for threads in ("1", "2"))
+    services = Services.of({(1, (one,)): [observed(1, 0.010)]}, problem(space))
+
+    def seconds(instances: int, field: tuple[str, str]) -> float:
+        candidate = Candidate(8, True, instance_count=instances, fields=(field,))
+        return float(services.times(candidate).seconds[7, instances - 1])
+
+    assert seconds(1, one) == pytest.approx(0.010)
+    assert seconds(1, two) < seconds(1, one) < seconds(2, one) < seconds(3, one)
+    assert seconds(2, two) > 2 * seconds(1, two)
+
+
+# -- correction ---------------------------------------------------------------------------------------------------
+
+
+def test_the_correction_is_what_was_seen_there_and_nothing_far_away() -> None:
+    inputs = np.array([[0.0] * 6, [0.0] * 5 + [0.1]])
+    correction = Correction(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2))
+    mean, deviation = correction.predict(np.array([[0.0] * 6, [50.0] * 6]))
+    assert mean[0] == pytest.approx([0.3, 0.1], abs=0.05)
+    assert mean[1] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert deviation[1] == pytest.approx([math.hypot(SPEED_ERROR, BATCHING_ERROR), 0.1])
+    assert (deviation[0] < 0.7 * deviation[1]).all()
+
+
+def test_repeating_a_measurement_in_the_same_deployment_teaches_less_than_in_another() -> None:
+    inputs, residuals = np.zeros((4, 6)), np.zeros((4, 2))
+    same, apart = (Correction(inputs, residuals, numbers, np.ones(4)) for numbers in ([0] * 4, [0, 1, 2, 3]))
+    assert same.predict(inputs[:1])[1][0, 0] > 1.5 * apart.predict(inputs[:1])[1][0, 0]
+
+
+def test_few_requests_and_windows_that_disagree_are_noise() -> None:
+    point = Point(0, Candidate(1), LoadPoint(1, 1), Measurement(1.0, requests=500, stable=True))
+    assert noise_of(point) == 1
+    assert noise_of(replace(point, measurement=replace(point.measurement, requests=50))) > 3
+    assert noise_of(replace(point, measurement=replace(point.measurement, stable=False))) == 3
+
+
+def test_every_setting_is_a_feature() -> None:
+    space = Space((8, 32), (0, 500), ("none", "max/2"), (1, 2), {THREADS: ("1", "2")})
+    cells = [(candidate, load) for candidate in space.candidates() for load in (4, 8)]
+    assert len({tuple(features(space, *cell)) for cell in cells}) == len(cells)
+
+
+# -- the guide ----------------------------------------------------------------------------------------------------
+
+
+def decide(*trials: Trial, p95_ms: float = 20.0) -> Decision:
+    decision = Guide(problem(p95_ms=p95_ms)).decide(trials, {t.candidate for t in trials})
+    assert decision is not None
+    return decision
+
+
+def best_of_all(p95_ms: float) -> float:
+    cells = [(candidate, load) for candidate in SPACE.candidates() for load in LOADS]
+    figures = [served(*cell) for cell in cells]
+    return max(m.throughput_infer_per_sec or 0 for m in figures if (m.latency_p95_ms or 0) <= p95_ms)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_few_deployments_find_the_best(told: bool) -> None:
+    trials = [
+        trial(t.number, t.candidate, *(load.concurrency for load, _ in t.measurements), told=told) for t in BASELINES
+    ]
+    guide = Guide(problem())
+    for number in range(2, 6):
+        decision = guide.decide(trials, {t.candidate for t in trials})
+        assert decision is not None
+        trials.append(trial(number, decision.candidate, decision.load, told=told))
+    found = [m for t in trials for _, m in t.measurements if (m.latency_p95_ms or 0) <= 20]
+    assert max(m.throughput_infer_per_sec or 0 for m in found) >= 0.95 * best_of_all(20)
+
+
+def test_the_gain_shrinks_as_the_best_is_known() -> None:
+    first = decide(*BASELINES)
+    trials = list(BASELINES)
+    for number in range(2, 8):
+        decision = decide(*trials)
+        trials.append(trial(number, decision.candidate, decision.load))
+    assert decide(*trials).gain < first.gain / 2
+    assert 0 <= decide(*trials).gain < 0.05
+
+
+def test_while_nothing_meets_the_bound_the_gain_is_without_limit() -> None:
+    assert decide(*BASELINES, p95_ms=4.0).gain == math.inf
+
+
+def test_nothing_measured_and_nothing_left_are_no_faults() -> None:
+    assert decide().gain == math.inf
+    assert Guide(problem()).decide(BASELINES, set(SPACE.candidates())) is None
+    failed = Trial(0, SPACE.candidates()[0], status="failed", reason="no memory")
+    assert decide(failed).candidate != failed.candidate
+
+
+def test_the_seed_is_that_of_the_simulations() -> None:
+    points = [Point(t.number, t.candidate, load, m) for t in BASELINES for load, m in t.measurements]
+    one, other = (fit(points, problem(), seed) for seed in (1, 2))
+    cell = [(Candidate(8, True, 500), 7)]
+    assert one.simulate(problem(), cell) == fit(points, problem(), 1).simulate(problem(), cell)
+    assert one.simulate(problem(), cell) != other.simulate(problem(), cell)
+
+
+# -- as an Optuna sampler -------------------------------------------------------------------------------------------
+
+
+def test_trials_come_back_from_the_study_as_they_were() -> None:
+    study = optuna.create_study(direction="maximize")
+    ledger = Ledger(problem(), study)
+    for one in BASELINES:
+        ledger.record(one)
+    assert finished_trials(study) == list(BASELINES)
+    assert trial_of(study.trials[0].user_attrs) == BASELINES[0]
+
+
+def test_an_ordinary_study_can_be_driven_by_the_sampler() -> None:
+    study = optuna.create_study(direction="maximize", sampler=SimulatedSampler(problem()))
+    ledger = Ledger(problem(), study)
+    for one in BASELINES:
+        ledger.record(one)
+    asked = [ledger.ask(ledger.tried()) for _ in range(3)]
+    assert None not in asked
+    assert len(set(asked)) == 3
+    assert asked[0] == decide(*BASELINES).candidate
+
+
+def test_trials_that_tell_no_load_are_at_least_not_repeated() -> None:
+    def objective(one: optuna.Trial) -> float:
+        for name, distribution in Encoding(SPACE).distributions.items():
+            if isinstance(distribution, IntDistribution):
+                one.suggest_int(name, distribution.low, distribution.high)
+            elif isinstance(distribution, CategoricalDistribution):
+                one.suggest_categorical(name, distribution.choices)
+        return 1.0
+
+    study = optuna.create_study(direction="maximize", sampler=SimulatedSampler(problem()))
+    study.optimize(objective, n_trials=5)
+    assert len({tuple(one.params.items()) for one in study.trials}) == 5
