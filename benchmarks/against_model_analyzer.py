@@ -30,7 +30,7 @@ from peer import model_analyzer
 from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
 from peer.search import Found, Search
 from pydantic import TypeAdapter
-from record_tables import Usage
+from quiet import Usage
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import hardware, model_config, runtime, task

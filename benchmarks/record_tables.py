@@ -3,9 +3,10 @@
     python benchmarks/record_tables.py [--passes 3] [dlrm mlp wide]
 
 Each recording takes about 1 s; the recordings of a cell lie a whole pass over all tables apart, and each pass has
-its own order, so that no configuration owes its place to one lucky moment. A configuration during which others
-took more than OTHERS_LIMIT of the machine is recorded anew. Recordings are appended to tables/recordings/ as they
-are made: interrupted, the command goes on where it was. At the end tables/NAME.csv gets the median of each cell.
+its own order, so that no configuration owes its place to one lucky moment. A cell is recorded between two moments
+in which the machine was quick (see quiet.py), else anew. A configuration that fails is tried again on a fresh
+server; one that fails each time is entered as failed. Recordings are appended to tables/recordings/ as they are
+made: interrupted, the command goes on where it was. At the end tables/NAME.csv gets the median of each cell.
 """
 
 from __future__ import annotations
@@ -17,35 +18,42 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import TypeAlias
 
-import psutil
+from quiet import Quiet
 
 from objectives.metrics import Measurement
-from optimizer import hardware, runtime, task
+from optimizer import batch_stats, hardware, runtime, task
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError, MeasurementError
+from optimizer.interfaces import Endpoint, LoadGenerator, Target
 from optimizer.options import RunOptions
 from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.task import Task
-from optimizer.trial import LoadPoint, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.trials_table import TrialsTable
 
 TABLES = Path(__file__).with_name("tables")
 NAMES = ("dlrm", "mlp", "wide")
 CONCURRENCIES = (4, 8, 16, 32)
 WINDOW_MS = 280  # perf_analyzer takes three, each a fifth longer than asked: 1 s
-OTHERS_LIMIT = 0.05  # of the cores' time: other processes, and what the hypervisor gave to other machines
+SLOW = 1.15  # times as long as the machine needs at its quickest
 ATTEMPTS = 4
+
+Measured: TypeAlias = list[tuple[LoadPoint, Measurement]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("names", nargs="*", default=list(NAMES), choices=NAMES)
+    parser.add_argument("names", nargs="*", metavar="NAME", default=list(NAMES), help=f"of {', '.join(NAMES)}")
     given = parser.parse_args()
+    unknown = [name for name in given.names if name not in NAMES]
+    if unknown:
+        parser.error(f"no table is called {unknown[0]}: give some of {', '.join(NAMES)}")
     runtime.ensure(say)
     for number in range(given.passes):
         for name in given.names:
@@ -55,90 +63,91 @@ def main() -> None:
 
 
 def record_pass(name: str, number: int) -> None:
-    """The ``number``-th recording of every cell of table ``name`` that is not recorded yet."""
+    """The ``number``-th recording of every cell of table ``name`` that is neither recorded yet nor failed."""
     what = prepare(name)
     table = recordings(name, what)
     candidates = what.problem.space.candidates()
     loads = [LoadPoint(what.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
-    done = {trial.number: {load for load, _ in trial.measurements} for trial in table.read()}
+    recorded = {trial.number: trial for trial in table.read()}
     trials = [Trial(number * len(candidates) + place, candidate) for place, candidate in enumerate(candidates)]
     random.Random(f"{name} {number}").shuffle(trials)
-    trials = [trial for trial in trials if len(done.get(trial.number, ())) < len(loads)]
+    missing = {trial: missing_loads(recorded.get(trial.number, trial), loads) for trial in trials}
+    trials = [trial for trial in trials if missing[trial]]
     if not trials:
         return
     started = time.monotonic()
-    with bench(what) as (target, load_generator):
+    with bench(what) as used:
         for count, trial in enumerate(trials):
-            missing = [load for load in loads if load not in done.get(trial.number, set())]
-            measurements = record(target, load_generator, trial, missing)
-            for load, measurement in measurements:
-                table.append(trial, load, measurement)
+            try:
+                for load, measurement in record(used, trial, missing[trial]):
+                    table.append(trial, load, measurement)
+            except (DeploymentError, MeasurementError) as error:
+                table.append_failure(replace(trial, status="failed", reason=str(error)))
             seconds = time.monotonic() - started
             left = seconds / (count + 1) * (len(trials) - count - 1)
             say(f"{name} pass {number + 1}: {count + 1} of {len(trials)}, about {left / 60:.0f} min left")
 
 
-def record(
-    target: EmbeddedTarget, load_generator: PerfAnalyzer, trial: Trial, loads: list[LoadPoint]
-) -> list[tuple[LoadPoint, Measurement]]:
-    """One deployment measured at ``loads``; repeated while others disturb it, the least disturbed try counts."""
-    tries: list[tuple[float, list[tuple[LoadPoint, Measurement]]]] = []
-    while len(tries) < ATTEMPTS:
-        wait_for_quiet()
-        before = Usage.now()
-        measurements = []
+def missing_loads(recorded: Trial, loads: Sequence[LoadPoint]) -> list[LoadPoint]:
+    """Those that are still to be measured: none where the configuration failed."""
+    return [load for load in loads if recorded.status == "ok" and load not in dict(recorded.measurements)]
+
+
+def record(used: Bench, trial: Trial, loads: Sequence[LoadPoint]) -> Measured:
+    """One deployment measured at ``loads``.
+
+    Where something fails the next try is on a fresh server. Raises the last DeploymentError or MeasurementError
+    where all tries failed.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
         try:
-            with target.deploy(trial.candidate) as endpoint:
-                load_generator.warm_up(endpoint, loads[0])
-                for load in loads:
-                    measurements.append((load, load_generator.measure(endpoint, load)))
+            return used.measure(trial.candidate, loads)
         except (DeploymentError, MeasurementError) as error:
-            say(f"{trial.candidate}: {error}; again")
-            target.close()
-            raise
-        tries.append((Usage.now().others_since(before), measurements))
-        if tries[-1][0] <= OTHERS_LIMIT:
-            break
-        say(f"{trial.candidate}: others took {tries[-1][0]:.0%} of the machine; again")
-    return min(tries, key=lambda one: one[0])[1]
+            say(f"{trial.candidate}: {error} (attempt {attempt} of {ATTEMPTS})")
+            used.renew()
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
 
 
-@dataclass(frozen=True)
-class Usage:
-    """CPU seconds since boot: of all cores, of them busy or stolen, and of this process and its descendants."""
+class Bench:
+    """A server and a load generator on it. ``make_target`` makes the server anew after something failed on it."""
 
-    total: float
-    busy: float
-    own: float
+    def __init__(
+        self, make_target: Callable[[], Target], load_generator: LoadGenerator, quiet: Quiet | None = None
+    ) -> None:
+        self._make_target = make_target
+        self._load_generator = load_generator
+        self._quiet = quiet
+        self._target = make_target()
 
-    @classmethod
-    def now(cls) -> Usage:
-        times = psutil.cpu_times()
-        busy = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
-        me = psutil.Process()
-        own = 0.0
-        for process in [me, *me.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                used = process.cpu_times()
-                own += used.user + used.system + used.children_user + used.children_system
-        return cls(busy + times.idle + times.iowait, busy, own)
+    def measure(self, candidate: Candidate, loads: Sequence[LoadPoint]) -> Measured:
+        """One deployment at each of ``loads``. Raises DeploymentError, MeasurementError."""
+        with self._target.deploy(candidate) as endpoint:
+            self._load_generator.warm_up(endpoint, loads[0])
+            return [(load, self._measure(endpoint, load)) for load in loads]
 
-    def others_since(self, before: Usage) -> float:
-        """The share of the cores' time that went elsewhere."""
-        return (self.busy - before.busy - (self.own - before.own)) / max(self.total - before.total, 1e-9)
+    def _measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        """Between two moments in which the machine was quick; where none was found, in the quickest one."""
+        if self._quiet is None:
+            return self._load_generator.measure(endpoint, load)
+        tries: list[tuple[float, Measurement]] = []
+        while len(tries) < ATTEMPTS and (not tries or tries[-1][0] > SLOW):
+            before = self._quiet.wait(SLOW)
+            measurement = self._load_generator.measure(endpoint, load)
+            tries.append((max(before, self._quiet.slowdown()), measurement))
+        return min(tries, key=lambda one: one[0])[1]
 
+    def renew(self) -> None:
+        self.close()
+        self._target = self._make_target()
 
-def wait_for_quiet() -> None:
-    while True:
-        before = Usage.now()
-        time.sleep(0.3)
-        if Usage.now().others_since(before) <= 2 * OTHERS_LIMIT:
-            return
-        time.sleep(2)
+    def close(self) -> None:
+        self._target.close()
 
 
 @contextlib.contextmanager
-def bench(what: Task) -> Iterator[tuple[EmbeddedTarget, PerfAnalyzer]]:
+def bench(what: Task) -> Iterator[Bench]:
     installed = runtime.ensure(say)
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch)
@@ -150,8 +159,12 @@ def bench(what: Task) -> Iterator[tuple[EmbeddedTarget, PerfAnalyzer]]:
             window_ms=WINDOW_MS,
             patience=False,
         )
-        with contextlib.closing(EmbeddedTarget(what.source, log=logs / "server.log", say=say)) as target:
-            yield target, load_generator
+
+        def make_target() -> EmbeddedTarget:
+            return EmbeddedTarget(what.source, log=logs / "server.log", say=say)
+
+        with contextlib.closing(Bench(make_target, load_generator, Quiet())) as used:
+            yield used
 
 
 def prepare(name: str) -> Task:
@@ -165,25 +178,40 @@ def recordings(name: str, what: Task) -> TrialsTable:
 
 
 def write_medians(name: str, passes: int) -> None:
-    """tables/NAME.csv: each figure the median of its cell's recordings."""
+    """tables/NAME.csv: each figure the median of its cell's recordings; failed is what failed in each pass."""
     what = prepare(name)
     candidates = what.problem.space.candidates()
-    cells: dict[tuple[int, LoadPoint], list[Measurement]] = {}
+    recorded: dict[int, list[Trial]] = {}
     for trial in recordings(name, what).read():
-        for load, measurement in dict(trial.measurements).items():
-            cells.setdefault((trial.number % len(candidates), load), []).append(measurement)
-    if any(len(found) < passes for found in cells.values()) or len(cells) < len(candidates) * len(CONCURRENCIES):
-        sys.exit(f"{name}: not every cell has {passes} recordings")
+        recorded.setdefault(trial.number % len(candidates), []).append(trial)
+    loads = [LoadPoint(what.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
+    for place, candidate in enumerate(candidates):
+        found = recorded.get(place, [])
+        if len(found) < passes or any(missing_loads(trial, loads) for trial in found):
+            sys.exit(f"{name}: {candidate} has not been recorded {passes} times at every load")
     path = TABLES / f"{name}.csv"
     path.unlink(missing_ok=True)
     table = TrialsTable(path, what.source.name, what.problem.space.fields)
-    for (place, load), found in sorted(cells.items()):
-        table.append(Trial(place, candidates[place]), load, median(found))
+    for place in range(len(candidates)):
+        append_medians(table, place, recorded[place], loads)
     say(f"wrote {path}")
 
 
+def append_medians(table: TrialsTable, place: int, found: Sequence[Trial], loads: Sequence[LoadPoint]) -> None:
+    """The rows of one configuration from all its recordings."""
+    ok = [dict(trial.measurements) for trial in found if trial.status == "ok"]
+    if not ok:
+        table.append_failure(replace(found[-1], number=place))
+    for load in loads if ok else ():
+        table.append(Trial(place, found[0].candidate), load, median([measured[load] for measured in ok]))
+
+
 def median(found: list[Measurement]) -> Measurement:
+    """Each figure the median of those known; executions by size the sum, where all recordings have them."""
     values: dict[str, object] = {}
+    if all(one.batch_stats for one in found):
+        counted = batch_stats.total(batch_stats.from_text(one.batch_stats) for one in found)
+        values["batch_stats"] = batch_stats.to_text(counted)
     for field in fields(Measurement):
         known = [value for one in found if isinstance(value := getattr(one, field.name), (int, float))]
         if field.name not in ("stable", "reason") and known:

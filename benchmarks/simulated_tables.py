@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives.metrics import Measurement
+from optimizer import batch_stats
 from optimizer.batcher.simulator import (
     ClosedLoop,
     Job,
@@ -174,19 +175,19 @@ def _measurement(simulated: Simulated, executions: Trace, way_s: float) -> Measu
         simulated.mean_batch_size,
     )
     told: dict[str, Any] = {name: _rounded(value) for name, value in zip(_FIGURES, figures, strict=True)}
-    told |= {"compute_input_ms": 0.0, "compute_output_ms": 0.0, "batch_stats": _batch_stats(executions)}
+    told |= {"compute_input_ms": 0.0, "compute_output_ms": 0.0}
+    told["batch_stats"] = batch_stats.to_text(_executions_by_size(executions))
     return Measurement(**told, requests=simulated.requests, stable=True)
 
 
-def _batch_stats(executions: Trace) -> str:
-    """As ``perf_analyzer.batch_stats`` writes them."""
+def _executions_by_size(executions: Trace) -> list[batch_stats.Entry]:
     ended = np.isfinite(executions.end_s)
     sizes, took_s = executions.requests[ended], (executions.end_s - executions.start_s)[ended]
     entries = []
     for size in np.unique(sizes):
         own = took_s[sizes == size]
-        entries.append(f"{size * REQUEST_BATCH_SIZE}:{len(own)}:{round(1e9 * float(own.sum()))}")
-    return " ".join(entries)
+        entries.append((int(size) * REQUEST_BATCH_SIZE, len(own), round(1e9 * float(own.sum()))))
+    return entries
 
 
 def _rounded(value: float) -> float:

@@ -17,7 +17,7 @@ class Measurement:
 
     ``None`` means unknown; it is never read as zero and never as success. Throughput counts inferences
     (samples: requests x request batch size), latencies are per request and in milliseconds.
-    ``batch_stats``: executions by batch size, see ``optimizer.batcher.statistics``.
+    ``batch_stats``: executions by batch size, ``size:executions:compute_ns`` separated by spaces.
     ``stable`` is false where the windows of the run disagreed or it failed; ``reason`` then says why.
     """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
 from optimizer.errors import BadInputError
-from optimizer.options import SLA_METRICS, RunOptions
+from optimizer.options import SLA_METRICS, RunOptions, default_search
 from optimizer.perf_analyzer import FIRST_WINDOW_MS, LONGEST_WINDOW_MS, SHORTEST_WINDOW_MS
 from optimizer.search import SEARCHERS
 
@@ -44,7 +44,8 @@ latency_p95_ms. Others of trials.csv are understood; any further column that
 varies is one more parameter. Only what was recorded is tried. tpe, nsga2,
 random, grid and gp have no stopping rule of their own: they go on until the
 table is exhausted or --max-trials configurations were tried. A deployment is
-one load of one configuration; the confirmation at the end is not counted.
+one load of one configuration, the two baselines included where the table has
+them; the confirmation at the end is not counted.
 
 exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
 
@@ -176,6 +177,12 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
             raise BadInputError(
                 f"--objective {_shown(given.objective)}: give one or more of {', '.join(METRICS)}, each once"
             )
+    search = given.search or default_search(objectives)
+    if search == "simulated" and objectives[0] != "throughput":
+        raise BadInputError(
+            f"--search simulated ranks by throughput; with --objective {given.objective} "
+            "take tpe, nsga2, random or grid"
+        )
     if given.min_throughput is not None:
         _parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
     memory = given.max_memory
@@ -191,7 +198,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         max_memory_bytes=None if memory is None else _parsed("--max-memory", memory, parse_bytes),
         budget_seconds=default.budget_seconds if budget is None else budget,
         max_trials=trials,
-        search=given.search or (default.search if objectives == default.objectives else "tpe"),
+        search=search,
         seed=_whole("--seed", given.seed, 0, LARGEST_SEED),
         protocol=given.protocol,
         measurement_interval_ms=None
@@ -212,9 +219,8 @@ def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None
         raise BadInputError(f"--resume {given.resume} has its own model; leave {given.model!r} out")
     folder = RunFolder.find(given.resume, given.out)
     options = folder.read_options()
-    *words, model = shlex.split(command_line(options))[1:]
     try:  # a run.json may come from anywhere: its values are held to what the command line's are
-        _options(_run_parser().parse_args([*_with_negative_values(words), "--", model]))
+        read_run_arguments(shlex.split(command_line(options))[1:])
     except BadInputError as error:
         raise BadInputError(f"{folder.info}: {error}") from None
     options = replace(

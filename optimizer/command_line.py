@@ -6,13 +6,16 @@ import re
 import shlex
 from decimal import Decimal
 
-from optimizer.options import RunOptions
+from optimizer.options import RunOptions, default_search
 
 HIDDEN = "***"
 
 
 def command_line(options: RunOptions) -> str:
-    """The ``tune`` command of these options; defaults are left out, a password is never shown."""
+    """The ``tune`` command of these options: read again it gives the same ones.
+
+    Defaults are left out. A password is never shown.
+    """
     default = RunOptions(model=options.model)
     words = ["tune"]
     for name, bound in options.sla_ms.items():
@@ -20,14 +23,14 @@ def command_line(options: RunOptions) -> str:
     flags = {
         "--objective": ",".join(options.objectives) if options.objectives != default.objectives else None,
         "--min-throughput": options.min_throughput,
-        "--max-memory": f"{options.max_memory_bytes:.0f}B" if options.max_memory_bytes else None,
+        "--max-memory": f"{_plain(options.max_memory_bytes)}B" if options.max_memory_bytes else None,
         "--model-repository": options.model_repository,
         "--target": options.target if options.target != default.target else None,
         "--budget": f"{_plain(options.budget_seconds)}s"
         if options.budget_seconds != default.budget_seconds
         else None,
         "--max-trials": options.max_trials,
-        "--search": options.search if options.search != default.search else None,
+        "--search": options.search if options.search != default_search(options.objectives) else None,
         "--seed": options.seed,
         "--protocol": options.protocol if options.protocol != default.protocol else None,
         "--measurement-interval": f"{_plain(options.measurement_interval_ms)}ms"
@@ -35,11 +38,12 @@ def command_line(options: RunOptions) -> str:
         else None,
         "--request-batch-size": options.request_batch_size,
         "--storage": without_password(options.storage),
+        "--out": options.out if options.out != default.out else None,
     }
     for flag, value in flags.items():
         if value is not None:
-            words += [flag, str(value)]
-    return shlex.join([*words, options.model])
+            words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
+    return shlex.join([*words, *(["--"] if options.model.startswith("-") else []), options.model])
 
 
 def without_password(url: str | None) -> str | None:

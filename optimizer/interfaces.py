@@ -35,7 +35,7 @@ class Searcher(Protocol):
     """Decides what is tried next. Sees trials, never servers."""
 
     def suggest(self) -> Candidate | None:
-        """The next candidate, valid and canonical and not observed before; None when there is no more."""
+        """The next candidate, valid and canonical and not observed before; None to end the search."""
         ...
 
     def expected_load(self, candidate: Candidate) -> int | None:

@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SLA_METRICS = ("avg", "p50", "p90", "p95", "p99")
+THROUGHPUT = ("throughput",)
+
+
+def default_search(objectives: tuple[str, ...]) -> str:
+    """The search method where none is asked for: the simulation ranks by throughput alone."""
+    return "simulated" if objectives == THROUGHPUT else "tpe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +25,12 @@ class RunOptions:
     sla_ms: dict[str, float] = field(default_factory=dict)  # by "p95"
     model_repository: str | None = None
     target: Literal["embedded"] = "embedded"
-    objectives: tuple[str, ...] = ("throughput",)
+    objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None
     max_memory_bytes: float | None = None
     budget_seconds: float = 240.0
     max_trials: int | None = None
-    search: str = "simulated"
+    search: str = default_search(THROUGHPUT)
     seed: int = 0
     protocol: Literal["grpc", "http"] = "grpc"
     measurement_interval_ms: float | None = None  # of each of three windows

@@ -9,7 +9,7 @@ from objectives import pareto
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from optimizer.problem import Problem
-from optimizer.trial import Candidate, LoadPoint, Point, Trial, points
+from optimizer.trial import Candidate, Point, Trial, latest_points, points
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 
@@ -68,20 +68,6 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     )
 
 
-def latest_points(trials: Sequence[Trial]) -> list[Point]:
-    """The measured points; where one was measured again, the later measurement counts.
-
-    The best of many noisy measurements is too good on average; its repetition is not. Windows that disagree
-    tell nothing, so that an unstable repetition does not take a stable measurement's place.
-    """
-    latest: dict[tuple[int, LoadPoint], Point] = {}
-    for point in points(trials):
-        before = latest.get((point.trial, point.load))
-        if before is None or point.measurement.stable or not before.measurement.stable:
-            latest[point.trial, point.load] = point
-    return list(latest.values())
-
-
 def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:
     """In words, why no point meets the constraints."""
     if closest is None:
@@ -108,6 +94,8 @@ def _slow(trials: Sequence[Trial], bound: Constraint) -> str:
     if quickest is not None and quickest > bound.bound:
         return f"one inference alone takes {quickest:.3g} ms"
     every = [v for p in points(trials) if (v := metric.value(p.measurement)) is not None]
+    if not every:
+        return f"{bound.metric} could not be measured"
     return f"the lowest {bound.metric.removeprefix('latency-')} measured is {min(every):.3g} ms"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from objectives.metrics import Measurement
+from optimizer import batch_stats
 from optimizer.errors import MeasurementError
 from optimizer.interfaces import Endpoint
 from optimizer.process import Finished, run
@@ -138,7 +139,7 @@ class PerfAnalyzer:
             measurement,
             requests=read_request_count(done.output),
             mean_batch_size=mean_batch_size(before, after),
-            batch_stats=batch_stats(before, after),
+            batch_stats=batch_stats.to_text(executions_by_size(before, after)),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
         ), windows
@@ -219,10 +220,10 @@ def mean_batch_size(before: ModelStatistics | None, after: ModelStatistics | Non
     return round(inferences / executions, 3)
 
 
-def batch_stats(before: ModelStatistics | None, after: ModelStatistics | None) -> str:
-    """Executions between two readings, by batch size: ``size:executions:compute_ns``, separated by spaces."""
+def executions_by_size(before: ModelStatistics | None, after: ModelStatistics | None) -> list[batch_stats.Entry]:
+    """Executions between two readings, by batch size; none where a reading is missing."""
     if before is None or after is None:
-        return ""
+        return []
     was = {batch.batch_size: batch for batch in before.batch_stats}
     entries = []
     for batch in after.batch_stats:
@@ -231,9 +232,9 @@ def batch_stats(before: ModelStatistics | None, after: ModelStatistics | None) -
         if (old := was.get(batch.batch_size)) is not None:
             executions -= old.compute_infer.count
             ns -= sum(part.ns for part in (old.compute_input, old.compute_infer, old.compute_output))
-        if executions > 0:
-            entries.append(f"{batch.batch_size}:{executions}:{ns}")
-    return " ".join(entries)
+        if executions > 0 and ns >= 0:
+            entries.append((batch.batch_size, executions, ns))
+    return entries
 
 
 def _statistics(endpoint: Endpoint) -> ModelStatistics | None:

@@ -11,7 +11,10 @@ from optimizer.space import Space
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a search method is told: what may vary and what is good, never how it is measured."""
+    """All that a search method is told: what may vary and what is good, never how it is measured.
+
+    ``cpu_count``: of the machine that serves, where it serves on its CPU and that is known.
+    """
 
     model: str
     space: Space
@@ -19,3 +22,4 @@ class Problem:
     max_concurrency: int
     objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
     constraints: tuple[Constraint, ...] = ()
+    cpu_count: int | None = None

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from optimizer import hardware as machine
 from optimizer import interrupts, model_config, runtime, task
+from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import Budget
 from optimizer.command_line import command_line, without_password
 from optimizer.deploy.embedded import EmbeddedTarget
@@ -26,6 +27,7 @@ from optimizer.perf_analyzer import FIRST_WINDOW_MS, MAX_THREADS, PerfAnalyzer
 from optimizer.problem import Problem
 from optimizer.report import export
 from optimizer.run_folder import RunFolder
+from optimizer.search import SMALLEST_GAIN
 from optimizer.stopwatch import Stopwatch
 from optimizer.task import Task
 from optimizer.telemetry import GpuTelemetry, ProcessTelemetry
@@ -35,6 +37,7 @@ from optimizer.tuner import Tuner, Watcher
 
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
 UNCONFIRMED = "not confirmed: measured again it missed the bounds, or the budget ended; is the machine quiet?"
+SATISFIED = f"the search ended early: another deployment promised less than {SMALLEST_GAIN:.0%} more throughput"
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
@@ -83,16 +86,21 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
     ) as target:
         status: Literal["found", "none", "interrupted"]
         try:
-            target.start()  # while Optuna is imported
+            target.start()  # while the simulator and Optuna are loaded
+            if options.search == "simulated":
+                with stopwatch.set_up():
+                    compile_ahead(say)
             budget = Budget(options.budget_seconds, options.max_trials, spent_seconds=spent_seconds)
             tuner = _tuner(options, what, folder, target, table, budget, on_gpu, stopwatch)
             with watch(what.problem, budget, hardware) as watcher:
                 tuner.watcher = watcher
                 trials = tuner.run(what.comparisons())
             interrupted = False
+            if tuner.satisfied and len(trials) < len(what.problem.space):
+                notes += (SATISFIED,)
             if (best := tuner.best()) and (best.trial, best.load) not in tuner.confirmed:
                 notes += (UNCONFIRMED,)
-                record = replace(record, notes=notes)
+            record = replace(record, notes=notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
             trials, interrupted = table.read(), True

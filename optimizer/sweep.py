@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, worst_violation
@@ -71,11 +71,16 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
 
 
 def is_hopeless(glance: Measurement, rules: SweepRules) -> bool:
-    """Whether a first short window already says that the deployment is not worth a measurement."""
+    """Whether a first short window already says that the deployment is not worth a measurement.
+
+    Not where it leaves a bounded latency unknown: little throughput alone may be the load's fault.
+    """
     served = glance.throughput_infer_per_sec
-    if rules.to_beat is None or served is None or not rules.constraints:
+    if rules.to_beat is None or served is None or served >= HOPELESS * rules.to_beat:
         return False
-    return served < HOPELESS * rules.to_beat and _share_of_bound(glance, rules.constraints) > HOPELESS_LATENCY
+    if glance.latency_p99_ms is None:  # no lower than the p95, which a glance knows
+        glance = replace(glance, latency_p99_ms=glance.latency_p95_ms)
+    return HOPELESS_LATENCY < _share_of_bound(glance, rules.constraints) < math.inf
 
 
 def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:

@@ -97,6 +97,7 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         space,
         batch,
         options,
+        hardware,
         slas=_constraints(options) or profile.sla.constraints(),
         max_concurrency=profile.load.max_concurrency,
         input_data=str(data) if data is not None else str(source.input_data or "random"),
@@ -111,7 +112,7 @@ def _from_repository(repository: Path, name: str, options: RunOptions, hardware:
         space = _space(SpaceSection(), source, batch, hardware)
     except ValueError as error:
         raise BadInputError(f"{repository / name / 'config.pbtxt'}: {error}") from None
-    return _task(source, space, batch, options, slas=_constraints(options))
+    return _task(source, space, batch, options, hardware, slas=_constraints(options))
 
 
 def _task(
@@ -119,6 +120,7 @@ def _task(
     space: Space,
     batch: int,
     options: RunOptions,
+    hardware: Hardware,
     *,
     slas: tuple[Constraint, ...],
     max_concurrency: int = MAX_CONCURRENCY,
@@ -150,6 +152,7 @@ def _task(
         max_concurrency=max_concurrency,
         objectives=tuple(METRICS[name] for name in options.objectives),
         constraints=tuple(bounds),
+        cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
     given = model_config.candidate_of(source.config, tuple(space.fields))
     plain = given

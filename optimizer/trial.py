@@ -82,3 +82,17 @@ def points(trials: Sequence[Trial]) -> Iterator[Point]:
     for trial in trials:
         for load, measurement in trial.measurements:
             yield Point(trial.number, trial.candidate, load, measurement)
+
+
+def latest_points(trials: Sequence[Trial]) -> list[Point]:
+    """The measured points; where one was measured again, the later measurement counts.
+
+    The best of many noisy measurements is too good on average; its repetition is not. Windows that disagree
+    tell nothing, so that an unstable repetition does not take a stable measurement's place.
+    """
+    latest: dict[tuple[int, LoadPoint], Point] = {}
+    for point in points(trials):
+        before = latest.get((point.trial, point.load))
+        if before is None or point.measurement.stable or not before.measurement.stable:
+            latest[point.trial, point.load] = point
+    return list(latest.values())

@@ -1,7 +1,8 @@
 """trials.csv: one row a measurement, appended and flushed to disk before the next begins.
 
 The table is the record of a run: trials are rebuilt from it. A row without a concurrency is a deployment that
-failed. Columns that are not named here are parameters, by their proto path.
+failed: what was measured before it does not count, since the configuration cannot be had. Columns that are not
+named here are parameters, by their proto path.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from objectives.metrics import Measurement
+from optimizer import batch_stats
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
 
@@ -28,10 +30,14 @@ _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
 _OUTCOME = ("deploy_seconds", "status", "reason")
 COLUMNS = ("model", "trial", *_CANDIDATE, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
+_LATER = ("batch_stats", "server_memory_bytes")  # columns that tables of earlier versions lack
 
 
 class TrialsTable:
-    """The table of one run. ``choices`` are the values of the other parameters, by path: a CSV knows no types."""
+    """The table of one run. ``choices`` are the values of the other parameters, by path: a CSV knows no types.
+
+    ``columns`` are those that are written; once ``read``, the file's own.
+    """
 
     def __init__(self, path: Path, model: str, choices: Mapping[str, Sequence[FieldValue]]) -> None:
         self.path = path
@@ -58,14 +64,15 @@ class TrialsTable:
     def read(self) -> list[Trial]:
         """The trials so far, by number. A last line torn by a crash is cut off.
 
-        Raises BadInputError where the table is not one of this run.
+        A table of an earlier version goes on without the columns that it lacks. Raises BadInputError where the
+        table is not one of this run.
         """
         if not self.path.exists():
             return []
         text = self._cut_torn_line()
         reader = csv.DictReader(io.StringIO(text))
-        if text and tuple(reader.fieldnames or ()) != self.columns:
-            raise BadInputError(f"{self.path}: its columns are not those of this run's parameters")
+        if text:
+            self.columns = self._checked(tuple(reader.fieldnames or ()))
         trials: dict[int, Trial] = {}
         for line, row in enumerate(reader, start=2):
             try:
@@ -74,21 +81,30 @@ class TrialsTable:
                 raise BadInputError(f"{self.path}:{line}: not a row of a trials table ({error})") from error
         return [trials[number] for number in sorted(trials)]
 
+    def _checked(self, header: tuple[str, ...]) -> tuple[str, ...]:
+        lacking = set(_LATER) - set(header)
+        if header != tuple(column for column in self.columns if column not in lacking):
+            raise BadInputError(f"{self.path}: its columns are not those of this run's parameters")
+        return header
+
     def _collect(self, row: dict[str, str], trials: dict[int, Trial]) -> None:
         number = int(row["trial"])
         trial = trials.get(number) or Trial(
             number, self._candidate(row), deploy_seconds=_float(row["deploy_seconds"])
         )
         if not row["concurrency"]:
-            trials[number] = replace(trial, status="failed", reason=row["reason"])
+            trials[number] = replace(trial, status="failed", reason=row["reason"], measurements=())
             return
         load = LoadPoint(int(row["request_batch_size"]), int(row["concurrency"]))
         values: dict[str, object] = {
-            name: _float(row[name]) for name in _MEASUREMENT if name not in ("requests", "stable", "batch_stats")
+            name: _float(row.get(name, ""))
+            for name in _MEASUREMENT
+            if name not in ("requests", "stable", "batch_stats")
         }
         values["requests"] = int(row["requests"]) if row["requests"] else None
         values["stable"] = row["stable"] == "true"
-        values["batch_stats"] = row["batch_stats"]
+        values["batch_stats"] = row.get("batch_stats") or ""
+        batch_stats.from_text(row.get("batch_stats") or "")  # raises ValueError
         measurement = Measurement(**values, reason=row["reason"])  # type: ignore[arg-type]
         trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
 

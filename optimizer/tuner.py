@@ -12,11 +12,10 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.budget import Budget
 from optimizer.errors import DeploymentError, MeasurementError, ServerFault
 from optimizer.interfaces import Endpoint, LoadGenerator, Searcher, Target, Telemetry
-from optimizer.outcome import latest_points
 from optimizer.problem import Problem
 from optimizer.stopwatch import Stopwatch
 from optimizer.sweep import SweepRules, is_hopeless, latency_bounds, next_load
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
 
 FIRST_CONCURRENCY = 4
 LOADS, COMPARED_LOADS = 3, 5  # that a deployment is measured at, one that is compared with
@@ -61,11 +60,12 @@ class Tuner:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def run(self, comparisons: Sequence[tuple[str, Candidate]]) -> list[Trial]:
-        """Measure ``comparisons`` (role, candidate), then search until budget or space ends, then confirm.
+        """Measure ``comparisons`` (role, candidate), then search until searcher or budget end it, then confirm.
 
         Continues where the table ends. Whatever stops it, all that was measured is in the table, and in
-        ``self.trials``.
+        ``self.trials``. ``self.satisfied`` says whether the searcher ended the search, not the budget.
         """
+        self.satisfied = False
         self._compared = {candidate for _, candidate in comparisons}
         self.trials = self.table.read()
         unfinished = self.trials.pop() if self.trials else None
@@ -74,8 +74,6 @@ class Tuner:
         if unfinished:
             self._try(unfinished, "resumed")
         for role, candidate in self._candidates(comparisons):
-            if self._search_is_over():
-                break
             self._try(Trial(len(self.trials), candidate), role)
         with self.stopwatch.confirming():
             self._confirm()
@@ -88,9 +86,13 @@ class Tuner:
 
     def _candidates(self, comparisons: Sequence[tuple[str, Candidate]]) -> Iterator[tuple[str, Candidate]]:
         for role, candidate in comparisons:
-            if all(trial.candidate != candidate for trial in self.trials):
+            if not self._search_is_over() and all(trial.candidate != candidate for trial in self.trials):
                 yield role, candidate
-        while (suggestion := self._suggestion()) is not None:
+        while not self._search_is_over():
+            suggestion = self._suggestion()
+            if suggestion is None:
+                self.satisfied = True
+                return
             yield "search", suggestion
 
     def _suggestion(self) -> Candidate | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from shlex import quote
 
 import yaml
-from record_tables import Usage
+from quiet import Usage
 
 from optimizer.deploy.embedded import EmbeddedTarget, free_port
 from optimizer.process import SupervisedProcess, run

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
-from optimizer.batcher.simulator import ClosedLoop, ServiceTimes, simulate
+from optimizer.runtime import cache_folder
 from optimizer.trial import Candidate
 
 
-def compile_ahead(say: Callable[[str], None] = lambda _: None) -> None:
-    """Simulate something small: compiles the simulator where that was not done yet (10 s), else loads it."""
-    say("compiling the simulator (once)")
+def compile_ahead(say: Callable[[str], None]) -> None:
+    """Load the simulator, compiled; where it has not been compiled yet, ``say`` so: it takes 10 s."""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    if not any(cache_folder().joinpath("compiled").glob(f"*/kernel.*.{python}.nbi")):
+        say("compiling the simulator (once)")
+    from optimizer.batcher.simulator import ClosedLoop, ServiceTimes, simulate
+
     simulate(Candidate(1), ClosedLoop(1), ServiceTimes.linear(1e-3, 0.0, 1))

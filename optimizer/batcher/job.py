@@ -110,12 +110,13 @@ class OpenLoop:
         """
         if not poisson:
             period_ns = int(1e9 / requests_per_s)
-            return cls(np.arange(1, max(1, int(seconds * 1e9) // period_ns) + 1) * (period_ns / 1e9))
+            count = max(1, int(seconds * 1e9) // period_ns)
+            return cls(np.arange(1, count + 1, dtype=np.float64) * (period_ns / 1e9))
         length_s = seconds if schedule_s is None else schedule_s
         drawn_s = np.cumsum(_exponential_ns(requests_per_s, int(2 * length_s * requests_per_s) + 100)) / 1e9
         count = int(np.searchsorted(drawn_s, length_s)) + 1
         schedule = drawn_s[: count + -count % threads]
-        rounds = np.arange(int(seconds / schedule[-1]) + 1) * schedule[-1]
+        rounds = np.arange(int(seconds / schedule[-1]) + 1, dtype=np.float64) * schedule[-1]
         sends = (rounds[:, None] + schedule).ravel()
         return cls(sends[: max(1, int(np.searchsorted(sends, seconds)))])
 

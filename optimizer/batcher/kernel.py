@@ -85,6 +85,7 @@ def simulate_points(
     services: Floats,
     factors: Floats,
     delays: Ints,
+    gaps: Ints,
     arrivals: Ints,
     in_flight: int,
     most_measured: int,
@@ -96,9 +97,9 @@ def simulate_points(
 
     ``preferred``, ``services`` (ns) and ``arrivals`` (send times, ns) hold the arrays of all points end to end.
     ``factors`` multiply the service times of successive executions, ``delays`` (ns) come on top of the way in of
-    successive requests; both are used in a ring. ``in_flight`` is the most requests that any
-    point has under way, ``most_measured`` the most that its window can hold. The logs are filled as far as they
-    reach; empty ones cost nothing.
+    successive requests, ``gaps`` (ns) on top of the distance to the one before; all three are used in a ring.
+    ``in_flight`` is the most requests that any point has under way, ``most_measured`` the most that its window can
+    hold. The logs are filled as far as they reach; empty ones cost nothing.
     """
     instances = 1
     limit = 1
@@ -122,6 +123,7 @@ def simulate_points(
             services,
             factors,
             delays,
+            gaps,
             arrivals,
             sent_at,
             arrive_at,
@@ -143,6 +145,7 @@ def _simulate_point(
     services: Floats,
     factors: Floats,
     delays: Ints,
+    gaps: Ints,
     arrivals: Ints,
     sent_at: Ints,
     arrive_at: Ints,
@@ -178,7 +181,7 @@ def _simulate_point(
         total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
     for i in range(initial):
         sent = arrivals[point[ARRIVALS_FROM] + i] if concurrency == 0 else 0
-        last_arrival = max(sent + send, last_arrival + spacing)
+        last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
         _issue(sent, last_arrival + delays[issued % len(delays)], arrived, issued, sent_at, arrive_at, mask)
         issued += 1
     last_response = -spacing
@@ -269,7 +272,7 @@ def _simulate_point(
                         measured += 1
                     if concurrency > 0:
                         sent = last_response + client
-                        last_arrival = max(sent + send, last_arrival + spacing)
+                        last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
                         at = last_arrival + delays[issued % len(delays)]
                         _issue(sent, at, arrived, issued, sent_at, arrive_at, mask)
                         issued += 1

@@ -33,15 +33,27 @@ class Packed:
     services: Array
     factors: Array
     delays: Ints
+    gaps: Ints
     arrivals: Ints
     in_flight: int
     most_measured: int
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], jitter: Array | None, delays_s: Array | None, window: Window) -> Packed:
+    def of(
+        cls,
+        jobs: Sequence[Job],
+        jitter: Array | None,
+        delays_s: Array | None,
+        gaps_s: Array | None,
+        window: Window,
+    ) -> Packed:
         packing = _Packing()
         rows = [packing.row(job, window) for job in jobs]
-        factors, delays = _ring("jitter", jitter, 1.0), _ring("delays", delays_s, 0.0)
+        factors, delays, gaps = (
+            _ring("jitter", jitter, 1.0),
+            _ring("delays", delays_s, 0.0),
+            _ring("gaps", gaps_s, 0.0),
+        )
         if not (factors > 0).all():
             raise ValueError("jitter: not all factors are positive")
         return cls(
@@ -52,6 +64,7 @@ class Packed:
             np.concatenate(packing.services),
             factors,
             np.round(NS * delays).astype(np.int64),
+            np.round(NS * gaps).astype(np.int64),
             np.concatenate([np.empty(0, np.int64), *packing.arrivals]),
             packing.in_flight,
             packing.most_measured,
@@ -98,6 +111,7 @@ class Packed:
             self.services,
             self.factors,
             self.delays,
+            self.gaps,
             self.arrivals,
             self.in_flight,
             self.most_measured,

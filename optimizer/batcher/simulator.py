@@ -80,11 +80,12 @@ def simulate(
     prefetch: bool | None = None,
     jitter: Array | None = None,
     delays_s: Array | None = None,
+    gaps_s: Array | None = None,
     window: Window | None = None,
 ) -> Simulated:
     """One candidate under one load. The options are those of ``Job`` and ``simulate_many``."""
     job = Job(candidate, load, service, overheads or Overheads(), request_batch_size, fixed_shapes, prefetch)
-    return simulate_many([job], jitter=jitter, delays_s=delays_s, window=window)[0]
+    return simulate_many([job], jitter=jitter, delays_s=delays_s, gaps_s=gaps_s, window=window)[0]
 
 
 def simulate_many(
@@ -92,15 +93,18 @@ def simulate_many(
     *,
     jitter: Array | None = None,
     delays_s: Array | None = None,
+    gaps_s: Array | None = None,
     window: Window | None = None,
     threads: int = 1,
 ) -> list[Simulated]:
     """What each job gives.
 
     ``jitter``: factors on the service times of successive executions; ``delays_s``: what successive requests need
-    on the way in on top of ``send_s``. Both are used in a ring, and all jobs see the same, so that they can be
-    compared. They matter: without them clients whose requests once shared a batch do so for ever, while on a real
-    server one late request can part them for good.
+    on the way in on top of ``send_s``; ``gaps_s``: how much longer than ``spacing_s`` after the one before they
+    arrive at least, as where few processors bring a batch's clients their responses and take their next requests.
+    All are used in a ring, and all jobs see the same, so that they can be compared. They matter: without them
+    clients whose requests once shared a batch do so for ever, while on a real server one late request can part them
+    for good.
 
     Raises ValueError where a candidate refuses its requests, or where service times do not cover the batches or
     instances of a candidate.
@@ -109,7 +113,7 @@ def simulate_many(
         return []
     window = window or Window()
     # neighbours are often alike in cost, so each thread takes every so manieth
-    packed = [Packed.of(jobs[first::threads], jitter, delays_s, window) for first in range(min(threads, len(jobs)))]
+    packed = [Packed.of(jobs[i::threads], jitter, delays_s, gaps_s, window) for i in range(min(threads, len(jobs)))]
     outcomes: list[list[Simulated]]
     if len(packed) == 1:
         outcomes = [packed[0].run()]
@@ -120,7 +124,12 @@ def simulate_many(
 
 
 def trace(
-    job: Job, *, jitter: Array | None = None, delays_s: Array | None = None, window: Window | None = None
+    job: Job,
+    *,
+    jitter: Array | None = None,
+    delays_s: Array | None = None,
+    gaps_s: Array | None = None,
+    window: Window | None = None,
 ) -> Trace:
     """Each execution and request of one job, from its first request to the end of the window."""
-    return Packed.of([job], jitter, delays_s, window or Window()).trace()
+    return Packed.of([job], jitter, delays_s, gaps_s, window or Window()).trace()

@@ -16,6 +16,7 @@ from optimizer.errors import BadInputError
 from optimizer.profile.yaml_lines import one_line
 
 MAX_BYTES = 64 * 2**20
+MOST_INT32 = 2**31 - 1  # what Triton's sizes hold
 TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -35,16 +36,16 @@ class CsvTable:
         """Empty cells where the column is missing."""
         return list(self.frame[column]) if column in self.frame else [""] * len(self.frame)
 
-    def numbers(self, column: str) -> list[float | None]:
-        """None where a cell is empty. Raises BadInputError for what is no finite number of 0 or more."""
+    def numbers(self, column: str, *, most: float) -> list[float | None]:
+        """None where a cell is empty. Raises BadInputError for what is no number from 0 to ``most``."""
         values, wrong = self._numbers(column, 0)
         self._refuse(column, wrong, "not a number of 0 or more")
+        self._refuse(column, values > most, f"more than {most:g}, which nothing measures")
         return [None if value != value else value for value in values.tolist()]
 
-    def wholes(self, column: str, *, least: int, empty: str = "") -> list[int | None]:
-        """As ``numbers``, of whole numbers up to what Triton's 32 bits hold; ``empty`` is a word for no value."""
+    def wholes(self, column: str, *, least: int, most: int = MOST_INT32, empty: str = "") -> list[int | None]:
+        """As ``numbers``, of whole numbers; ``empty`` is a word for no value."""
         values, wrong = self._numbers(column, least, empty)
-        most = 2**31 - 1
         self._refuse(column, wrong | (values % 1 > 0) | (values > most), f"not a whole number from {least} to {most}")
         return [None if value != value else int(value) for value in values.tolist()]
 

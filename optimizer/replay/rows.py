@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from objectives.metrics import Measurement
+from optimizer import batch_stats
 from optimizer.batching import behaviour, tidy
-from optimizer.replay.csv_table import CsvTable, shown
+from optimizer.replay.csv_table import MOST_INT32, CsvTable, shown
 from optimizer.space import OFF
 from optimizer.trial import Candidate, FieldValue, LoadPoint, Point
 from optimizer.trials_table import COLUMNS
@@ -17,8 +18,12 @@ from optimizer.trials_table import COLUMNS
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
 UNSET = "unset"  # a parameter without a value, where other rows have one
 FAILED = "failed"
+# No real table goes beyond these; a simulation of what does would not fit the memory, or its times 64 bits of ns.
+MOST_INSTANCES = 1024
+MOST_CONCURRENCY = 2**16
+MOST_MS = 1e7
+MOST = 1e15
 _FIGURES = tuple(f.name for f in fields(Measurement) if f.name not in ("requests", "stable", "reason", "batch_stats"))
-_EXECUTIONS = re.compile("[1-9][0-9]{0,9}:[1-9][0-9]{0,17}:[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ def read_rows(table: CsvTable) -> tuple[list[Row], int]:
     request_batch_size = _request_batch_size(table)
     settings = _Settings(table)
     loads = _loads(table, request_batch_size)
-    measurements = _measurements(table)
+    measurements = _measurements(table, request_batch_size)
     trials = table.texts("trial")
     candidates: dict[Hashable, Candidate] = {}
     found: dict[Hashable, tuple[int, Row]] = {}
@@ -73,7 +78,7 @@ class _Settings:
 
     def __init__(self, table: CsvTable) -> None:
         self._sizes = _filled(table, "max_batch_size", 0)
-        self._counts = _filled(table, "instance_count", 1)
+        self._counts = _filled(table, "instance_count", 1, MOST_INSTANCES)
         self._batching = table.truths("dynamic_batching")
         self._off = [text.lower() == OFF for text in table.texts("max_queue_delay_us")]
         self._delays = table.wholes("max_queue_delay_us", least=0, empty=OFF)
@@ -123,19 +128,23 @@ def _request_batch_size(table: CsvTable) -> int:
 
 def _loads(table: CsvTable, request_batch_size: int) -> list[LoadPoint | None]:
     loads: list[LoadPoint | None] = []
-    for i, (number, status) in enumerate(
-        zip(table.wholes("concurrency", least=1), table.texts("status"), strict=True)
-    ):
+    numbers = table.wholes("concurrency", least=1, most=MOST_CONCURRENCY)
+    for i, (number, status) in enumerate(zip(numbers, table.texts("status"), strict=True)):
         if number is None and status != FAILED:
             raise table.fault(i, "concurrency: is empty, and the status is not failed")
         loads.append(None if number is None else LoadPoint(request_batch_size, number))
     return loads
 
 
-def _measurements(table: CsvTable) -> list[Measurement]:
-    columns = {name: table.numbers(name) for name in _FIGURES if name in table.frame}
+def _measurements(table: CsvTable, request_batch_size: int) -> list[Measurement]:
+    columns = {
+        name: table.numbers(name, most=MOST_MS if name.endswith("_ms") else MOST)
+        for name in _FIGURES
+        if name in table.frame
+    }
     requests, stable = table.wholes("requests", least=0), table.truths("stable")
-    reasons, statuses, batches = table.texts("reason"), table.texts("status"), _batch_stats(table)
+    reasons, statuses = table.texts("reason"), table.texts("status")
+    batches = _batch_stats(table, request_batch_size)
     found = []
     for i, status in enumerate(statuses):
         if status == FAILED:
@@ -151,20 +160,24 @@ def _measurements(table: CsvTable) -> list[Measurement]:
     return found
 
 
-def _batch_stats(table: CsvTable) -> list[str]:
+def _batch_stats(table: CsvTable, request_batch_size: int) -> list[str]:
     texts = table.texts("batch_stats")
-    for i, text in enumerate(texts):
-        if not all(_EXECUTIONS.fullmatch(entry) for entry in text.split()):
-            raise table.fault(
-                i,
-                f"batch_stats: {shown(text)} is not a list of size:executions:compute_ns, such as 8:90:72000",
-            )
+    for i, (text, largest) in enumerate(zip(texts, _filled(table, "max_batch_size", 0), strict=True)):
+        try:
+            entries = batch_stats.from_text(text)
+        except ValueError as error:
+            raise table.fault(i, f"batch_stats: {shown(text)} is {error}") from None
+        for size, executions, compute_ns in entries:
+            if size > max(largest, request_batch_size):
+                raise table.fault(i, f"batch_stats: a batch of {size} samples where max_batch_size is {largest}")
+            if compute_ns > 1e6 * MOST_MS * executions:
+                raise table.fault(i, f"batch_stats: batches of {size} samples compute for more than {MOST_MS:g} ms")
     return texts
 
 
-def _filled(table: CsvTable, column: str, least: int) -> list[int]:
+def _filled(table: CsvTable, column: str, least: int, most: int = MOST_INT32) -> list[int]:
     values = []
-    for i, value in enumerate(table.wholes(column, least=least)):
+    for i, value in enumerate(table.wholes(column, least=least, most=most)):
         if value is None:
             raise table.fault(i, f"{column}: is empty")
         values.append(value)

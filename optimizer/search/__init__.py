@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from optimizer.interfaces import Searcher
     from optimizer.problem import Problem
 
+SMALLEST_GAIN = 0.01  # of throughput: `simulated` ends where another deployment promises less
 SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
 
 
@@ -34,9 +35,16 @@ def make_searcher(
     from optimizer.study import open_study
 
     if name == "simulated":
+        if problem.objectives[0].name != "throughput":
+            raise BadInputError(
+                f"the search method simulated ranks by throughput; for {problem.objectives[0].name} take "
+                f"{', '.join(other for other in SEARCHERS if other != name)}"
+            )
         from optimizer.search.simulated import SimulatedSearcher
 
-        return SimulatedSearcher(problem, open_study(storage, study_name, problem, sampler_for("random", seed)), seed)
+        return SimulatedSearcher(
+            problem, open_study(storage, study_name, problem, sampler_for("random", seed)), SMALLEST_GAIN, seed
+        )
     if name == "grid":
         from optimizer.search.grid import GridSearcher
 

@@ -4,186 +4,214 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from objectives.metrics import METRICS
 from objectives.sla import worst_violation
 from optimizer.problem import Problem
+from optimizer.search.acquisition import Belief, expected_improvement, odds
 from optimizer.search.correction import Correction, features, noise_of
-from optimizer.search.server_model import (
+from optimizer.search.figures import (
+    LATENCY_FIELDS,
     Array,
     Cell,
-    ServerModel,
-    fit,
+    is_known,
     judged_latency,
     log_figures,
+    log_loads,
     log_simulated,
+    with_tails,
 )
-from optimizer.trial import Candidate, Point, Trial, points
+from optimizer.search.server_model import ServerModel, fit
+from optimizer.search.service import group_of
+from optimizer.trial import Candidate, Point, Trial, latest_points
 
 LOADS = 9  # concurrencies that each candidate is predicted at
+FINER, FINALISTS = 12, 6  # and around its best, the most promising ones
 SHORTLIST = 320  # candidates that are followed once the whole space has been ranked
-NEAR = 3.0  # loads are followed where the simulated latency is within this factor of the bound
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+RANKED_BY = 2  # the first deployments: the order within a group changes little with more of them
+UNLIKELY = 0.005  # while nothing meets the bound: that anything left does
+FAILURE = 3  # successes that one failure in a group weighs up
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """``gain``: by how much ``candidate``, measured at ``load``, is expected to raise the best throughput
-    within the bounds, as a share of it; inf while nothing meets them."""
+    within the bounds, as a share of it; inf while nothing meets them and something may."""
 
     candidate: Candidate
     load: int
     gain: float
 
 
-@dataclass(frozen=True, eq=False)
-class _Belief:
-    """Log throughput and log tail (see ``correction``) of cells: [cells, 2] each."""
-
-    mean: Array
-    deviation: Array
-
-
 class Guide:
-    """Ranks a space. What is measured comes with each call; only simulations are kept between calls."""
+    """Ranks a space. What was measured comes with each call; only the shortlist is kept between calls."""
 
     def __init__(self, problem: Problem, seed: int = 0) -> None:
-        self._seed = seed
         self._problem = problem
-        self._latency = judged_latency(problem)
-        self._shortlist: dict[Candidate, tuple[int, ...]] | None = None
+        self._seed = seed
+        self._shortlist: list[Candidate] = []
 
     def decide(self, trials: Sequence[Trial], tried: Set[Candidate]) -> Decision | None:
         """The most promising candidate of those not ``tried``; None where there is none.
 
-        Before anything was measured, the one that teaches most: the plainest, which any other can be told from.
+        Before anything was measured it is the plainest one.
         """
         left = [candidate for candidate in self._problem.space.candidates() if candidate not in tried]
         if not left:
             return None
-        measured = [point for point in points(trials) if self._is_known(point)]
+        latency = judged_latency(self._problem, latest_points(trials))
+        measured = [point for point in latest_points(trials) if is_known(point, latency)]
         if not measured:
-            return Decision(left[0], max(self._loads(left[0]), default=1), math.inf)
-        model = fit(measured, self._problem, self._seed)
-        cells = self._cells(model, tried) or [(c, load) for c in left for load in self._loads(c)]
-        if not cells:  # what is left was recorded at no load
-            return Decision(left[0], 1, math.inf)
-        gains = self._gains(model, measured, cells)
-        best = int(np.argmax(gains))
-        candidate, load = cells[best]
-        return Decision(candidate, load, float(gains[best]) if self._meeting(measured) else math.inf)
+            return Decision(left[0], self._loads(left[0])[0], math.inf)
+        view = _View(self._problem, trials, measured, latency, self._seed)
+        cells = [
+            (candidate, load)
+            for candidate in self._followed(view, left)
+            if candidate not in tried
+            for load in self._loads(candidate)
+        ]
+        gains = view.gains(cells)
+        best = [cells[i] for i in np.argsort(-gains)[: FINALISTS * LOADS]]
+        finalists = list(dict.fromkeys(candidate for candidate, _ in best))[:FINALISTS]
+        finer = [(c, load) for c in finalists for load in self._between(c, next(at for of, at in best if of == c))]
+        gains, cells = np.concatenate([gains, view.gains(finer)]), cells + finer
+        chosen = int(np.argmax(gains))
+        if view.meets_anywhere:
+            return Decision(*cells[chosen], float(gains[chosen]))
+        return Decision(*cells[chosen], math.inf if view.odds(cells).max() > UNLIKELY else 0.0)
 
-    # -- cells ----------------------------------------------------------------------------------------------
+    def _followed(self, view: _View, left: Sequence[Candidate]) -> list[Candidate]:
+        """The shortlist; once that is used up, whatever is left."""
+        if not self._shortlist:
+            self._shortlist = self._ranked(view.of_first(RANKED_BY))
+        remaining = set(left)
+        return [candidate for candidate in self._shortlist if candidate in remaining] or list(left)
 
-    def _cells(self, model: ServerModel, tried: Set[Candidate]) -> list[Cell]:
-        if self._shortlist is None:
-            self._shortlist = self._ranked(model)
-        return [(c, load) for c, loads in self._shortlist.items() if c not in tried for load in loads]
-
-    def _ranked(self, model: ServerModel) -> dict[Candidate, tuple[int, ...]]:
+    def _ranked(self, view: _View) -> list[Candidate]:
         """The whole space simulated: of each combination of instances and other fields, which the simulation may
-        get wrong as a whole, the candidates that are best within it, at the loads that matter."""
-        cells = [(c, load) for c in self._problem.space.candidates() for load in self._loads(c)]
-        figures = np.exp(self._simulated(model, cells))
-        bound_s = self._bound_s()
+        get wrong as a whole, the candidates that are best within it."""
+        candidates = self._problem.space.candidates()
+        if len(candidates) <= SHORTLIST:
+            return list(candidates)
+        cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]
         scores: dict[Candidate, float] = {}
-        loads: dict[Candidate, list[int]] = {}
-        for (candidate, load), (throughput, latency_s) in zip(cells, figures.tolist(), strict=True):
-            score = throughput * min(1.0, bound_s / latency_s) ** 3
+        for (candidate, _), (throughput, latency_s) in zip(
+            cells, np.exp(view.simulated(cells)).tolist(), strict=True
+        ):
+            score = throughput * min(1.0, view.bound_s / latency_s) ** 3
             scores[candidate] = max(score, scores.get(candidate, 0.0))
-            near = latency_s <= NEAR * bound_s and (bound_s == math.inf or latency_s >= bound_s / NEAR)
-            loads.setdefault(candidate, []).extend([load] if near else [])
-        groups: dict[object, list[Candidate]] = {}
+        places: Counter[object] = Counter()
+        order: list[tuple[int, float, Candidate]] = []
         for candidate in sorted(scores, key=lambda c: -scores[c]):
-            groups.setdefault((candidate.instance_count, candidate.fields), []).append(candidate)
-        most = max(3, SHORTLIST // len(groups))
-        return {c: tuple(loads[c]) or self._loads(c) for group in groups.values() for c in group[:most]}
+            group = group_of(candidate)
+            order.append((places[group], -scores[candidate], candidate))
+            places[group] += 1
+        order.sort(key=lambda entry: entry[:2])  # the best of each group, then the second best, …
+        return [candidate for _, _, candidate in order[:SHORTLIST]]
 
     def _loads(self, candidate: Candidate) -> tuple[int, ...]:
         possible = self._problem.space.loads(candidate)
         if possible is not None:
-            return possible
+            return possible or (1,)  # recorded at no load: its deployment failed
         steps = np.geomspace(1, self._problem.max_concurrency, LOADS)
         return tuple(dict.fromkeys(round(step) for step in steps.tolist()))
 
-    # -- beliefs and gains ----------------------------------------------------------------------------------
+    def _between(self, candidate: Candidate, load: int) -> list[int]:
+        """Loads around ``load``, finer than the grid of the ranking; none where only some can be measured."""
+        if self._problem.space.loads(candidate) is not None:
+            return []
+        grid = self._loads(candidate)
+        place = grid.index(load)
+        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        return sorted({round(one) for one in np.linspace(low, high, FINER).tolist()} - {load})
 
-    def _gains(self, model: ServerModel, measured: Sequence[Point], cells: Sequence[Cell]) -> Array:
-        """For each cell the expected gain in log throughput over the best so far within the bounds."""
-        space = self._problem.space
-        known = [(space.canonical(point.candidate), point.load.concurrency) for point in measured]
-        figures = np.array([log_figures(point, self._latency) for point in measured])
-        figures = self._with_tails(figures, known)
-        simulated = self._with_tails(self._simulated(model, known), known)
-        learned = np.array([features(space, *cell) for cell in known])
-        correction = Correction(
+
+class _View:
+    """All that is believed after some measurements: a fitted simulation and its correction."""
+
+    def __init__(
+        self, problem: Problem, trials: Sequence[Trial], measured: Sequence[Point], latency: str, seed: int
+    ) -> None:
+        self._problem, self._trials, self._measured, self._latency, self._seed = (
+            problem,
+            trials,
+            measured,
+            latency,
+            seed,
+        )
+        self._model: ServerModel = fit(measured, problem, latency, seed)
+        self.bound_s = min((c.bound for c in problem.constraints if c.metric == latency), default=math.inf) / 1e3
+        known = [(problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
+        figures = np.array([log_figures(point, latency) for point in measured])
+        simulated = self._tails(self.simulated(known), known)
+        learned = np.array([features(problem.space, *cell) for cell in known])
+        self._correction = Correction(
             learned,
-            figures - simulated,
+            self._tails(figures, known) - simulated,
             [point.trial for point in measured],
             np.array([noise_of(point) for point in measured]),
         )
-        mean, deviation = correction.predict(np.array([features(space, *cell) for cell in cells]))
-        belief = _Belief(mean + self._with_tails(self._simulated(model, cells), cells), deviation)
-        loads = np.array([load * self._problem.request_batch_size for _, load in cells], np.float64)
-        meeting = self._meeting(measured)
-        if not meeting:  # first of all something that meets the bound, and the more of it the better
-            odds = _odds(belief, loads, self._bound_s())
-            return np.asarray(odds * np.exp(belief.mean[:, 0] - belief.mean[:, 0].max()))
         # noisy measurements flatter: the best so far is what the model believes of them
-        believed = correction.predict(learned)[0][:, 0] + simulated[:, 0]
-        return _expected_improvement(belief, loads, self._bound_s(), float(max(believed[meeting])))
+        believed = self._correction.predict(learned)[0][:, 0] + simulated[:, 0]
+        meeting = [i for i, point in enumerate(measured) if self._meets(point)]
+        self._best = float(max(believed[meeting])) if meeting else None
 
-    def _simulated(self, model: ServerModel, cells: Sequence[Cell]) -> Array:
+    @property
+    def meets_anywhere(self) -> bool:
+        """Whether a measured point meets the bounds."""
+        return self._best is not None
+
+    def of_first(self, deployments: int) -> _View:
+        """What was believed after so many deployments: the same, however many have been made since."""
+        first = sorted({point.trial for point in self._measured})[:deployments]
+        measured = [point for point in self._measured if point.trial in first]
+        return _View(self._problem, self._trials, measured, self._latency, self._seed)
+
+    def simulated(self, cells: Sequence[Cell]) -> Array:
         """Log throughput and log latency [cells, 2]."""
         threads = max(1, min(4, os.cpu_count() or 1))
-        simulated = model.simulate(self._problem, cells, threads)
+        simulated = self._model.simulate(cells, threads)
         return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)
 
-    def _with_tails(self, figures: Array, cells: Iterable[Cell]) -> Array:
-        """Log latency in seconds replaced by log tail: latency over mean latency, which is load / throughput."""
-        loads = np.array([load * self._problem.request_batch_size for _, load in cells], np.float64)
-        return np.stack([figures[:, 0], figures[:, 1] + figures[:, 0] - np.log(loads)], axis=1)
+    def gains(self, cells: Sequence[Cell]) -> Array:
+        """For each cell the expected gain in log throughput over the best so far within the bounds; while nothing
+        meets them the expected throughput within them, on a scale of its own."""
+        if not cells:
+            return np.zeros(0)
+        belief = self._belief(cells)
+        reliable = self._reliability(cells)
+        if self._best is not None:
+            return reliable * expected_improvement(belief, self.bound_s, self._best)
+        return np.asarray(reliable * odds(belief, self.bound_s) * np.exp(belief.mean[:, 0]))
 
-    def _meeting(self, measured: Sequence[Point]) -> list[int]:
-        rules = self._problem.constraints
-        return [
-            i
-            for i, point in enumerate(measured)
-            if point.measurement.stable and worst_violation(rules, point.measurement) <= 0
-        ]
+    def odds(self, cells: Sequence[Cell]) -> Array:
+        """That the latency bound is met."""
+        return odds(self._belief(cells), self.bound_s)
 
-    def _bound_s(self) -> float:
-        bounds = [c.bound for c in self._problem.constraints if c.metric == self._latency]
-        return min(bounds, default=math.inf) / 1e3
+    def _belief(self, cells: Sequence[Cell]) -> Belief:
+        inputs = np.array([features(self._problem.space, *cell) for cell in cells])
+        mean, deviation = self._correction.predict(inputs)
+        simulated = self._tails(self.simulated(cells), cells)
+        return Belief(mean + simulated, deviation, log_loads(cells, self._problem.request_batch_size))
 
-    def _is_known(self, point: Point) -> bool:
-        m = point.measurement
-        return bool(m.throughput_infer_per_sec and METRICS[self._latency].value(m))
+    def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
+        return with_tails(figures, cells, self._problem.request_batch_size)
 
+    def _reliability(self, cells: Sequence[Cell]) -> Array:
+        """How likely each cell's group can be had at all: it deploys, and meets the bounds that are no latency."""
+        others = tuple(c for c in self._problem.constraints if c.metric not in (*LATENCY_FIELDS, "throughput"))
+        good: Counter[object] = Counter()
+        bad: Counter[object] = Counter()
+        for trial in self._trials:
+            measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+            met = any(worst_violation(others, m) <= 0 for m in measured)
+            (good if met else bad)[group_of(self._problem.space.canonical(trial.candidate))] += 1
+        groups = [group_of(candidate) for candidate, _ in cells]
+        return np.array([(good[g] + 1) / (good[g] + FAILURE * bad[g] + 1) for g in groups])
 
-def _odds(belief: _Belief, loads: Array, bound_s: float) -> Array:
-    """That the latency is within the bound."""
-    latency = belief.mean[:, 1] - belief.mean[:, 0] + np.log(loads)
-    return _normal_cdf((math.log(bound_s) - latency) / np.hypot(*belief.deviation.T))
-
-
-def _expected_improvement(belief: _Belief, loads: Array, bound_s: float, best: float) -> Array:
-    """E[max(0, log throughput - best); latency within the bound], by Gauss-Hermite quadrature over the
-    throughput: more throughput at a load is also less latency, so the two cannot be multiplied."""
-    (throughput, tail), (spread, tail_spread) = belief.mean.T, belief.deviation.T
-    gains = np.zeros(len(loads))
-    for node, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
-        reached = throughput + node * spread
-        slack = math.log(bound_s) - (tail - reached + np.log(loads))
-        gains += weight * np.maximum(0.0, reached - best) * _normal_cdf(slack / np.maximum(tail_spread, 1e-9))
-    return gains
-
-
-def _normal_cdf(z: Array) -> Array:
-    from scipy.special import ndtr
-
-    return np.asarray(ndtr(z))
+    def _meets(self, point: Point) -> bool:
+        return point.measurement.stable and worst_violation(self._problem.constraints, point.measurement) <= 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 
@@ -17,6 +17,7 @@ from optimizer.trial import Candidate, LoadPoint, Point, Trial
 
 # user attributes of an Optuna trial
 CANDIDATE, TRIAL, LOAD, POINTS, REASON = "candidate", "trial", "load", "points", "reason"
+_FIGURES = Measurement.__slots__
 WORST_VIOLATION = 1e6  # stands for inf, which not every database can store
 
 
@@ -62,7 +63,7 @@ def attributes(trial: Trial, result: Result | str) -> dict[str, Any]:
 
 
 def finished_trials(study: optuna.Study) -> list[Trial]:
-    """The trials that were recorded in ``study``, by whatever worker, as ``attributes`` wrote them."""
+    """The trials that were recorded in ``study``, by whatever worker: what was measured, or that nothing was."""
     found = [trial_of(trial.user_attrs) for trial in study.get_trials(deepcopy=False) if TRIAL in trial.user_attrs]
     return sorted(found, key=lambda trial: trial.number)
 
@@ -72,9 +73,10 @@ def trial_of(attributes: Mapping[str, Any]) -> Trial:
     measurements = []
     for point in attributes[POINTS]:
         load = LoadPoint(**{name: point[name] for name in LoadPoint.__slots__})
-        values = {name: value for name, value in point.items() if name not in LoadPoint.__slots__}
-        measurements.append((load, Measurement(**values)))
-    return Trial(attributes[TRIAL], described(attributes[CANDIDATE]), tuple(measurements))
+        measurements.append((load, Measurement(**{name: point[name] for name in _FIGURES if name in point})))
+    status: Literal["ok", "failed"] = "ok" if measurements else "failed"
+    reason = "" if measurements else str(attributes.get(REASON, ""))
+    return Trial(attributes[TRIAL], described(attributes[CANDIDATE]), tuple(measurements), status, reason)
 
 
 def describe(candidate: Candidate) -> dict[str, Any]:

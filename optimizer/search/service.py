@@ -11,17 +11,26 @@ import numpy.typing as npt
 
 from optimizer.batcher.calibration import Observation, service_times
 from optimizer.batcher.simulator import ServiceTimes
+from optimizer.batching import of_batcher
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, FieldValue
 
 Array = npt.NDArray[np.float64]
 Fields = tuple[tuple[str, FieldValue], ...]
-Group = tuple[int, Fields]  # instance count, other fields
+Group = tuple[int, Fields]  # instance count, and the other fields that are not the batcher's
 
 THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: how many cores an instance computes on
-SLOWED = 0.15  # of the time alone that each further busy instance adds while there are cores for all
-THREADS_GAIN = 0.4  # twice the threads take 2 ** -0.4 of the time
-CROWDED = 1.4  # twice as many threads as cores take 2 ** 1.4 of the time: they spin, and displace one another
+# With threads known, each further busy instance adds SLOWED of the time alone while there are cores for all, and
+# twice as many threads as cores take 2 ** CROWDED of it: they spin, and displace one another. Twice the threads
+# of one instance alone take 2 ** -THREADS_GAIN of the time. So it was on both models with varied threads in
+# benchmarks/tables.
+SLOWED, CROWDED, THREADS_GAIN = 0.25, 1.6, 0.4
+CONTENTION = 0.5  # of the time alone that each further busy instance adds, where nothing is known of threads
+
+
+def group_of(candidate: Candidate) -> Group:
+    """What the speed of a server depends on, and the simulation is told little of."""
+    return candidate.instance_count, tuple(pair for pair in candidate.fields if not of_batcher(pair[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,69 +42,73 @@ class Services:
     scales: dict[Group, float]
     problem: Problem
 
-    @classmethod
-    def of(cls, groups: dict[Group, list[Observation]], problem: Problem) -> Services:
-        """From the statistics of each group."""
-        sizes = {group: {b.batch_size for one in seen for b in one.batches} for group, seen in groups.items()}
-        base = max(groups, key=lambda group: (len(sizes[group]), -group[0]))
-        batch = problem.request_batch_size
-        largest = max(*problem.space.max_batch_size, batch, *(size for one in sizes.values() for size in one))
-        instances, fields = base
-        shape = service_times(groups[base], largest, instances, step=batch, contention=SLOWED).seconds[:, -1]
-        shape = shape / demand(fields, instances, problem)
-        services = cls(shape, {}, problem)
-        scales = {group: services._scale(group, seen) for group, seen in groups.items()}
-        return cls(shape, scales, problem)
-
-    def times(self, candidate: Candidate) -> ServiceTimes:
-        """Those of the candidate's own group, else of the nearest, as the demand for cores differs."""
-        group = (candidate.instance_count, candidate.fields)
+    def times(self, group: Group) -> ServiceTimes:
+        """Those of the group, else of the nearest, as the demand for cores differs."""
         scale = self.scales[min(self.scales, key=lambda other: _distance(group, other))]
-        busy = [demand(candidate.fields, k, self.problem) for k in range(1, candidate.instance_count + 1)]
+        busy = [demand(group[1], k, self.problem) for k in range(1, group[0] + 1)]
         return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.request_batch_size)
 
-    def _scale(self, group: Group, seen: Sequence[Observation]) -> float:
-        batch, ratios, weights = self.problem.request_batch_size, [], []
-        for one in seen:
-            for b in one.batches:
-                row = min(max(round(b.batch_size / batch), 1), len(self.shape)) - 1
-                expected = self.shape[row] * demand(group[1], one.busy, self.problem)
-                ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
-                weights.append(b.executions)
-        return math.exp(float(np.average(ratios, weights=weights)))
+
+def services(groups: dict[Group, list[Observation]], problem: Problem, largest: int) -> Services:
+    """From the statistics of each group. ``largest``: samples of the largest batch that is asked for."""
+    sizes = {group: {b.batch_size for one in seen for b in one.batches} for group, seen in groups.items()}
+    instances, fields = base = max(groups, key=lambda group: (len(sizes[group]), -group[0]))
+    seconds = service_times(
+        groups[base], largest, instances, step=problem.request_batch_size, contention=SLOWED
+    ).seconds
+    shape = seconds[:, instances - 1] / demand(fields, instances, problem)
+    return Services(shape, {group: _scale(shape, group, seen, problem) for group, seen in groups.items()}, problem)
 
 
 def demand(fields: Fields, busy: float, problem: Problem) -> float:
     """How much longer a batch takes with ``busy`` instances of so many threads each than on one of one thread.
 
-    Beyond the machine's cores instances only take each other's time. How many cores there are is not told: as
+    Beyond the machine's cores instances only take each other's time. Where the cores are not known, there are as
     many as the most threads that the space gives one instance.
     """
-    threads, cores = _threads(fields), _cores(problem)
-    alone = threads**-THREADS_GAIN
-    if cores is None:
-        return alone * (1 + 0.5 * (busy - 1))
-    return alone * max(1 + SLOWED * (busy - 1), (busy * threads / cores) ** CROWDED)
+    threads = _threads(fields)
+    cores = problem.cpu_count or _most_threads(problem)
+    if threads is None or cores is None:
+        return 1 + CONTENTION * (busy - 1)
+    threads = threads or cores
+    crowded: float = (busy * threads / cores) ** CROWDED
+    alone: float = threads**-THREADS_GAIN
+    return alone * max(1 + SLOWED * (busy - 1), crowded)
 
 
-def _threads(fields: Fields) -> float:
-    return next((_number(value) for path, value in fields if THREADS in path), 1.0)
+def _scale(shape: Array, group: Group, seen: Sequence[Observation], problem: Problem) -> float:
+    ratios, weights = [], []
+    for one in seen:
+        for b in one.batches:
+            row = min(max(round(b.batch_size / problem.request_batch_size), 1), len(shape)) - 1
+            expected = shape[row] * demand(group[1], one.busy, problem)
+            ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
+            weights.append(b.executions)
+    return math.exp(float(np.average(ratios, weights=weights)))
 
 
-def _cores(problem: Problem) -> float | None:
+def _threads(fields: Fields) -> float | None:
+    """Threads of an instance; 0 is as many as there are cores; None where the configuration does not say."""
+    return next((_number(value) for path, value in fields if THREADS in path), None)
+
+
+def _most_threads(problem: Problem) -> float | None:
+    """Of a choice of several: a single one says nothing of the machine."""
     for path, values in problem.space.fields.items():
-        if THREADS in path:
-            return max(_number(value) for value in values)
+        if THREADS in path and len(values) > 1:
+            return max(_number(value) or 0 for value in values) or None
     return None
 
 
-def _number(value: FieldValue) -> float:
+def _number(value: FieldValue) -> float | None:
     try:
-        return max(1.0, float(value))
+        number = float(value)
     except ValueError:
-        return 1.0
+        return None
+    return number if 0 <= number < math.inf else None
 
 
-def _distance(group: Group, other: Group) -> tuple[float, float]:
-    same = sum(a != b for a, b in zip(group[1], other[1], strict=False)) + abs(len(group[1]) - len(other[1]))
-    return same, abs(math.log2(group[0] / other[0]))
+def _distance(group: Group, other: Group) -> tuple[int, float]:
+    ours, theirs = dict(group[1]), dict(other[1])
+    differing = sum(ours.get(path) != theirs.get(path) for path in ours.keys() | theirs.keys())
+    return differing, abs(math.log2(group[0] / other[0]))

@@ -17,8 +17,6 @@ from optimizer.search.ledger import Ledger
 from optimizer.search.result import finished_trials
 from optimizer.trial import Candidate, Trial
 
-SMALLEST_GAIN = 0.01  # of throughput: another deployment that promises less is not worth its time
-
 
 class SimulatedSearcher:
     """A Searcher that knows Triton's batcher.
@@ -29,9 +27,7 @@ class SimulatedSearcher:
     when that is below ``smallest_gain`` (a share of the throughput).
     """
 
-    def __init__(
-        self, problem: Problem, study: optuna.Study, seed: int = 0, smallest_gain: float = SMALLEST_GAIN
-    ) -> None:
+    def __init__(self, problem: Problem, study: optuna.Study, smallest_gain: float, seed: int = 0) -> None:
         self._study = study
         self._ledger = Ledger(problem, study)
         self._guide = Guide(problem, seed)

@@ -91,6 +91,10 @@ FLAGS = [
     bad("--objective throughput,throughput mlp", "--objective throughput,throughput: ", "each once"),
     bad("--objective= mlp", "--objective '': ", "throughput, "),
     bad("--search best mlp", "--search", "'best'", "'tpe'", "'grid'"),
+    bad(
+        "--objective memory --search simulated mlp",
+        "--search simulated ranks by throughput; with --objective memory take tpe, nsga2, random or grid",
+    ),
     bad("--target moon mlp", "--target", "'moon'", "'embedded'"),
     bad("--measurement-interval 5 mlp", "--measurement-interval 5: ", "5ms?"),
     bad("--measurement-interval 1h mlp", "--measurement-interval 1h: ", "50ms to 15s"),
@@ -445,6 +449,7 @@ BROKEN_RECORDS = {
     record(sla_ms={"p42": 20.0}): ("--sla-p42",),
     record(objectives=["speed"]): ("--objective speed",),
     record(search="best"): ("--search", "'best'", "'tpe'"),
+    record(objectives=["memory"]): ("--search simulated ranks by throughput; with --objective memory take tpe",),
     record(min_throughput="much"): ("--min-throughput much",),
 }
 

@@ -202,10 +202,14 @@ class SearcherContract:
         assert len(run(searcher, 15)) == 15
 
     def test_a_suggestion_takes_less_than_a_measurement(self, method: str) -> None:
-        searcher = self.make(method, problem_of(WIDE))
-        started = time.monotonic()
-        run(searcher, 20)
-        assert time.monotonic() - started < 20 * 1.5
+        run(self.make(method, problem_of(WIDE)), 3)  # what is imported and compiled at first use
+        searcher = self.make(method, problem_of(WIDE), 1)
+        seconds = []
+        for number in range(20):
+            started = time.monotonic()
+            assert run(searcher, 1, number)
+            seconds.append(time.monotonic() - started)
+        assert sorted(seconds)[-2] < 1, "a moment in which the machine was busy is forgiven"
 
 
 class TestTpe(SearcherContract):

@@ -13,16 +13,17 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from optimizer.batcher.calibration import BatchStatistics, Observation
+from optimizer.batcher.observations import observation, read_batch_stats
 from optimizer.batcher.simulator import ClosedLoop, Overheads, ServiceTimes, lognormal_jitter, simulate
-from optimizer.batcher.statistics import observation, read_batch_stats
 from optimizer.problem import Problem
 from optimizer.search.correction import BATCHING_ERROR, SPEED_ERROR, Correction, features, noise_of
 from optimizer.search.encoding import Encoding
-from optimizer.search.guide import Decision, Guide
+from optimizer.search.figures import judged_latency
+from optimizer.search.guide import SHORTLIST, Decision, Guide
 from optimizer.search.ledger import Ledger
 from optimizer.search.result import finished_trials, trial_of
 from optimizer.search.server_model import fit
-from optimizer.search.service import Services
+from optimizer.search.service import Group, demand, group_of, services
 from optimizer.search.simulated import SimulatedSampler
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
@@ -38,7 +39,7 @@ def problem(space: Space = SPACE, p95_ms: float = 20.0) -> Problem:
 
 def served(candidate: Candidate, concurrency: int, *, told: bool = True) -> Measurement:
     """By a server with 3 ms + 0.3 ms a sample whose instances take half of each other's time."""
-    service = ServiceTimes.linear(3e-3, 3e-4, max(candidate.max_batch_size, 1), 3, contention=0.5)
+    service = ServiceTimes.linear(3e-3, 3e-4, max(candidate.max_batch_size, 1), 8, contention=0.5)
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     s = simulate(candidate, ClosedLoop(concurrency), service, overheads, jitter=lognormal_jitter(0.1))
     measured = Measurement(s.throughput_infer_per_s, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
@@ -80,7 +81,7 @@ def test_where_no_sizes_were_counted_all_executions_are_of_the_mean_size() -> No
     )
     seen = observation(Point(0, Candidate(8, True), LoadPoint(2, 6), measurement))
     assert seen is not None
-    assert seen.wall_s == pytest.approx(1.0)
+    assert seen.wall_s == pytest.approx(26 * 4 / 100)
     assert seen.batches == (BatchStatistics(4, 26, 26 * 6_000_000),)
 
 
@@ -99,33 +100,51 @@ def observed(instances: int, seconds: float, size: int = 8, executions: int = 10
 
 
 def test_a_group_that_was_measured_has_its_own_speed() -> None:
-    groups = {(1, ()): [observed(1, 0.010, 4), observed(1, 0.014, 8)], (2, ()): [observed(2, 0.050)]}
-    services = Services.of(groups, problem())
-    alone = services.times(Candidate(8, True)).seconds
+    groups: dict[Group, list[Observation]] = {
+        (1, ()): [observed(1, 0.010, 4), observed(1, 0.014, 8)],
+        (2, ()): [observed(2, 0.050)],
+    }
+    known = services(groups, problem(), 8)
+    alone = known.times((1, ())).seconds
     assert alone[3, 0] == pytest.approx(0.010, rel=0.05)
     assert alone[7, 0] == pytest.approx(0.014, rel=0.05)
-    assert services.times(Candidate(8, True, instance_count=2)).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
+    assert known.times((2, ())).seconds[7, 1] == pytest.approx(0.050, rel=0.05)
 
 
 def test_a_group_never_measured_takes_the_nearest() -> None:
-    services = Services.of({(2, ()): [observed(2, 0.050)], (8, ()): [observed(8, 0.080)]}, problem())
-    two, three = (services.times(Candidate(8, True, instance_count=n)).seconds for n in (2, 3))
+    known = services({(2, ()): [observed(2, 0.050)], (8, ()): [observed(8, 0.080)]}, problem(), 8)
+    two, three = known.times((2, ())).seconds, known.times((3, ())).seconds
     assert three[7, :2] == pytest.approx(two[7])
     assert three[7, 2] > three[7, 1]
 
 
-def test_threads_beyond_the_cores_take_each_others_time() -> None:
-    space = Space((8,), (0,), instance_count=(1, 2, 3), fields={THREADS: ("1", "2")})
-    one, two = ((THREADS, threads) for threads in ("1", "2"))
-    services = Services.of({(1, (one,)): [observed(1, 0.010)]}, problem(space))
+def test_fields_of_the_batcher_make_no_group() -> None:
+    fields = (("dynamic_batching.preserve_ordering", True), (THREADS, "2"))
+    assert group_of(Candidate(8, True, instance_count=3, fields=fields)) == (3, ((THREADS, "2"),))
 
-    def seconds(instances: int, field: tuple[str, str]) -> float:
-        candidate = Candidate(8, True, instance_count=instances, fields=(field,))
-        return float(services.times(candidate).seconds[7, instances - 1])
+
+@pytest.mark.parametrize("told", [True, False])
+def test_threads_beyond_the_cores_take_each_others_time(told: bool) -> None:
+    """Whether the cores are told or taken from the space."""
+    space = Space((8,), (0,), instance_count=(1, 2, 3), fields={THREADS: ("1", "2")})
+    given = replace(problem(space), cpu_count=2 if told else None)
+    one, two = (((THREADS, threads),) for threads in ("1", "2"))
+    known = services({(1, one): [observed(1, 0.010)]}, given, 8)
+
+    def seconds(instances: int, fields: tuple[tuple[str, str], ...]) -> float:
+        return float(known.times((instances, fields)).seconds[7, instances - 1])
 
     assert seconds(1, one) == pytest.approx(0.010)
     assert seconds(1, two) < seconds(1, one) < seconds(2, one) < seconds(3, one)
     assert seconds(2, two) > 2 * seconds(1, two)
+
+
+def test_what_is_not_known_of_threads_is_not_made_up() -> None:
+    single = problem(Space((8,), (0,), instance_count=(1, 2), fields={THREADS: ("1",)}))
+    assert demand(((THREADS, "1"),), 2, single) == demand((), 2, problem())
+    many = replace(single, cpu_count=16)
+    assert demand(((THREADS, "0"),), 1, many) == demand(((THREADS, "16"),), 1, many)
+    assert math.isfinite(demand(((THREADS, "inf"),), 2, many))
 
 
 # -- correction ---------------------------------------------------------------------------------------------------
@@ -203,6 +222,41 @@ def test_while_nothing_meets_the_bound_the_gain_is_without_limit() -> None:
     assert decide(*BASELINES, p95_ms=4.0).gain == math.inf
 
 
+def test_a_group_whose_deployments_fail_is_left_alone() -> None:
+    trials = list(BASELINES)
+    for number in range(2, 12):
+        candidate = decide(*trials).candidate
+        if candidate.instance_count != 3:
+            break
+        trials.append(Trial(number, candidate, status="failed", reason="no memory"))
+    assert len(trials) <= 5, "three failures of three instances say enough"
+
+
+def test_a_baseline_from_outside_the_space_is_simulated_too() -> None:
+    outside = trial(0, Candidate(64, True), 4, 32), trial(1, Candidate(64), 4)
+    assert decide(*outside).candidate in SPACE.candidates()
+
+
+def test_of_two_latency_bounds_the_one_that_binds_is_judged() -> None:
+    bounds = (Constraint("latency-p50", 500.0), Constraint("latency-p95", 20.0))
+    points = [Point(t.number, t.candidate, load, m) for t in BASELINES for load, m in t.measurements]
+    points = [replace(p, measurement=replace(p.measurement, latency_p50_ms=5.0)) for p in points]
+    assert judged_latency(replace(problem(), constraints=bounds), points) == "latency-p95"
+    assert judged_latency(replace(problem(), constraints=bounds[:1]), points) == "latency-p50"
+    assert judged_latency(replace(problem(), constraints=()), points) == "latency-p95"
+
+
+def test_a_resumed_search_decides_as_the_one_that_was_never_interrupted() -> None:
+    wide = problem(Space((1, 2, 4, 8, 16, 32, 64), ("off", 0, 100, 500, 2000), ("none", "max/2"), tuple(range(1, 9))))
+    assert len(wide.space) > SHORTLIST
+    trials, going_on = list(BASELINES), Guide(wide)
+    for number in range(2, 5):
+        decision = going_on.decide(trials, {t.candidate for t in trials})
+        assert decision is not None
+        assert Guide(wide).decide(trials, {t.candidate for t in trials}) == decision
+        trials.append(trial(number, decision.candidate, min(decision.load, 32)))
+
+
 def test_nothing_measured_and_nothing_left_are_no_faults() -> None:
     assert decide().gain == math.inf
     assert Guide(problem()).decide(BASELINES, set(SPACE.candidates())) is None
@@ -212,10 +266,10 @@ def test_nothing_measured_and_nothing_left_are_no_faults() -> None:
 
 def test_the_seed_is_that_of_the_simulations() -> None:
     points = [Point(t.number, t.candidate, load, m) for t in BASELINES for load, m in t.measurements]
-    one, other = (fit(points, problem(), seed) for seed in (1, 2))
+    one, other = (fit(points, problem(), "latency-p95", seed) for seed in (1, 2))
     cell = [(Candidate(8, True, 500), 7)]
-    assert one.simulate(problem(), cell) == fit(points, problem(), 1).simulate(problem(), cell)
-    assert one.simulate(problem(), cell) != other.simulate(problem(), cell)
+    assert one.simulate(cell) == fit(points, problem(), "latency-p95", 1).simulate(cell)
+    assert one.simulate(cell) != other.simulate(cell)
 
 
 # -- as an Optuna sampler -------------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
-from optimizer.batcher.calibration import BatchStatistics
-from optimizer.batcher.statistics import read_batch_stats
 from optimizer.interfaces import Endpoint
-from optimizer.perf_analyzer import PerfAnalyzer, Window, batch_stats, mean_batch_size, read_windows
+from optimizer.perf_analyzer import PerfAnalyzer, Window, executions_by_size, mean_batch_size, read_windows
 from optimizer.trial import Candidate, LoadPoint
 
 
@@ -29,18 +27,13 @@ def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
 
 def test_executions_are_counted_by_size_between_two_readings() -> None:
     before, after = statistics((4, 10, 3000), (8, 2, 900)), statistics((4, 30, 9000), (8, 2, 900), (12, 5, 6000))
-    text = batch_stats(before, after)
-    assert text == "4:20:6000 12:5:6000"
-    assert read_batch_stats(text) == (
-        BatchStatistics(4, 20, 6000),
-        BatchStatistics(12, 5, 6000),
-    )
+    assert executions_by_size(before, after) == [(4, 20, 6000), (12, 5, 6000)]
     assert mean_batch_size(before, after) == (20 * 4 + 5 * 12) / 25
 
 
 def test_a_server_that_tells_nothing_leaves_the_statistics_unknown() -> None:
-    assert batch_stats(None, statistics((4, 1, 3))) == ""
-    assert batch_stats(statistics(), statistics()) == ""
+    assert executions_by_size(None, statistics((4, 1, 3))) == []
+    assert executions_by_size(statistics(), statistics()) == []
 
 
 def test_windows_are_read_as_printed() -> None:

@@ -163,6 +163,13 @@ def test_arrivals_and_responses_keep_their_distance() -> None:
     assert three.throughput_infer_per_s == pytest.approx(3 / (12 * MS))
 
 
+def test_a_gap_holds_back_those_behind_it_and_a_delay_does_not() -> None:
+    job = Job(batcher(4), OpenLoop(np.zeros(4)), constant(10 * MS), Overheads(spacing_s=1 * MS))
+    slow = np.array([0, 5, 0, 0]) * MS
+    assert trace(job, gaps_s=slow, window=ALL).arrived_s == pytest.approx(np.array([0, 6, 7, 8]) * MS)
+    assert trace(job, delays_s=slow, window=ALL).arrived_s == pytest.approx(np.array([0, 2, 3, 6]) * MS)
+
+
 def test_a_trace_reaches_back_to_the_first_request() -> None:
     log = trace(Job(batcher(8), ClosedLoop(64), constant(1 * MS)), window=Window(5000, 10))
     assert log.first_request[0] == 0

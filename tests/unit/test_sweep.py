@@ -138,3 +138,33 @@ def test_a_glance_condemns_only_what_it_is_sure_of(
 def test_after_a_glance_that_condemned_it_a_deployment_is_not_resumed() -> None:
     rules = SweepRules(1, 256, P95_20MS, to_beat=3000)
     assert next_load([(LoadPoint(1, 16), Measurement(1000, latency_p95_ms=40.0, reason="given up"))], rules) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "hopeless"),
+    [
+        ({"p99": 20}, True),  # the p99 is no lower than the p95
+        ({"p95": 20, "p99": 30}, True),
+        ({"p99": 35}, False),  # 40 ms is a miss, but not by enough
+        ({"p99": 200}, False),
+        ({"avg": 20}, False),
+        ({"p50": 20}, False),
+        ({"p90": 20}, False),
+        ({"p99": 20, "p50": 10}, False),
+        ({}, False),
+    ],
+)
+def test_a_glance_does_not_condemn_by_a_latency_that_it_does_not_know(
+    bounds: dict[str, float], hopeless: bool
+) -> None:
+    """A glance tells throughput and p95."""
+    constraints = tuple(Constraint(f"latency-{name}", bound) for name, bound in bounds.items())
+    rules = SweepRules(1, 256, constraints, to_beat=3000)
+    assert is_hopeless(Measurement(1000, latency_p95_ms=40.0), rules) is hopeless
+    assert not is_hopeless(Measurement(1000), rules)
+
+
+def test_a_glance_that_knows_the_p99_goes_by_it() -> None:
+    rules = SweepRules(1, 256, (Constraint("latency-p99", 20.0),), to_beat=3000)
+    assert is_hopeless(Measurement(1000, latency_p95_ms=10.0, latency_p99_ms=40.0), rules)
+    assert not is_hopeless(Measurement(1000, latency_p95_ms=40.0, latency_p99_ms=19.0), rules)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -95,3 +98,51 @@ def test_another_table_is_one_clear_line(tmp_path: Path, content: str, says: str
 def test_a_disk_that_refuses_is_an_environment_fault(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="cannot write"):
         table(tmp_path / "no" / "trials.csv").append(Trial(0, CANDIDATE), LoadPoint(1, 1), measurement(1, 1))
+
+
+SAMPLE = Path(__file__).parents[2] / "results" / "dlrm" / "sample" / "trials.csv"
+THREADS = "parameters.intra_op_thread_count.string_value"
+
+
+@pytest.mark.parametrize("lacking", [{"batch_stats"}, {"batch_stats", "server_memory_bytes"}])
+def test_a_table_of_an_earlier_version_goes_on_in_its_own_columns(tmp_path: Path, lacking: set[str]) -> None:
+    path = tmp_path / "trials.csv"
+    with SAMPLE.open() as sample, path.open("w", newline="") as file:
+        rows = list(csv.DictReader(sample))
+        kept = [name for name in rows[0] if name not in lacking]
+        writer = csv.DictWriter(file, kept, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    before = path.read_text()
+    trials = TrialsTable(path, "dlrm", {THREADS: ("1", "2")})
+    found = trials.read()
+    assert sum(len(trial.measurements) for trial in found) == sum(bool(row["concurrency"]) for row in rows)
+    told = Measurement(
+        100.0, latency_p95_ms=5.0, batch_stats="4:10:2000", server_memory_bytes=1e6, stable=True, requests=9
+    )
+    added = Trial(len(found), Candidate(64, True, fields=((THREADS, "2"),)))
+    trials.append(added, LoadPoint(4, 8), told)
+    assert path.read_text().startswith(before)
+    assert path.read_text().count(",", len(before)) == len(kept) - 1
+    again = TrialsTable(path, "dlrm", {THREADS: ("1", "2")}).read()
+    assert again[:-1] == found
+    assert again[-1] == replace(added, measurements=((LoadPoint(4, 8), without(told, lacking)),))
+
+
+def without(measurement: Measurement, unknown: set[str]) -> Measurement:
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(Measurement) if field.name in unknown}
+    return replace(measurement, **defaults)
+
+
+def test_a_column_that_tables_always_had_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    path.write_text(",".join(name for name in table(path).columns if name != "queue_ms") + "\n")
+    with pytest.raises(BadInputError, match="its columns are not those"):
+        table(path).read()
+
+
+def test_executions_in_another_form_are_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), replace(measurement(1, 1), batch_stats="8:3"))
+    with pytest.raises(BadInputError, match=r":2: not a row of a trials table \(not a list of size:executions"):
+        table(path).read()

@@ -85,14 +85,19 @@ def best_in_table(trials: list[Trial]) -> float:
     )
 
 
-@pytest.mark.parametrize("search", ["grid", "tpe", "random", "nsga2"])
+@pytest.mark.parametrize("search", ["simulated", "grid", "tpe", "random", "nsga2"])
 def test_every_search_ends_near_the_best_of_the_table(study: Study, known_table: list[Trial], search: str) -> None:
     study.search = search
     outcome = study.run()
     assert outcome.recommended is not None
     assert outcome.recommended.measurement.throughput_infer_per_sec >= 0.93 * best_in_table(known_table)  # type: ignore[operator]
     assert outcome.recommended.measurement.latency_p95_ms <= 20  # type: ignore[operator]
-    assert outcome.trials == len(study.problem.space), "each candidate once"
+    tried = [trial.candidate for trial in TrialsTable(study.folder / "trials.csv", "known", {}).read()]
+    assert len(set(tried)) == len(tried) == outcome.trials, "each candidate once"
+    if search == "simulated":
+        assert 2 < outcome.trials < len(study.problem.space), "it stops where nothing is to be gained any more"
+    else:
+        assert outcome.trials == len(study.problem.space)
 
 
 def test_the_comparisons_come_first_and_carry_the_gain(study: Study) -> None:
@@ -154,6 +159,14 @@ def test_nothing_meets_the_sla(study: Study) -> None:
     assert outcome.closest is not None
     assert outcome.holds_back == "one inference alone takes 1.47 ms"
     assert outcome.speedup is None
+
+
+def test_a_bounded_latency_that_was_never_measured_is_named(problem: Problem) -> None:
+    asked = replace(problem, constraints=(Constraint("latency-p99", 20.0),))
+    trials = [Trial(0, BASELINE, ((LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True)),))]
+    outcome = assess(trials, asked, BASELINE, PLAIN)
+    assert outcome.recommended is None
+    assert outcome.holds_back == "latency-p99 could not be measured"
 
 
 def test_an_interrupted_run_continues_with_at_most_the_measurement_in_flight_lost(
@@ -232,9 +245,27 @@ def test_a_confirmation_that_cannot_be_deployed_takes_the_candidate_out(
             raise DeploymentError("config.pbtxt does not load")
 
     study.target = Unwritable(known_table)
-    outcome = study.run(max_trials=2)
-    assert outcome.recommended is None or outcome.trials == 2
-    assert "does not load" in (study.folder / "trials.csv").read_text()
+    trials = study.tuner(max_trials=2).run(COMPARISONS)
+    assert [(trial.status, trial.reason) for trial in trials] == 2 * [("failed", "config.pbtxt does not load")]
+    assert assess(trials, study.problem, BASELINE, PLAIN).recommended is None
+    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials, "nor after an interruption"
+
+
+def test_where_the_best_cannot_be_deployed_as_written_the_next_is_recommended(
+    study: Study, known_table: list[Trial]
+) -> None:
+    class Unwritable(RecordedTable):
+        def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+            if candidate.dynamic_batching:
+                raise DeploymentError("config.pbtxt does not load")
+            return super().deploy_as_written(candidate)
+
+    assert study.run(max_trials=2).recommended.candidate == PLAIN  # type: ignore[union-attr]
+    again = Study(study.folder / "again", study.problem, Unwritable(known_table))
+    again.folder.mkdir()
+    recommended = again.run(max_trials=2).recommended
+    assert recommended is not None
+    assert recommended.candidate == BASELINE
 
 
 def test_what_was_confirmed_is_known(study: Study) -> None:

@@ -1,0 +1,87 @@
+"""Options to the command that gives them, and back."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectives.metrics import METRICS
+from optimizer.arguments import read_run_arguments
+from optimizer.command_line import command_line
+from optimizer.errors import BadInputError
+from optimizer.options import SLA_METRICS, RunOptions, default_search
+from optimizer.search import SEARCHERS
+
+POSITIVE = st.floats(1e-3, 1e9)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).filter(lambda text: text != "--")
+WITHOUT_PASSWORD = st.one_of(st.none(), st.sampled_from(["sqlite:///a b.db", "file/study", "-x", "--json", ""]))
+OBJECTIVES = st.lists(st.sampled_from(sorted(METRICS)), min_size=1, max_size=3, unique=True).map(tuple)
+
+
+@st.composite
+def options(draw: st.DrawFn) -> RunOptions:
+    """All that the command line can ask for."""
+    objectives = draw(OBJECTIVES)
+    ranks = objectives[0] == "throughput"
+    return RunOptions(
+        model=draw(TEXTS),
+        sla_ms=draw(st.dictionaries(st.sampled_from(SLA_METRICS), POSITIVE)),
+        model_repository=draw(st.one_of(st.none(), TEXTS)),
+        objectives=objectives,
+        min_throughput=draw(st.sampled_from([None, "4000/s", "0.5 req/s", " 7"])),
+        max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),
+        budget_seconds=draw(st.integers(1, 10**9)) / 1000,
+        max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
+        search=draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"])),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        protocol=draw(st.sampled_from(["grpc", "http"])),
+        measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
+        request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1))),
+        storage=draw(WITHOUT_PASSWORD),
+        out=draw(TEXTS),
+    )
+
+
+@given(options())
+def test_the_command_of_options_gives_them_again(given: RunOptions) -> None:
+    command, *words = shlex.split(command_line(given))
+    assert command == "tune"
+    found = read_run_arguments(words)
+    assert found.options == given
+    assert (found.resumed, found.as_json) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "search"),
+    [
+        ("", "simulated"),
+        ("--objective throughput", "simulated"),
+        ("--objective memory", "tpe"),
+        ("--objective memory,throughput", "tpe"),
+        ("--objective throughput,memory", "tpe"),
+        ("--objective throughput,memory --search simulated", "simulated"),
+        ("--objective memory --search grid", "grid"),
+        ("--search tpe", "tpe"),
+    ],
+)
+def test_the_search_method_is_that_of_the_objectives(words: str, search: str) -> None:
+    options = read_run_arguments([*words.split(), "m"]).options
+    assert options.search == search
+    assert read_run_arguments(shlex.split(command_line(options))[1:]).options == options
+    assert ("--search" in command_line(options)) == (search != default_search(options.objectives))
+
+
+@pytest.mark.parametrize("objective", ["memory", "latency-p95,throughput"])
+def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_run_arguments(["--search", "simulated", "--objective", objective, "m"])
+    assert str(caught.value) == (
+        f"--search simulated ranks by throughput; with --objective {objective} take tpe, nsga2, random or grid"
+    )
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "geheim" not in command_line(RunOptions("m", storage="postgresql://u:geheim@host/db"))
