@@ -69,11 +69,11 @@ def _dispatch(arguments: list[str]) -> int:
         parser.description = "Fetch and unpack the embedded server and perf_analyzer, compile the simulator, once."
         parser.parse_args(arguments)
         from optimizer import runtime
-
-        print(f"ready: {runtime.ensure(print).root}")
         from optimizer.batcher.ahead import compile_ahead
 
+        ready = runtime.ensure(print)
         compile_ahead(print)
+        print(f"ready: {ready.root}")
         return 0
     parser.description = "Check what tune needs on this machine, with the mend for what is missing."
     parser.parse_args(arguments)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from optimizer.outcome import FRONT_METRICS
 from optimizer.report import words
+from optimizer.trial import latest_points
 
 if TYPE_CHECKING:
     from objectives.sla import Constraint
     from optimizer.outcome import Outcome
-    from optimizer.trial import Point, Trial, latest_points
+    from optimizer.trial import Point, Trial
 
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 704.0, 16.0, 356.0  # of the plot, in the units of the SVG
 TICKS = 8  # at most, about

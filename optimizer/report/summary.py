@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from objectives import pareto
 from objectives.metrics import METRICS
 from optimizer.report import words
+from optimizer.trial import latest_points
 
 if TYPE_CHECKING:
     from optimizer.outcome import Outcome
     from optimizer.problem import Problem
-    from optimizer.trial import Point, Trial, latest_points
+    from optimizer.trial import Point, Trial
 
 _PERCENTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
 _ALWAYS_TOLD = {"throughput", *_PERCENTILES}

@@ -15,6 +15,7 @@ from optimizer.search.service import Group
 from optimizer.trial import Point
 
 EVALUATIONS = 120
+ERROR = 0.2  # of the throughput: twice that of a model which knows the service times
 CONTENTION, JITTER = 0.5, 0.2  # where the points do not tell
 
 
@@ -54,7 +55,7 @@ def _of_vector(vector: Array, problem: Problem, largest: int, gap: float, seed: 
     def times(group: Group) -> ServiceTimes:
         return ServiceTimes(np.outer(alone, 1 + contention * np.arange(group[0])), step=batch)
 
-    return ServerModel(times, batch, way_s, gap, jitter, seed)
+    return ServerModel(times, batch, way_s, gap, jitter, seed, ERROR)
 
 
 def _prior(vector: Array) -> float:

@@ -18,8 +18,8 @@ from optimizer.trial import Candidate, Point
 Array = npt.NDArray[np.float64]
 
 # Relative errors of the simulation: what a server does with several instances and other fields, which the
-# simulator is told little of, and what it gets wrong of the batching.
-SPEED_ERROR, BATCHING_ERROR, TAIL_ERROR = 0.25, 0.1, 0.1
+# simulator is told little of; what it gets wrong of the tail. What it gets wrong of the batching it says itself.
+SPEED_ERROR, TAIL_ERROR = 0.25, 0.1
 SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # in units of a parameter's range
 # A machine is slower in one minute than in the next: that is in all measurements of a deployment alike. To it
 # comes the noise of each measurement of USUAL_REQUESTS.
@@ -33,17 +33,19 @@ class Correction:
     """Learns from residuals [points, 2] (log throughput, log tail) at ``inputs`` [points, features].
 
     ``deployments`` [points]: the number of the trial in which each was measured; ``noise`` [points]: relative to
-    that of a usual measurement. Its hyperparameters are given: a handful of points says little of them. So the
-    regression is two lines of linear algebra (Rasmussen and Williams 2006, algorithm 2.1), where scikit-learn's
-    would cost more memory than all else that a run imports.
+    that of a usual measurement; ``batching_error``: of the simulated throughput, relative. All hyperparameters are
+    given: a handful of points says little of them. So the regression is two lines of linear algebra (Rasmussen and
+    Williams 2006, algorithm 2.1), where scikit-learn's would cost more memory than all else that a run imports.
     """
 
-    def __init__(self, inputs: Array, residuals: Array, deployments: Sequence[int], noise: Array) -> None:
+    def __init__(
+        self, inputs: Array, residuals: Array, deployments: Sequence[int], noise: Array, batching_error: float
+    ) -> None:
         from scipy.linalg import cho_factor
 
-        self._inputs, self._residuals = inputs, residuals
+        self._inputs, self._residuals, self._batching_error = inputs, residuals, batching_error
         same = np.equal.outer(deployments, deployments) * MOMENT_NOISE**2
-        covariances = _throughput_covariance(inputs, inputs), _tail_covariance(inputs, inputs)
+        covariances = self._throughput_covariance(inputs), self._tail_covariance(inputs)
         self._factors = [
             cho_factor(covariance + same + np.diag((usual * noise) ** 2))
             for covariance, usual in zip(covariances, (THROUGHPUT_NOISE, TAIL_NOISE), strict=True)
@@ -53,8 +55,8 @@ class Correction:
         """Mean and standard deviation [cells, 2] of the residuals, without any noise."""
         from scipy.linalg import cho_solve
 
-        crosses = _throughput_covariance(self._inputs, inputs), _tail_covariance(self._inputs, inputs)
-        priors = SPEED_ERROR**2 + BATCHING_ERROR**2, TAIL_ERROR**2
+        crosses = self._throughput_covariance(inputs), self._tail_covariance(inputs)
+        priors = SPEED_ERROR**2 + self._batching_error**2, TAIL_ERROR**2
         means, deviations = [], []
         for factor, cross, prior, learned in zip(self._factors, crosses, priors, self._residuals.T, strict=True):
             means.append(cross.T @ cho_solve(factor, learned))
@@ -62,14 +64,13 @@ class Correction:
             deviations.append(np.sqrt(np.maximum(variance, 1e-12)))
         return np.stack(means, 1), np.stack(deviations, 1)
 
+    def _throughput_covariance(self, inputs: Array) -> Array:
+        known = self._inputs
+        speed = _matern(known[:, :-BATCHING_FEATURES], inputs[:, :-BATCHING_FEATURES], SPEED_LENGTH)
+        return SPEED_ERROR**2 * speed + self._batching_error**2 * _matern(known, inputs, BATCHING_LENGTH)
 
-def _throughput_covariance(a: Array, b: Array) -> Array:
-    speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
-    return SPEED_ERROR**2 * speed + BATCHING_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
-
-
-def _tail_covariance(a: Array, b: Array) -> Array:
-    return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
+    def _tail_covariance(self, inputs: Array) -> Array:
+        return TAIL_ERROR**2 * _matern(self._inputs, inputs, BATCHING_LENGTH)
 
 
 def _matern(a: Array, b: Array, length: float) -> Array:

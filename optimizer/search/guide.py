@@ -154,6 +154,7 @@ class _View:
             self._tails(figures, known) - simulated,
             [point.trial for point in measured],
             np.array([noise_of(point) for point in measured]),
+            self._model.error,
         )
         # noisy measurements flatter: the best so far is what the model believes of them
         believed = self._correction.predict(learned)[0][:, 0] + simulated[:, 0]

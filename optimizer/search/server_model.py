@@ -42,7 +42,8 @@ class ServerModel:
     """What is simulated beside the batcher.
 
     ``times``: service times of a group. ``way_s`` is spent outside queue and computation by each request;
-    ``gap_s`` lies between two arrivals, on average; ``jitter`` is the relative standard deviation of service times.
+    ``gap_s`` lies between two arrivals, on average; ``jitter`` is the relative standard deviation of service times;
+    ``error`` is what is to be expected of its throughput, relative.
     """
 
     times: Callable[[Group], ServiceTimes]
@@ -51,6 +52,7 @@ class ServerModel:
     gap_s: float
     jitter: float
     seed: int = 0
+    error: float = 0.1
 
     def simulate(self, cells: Sequence[Cell], threads: int = 1) -> list[Simulated]:
         """What each (candidate, concurrency) would give."""

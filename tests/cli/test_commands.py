@@ -231,7 +231,7 @@ def test_setup_from_a_folder_of_wheels_and_not_twice(tune: Tune, playground: Pla
     assert root.parent == cache
     assert not list(cache.glob(".*"))  # no scratch folder stays
     again = tune("setup", env=offline(nothing, cache))
-    assert (again.code, again.stdout, again.stderr) == (0, f"ready: {root}\n", "")
+    assert (again.code, again.stdout, again.stderr) == (0, f"ready: {root}\n", "")  # nor is anything compiled again
     examined = findings(tune("doctor", env={"TRITUNE_CACHE": cache}).stdout)
     for name in ("tritonserver", "Python backend", "perf_analyzer"):
         assert examined[name][0] == "ok", examined[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -317,7 +318,13 @@ def test_a_hopeless_deployment_is_given_up_after_its_first_short_window(
     assert [t.measurements for t in kept] == [t.measurements for t in trials], "what was seen is kept"
 
 
-def test_the_search_and_the_confirmation_are_timed(study: Study) -> None:
+def test_the_search_and_the_confirmation_are_timed(study: Study, known_table: list[Trial]) -> None:
+    class Slow(RecordedTable):
+        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+            time.sleep(0.005)
+            return super().measure(endpoint, load)
+
+    study.load_generator = Slow(known_table)
     tuner = study.tuner()
     tuner.run(COMPARISONS)
     times = tuner.stopwatch.report()
