@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from optimizer.interfaces import Searcher
     from optimizer.problem import Problem
 
-SMALLEST_GAIN = 0.01  # of throughput: `simulated` ends where another deployment promises less
+SMALLEST_GAIN = 0.02  # of throughput: `simulated` ends where another deployment promises less
 SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
 
 
