@@ -34,7 +34,7 @@ from quiet import Usage
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import hardware, model_config, runtime, task
-from optimizer.deploy.embedded import remove_leftovers
+from optimizer.deploy.leftovers import remove_leftovers
 from optimizer.options import RunOptions
 from optimizer.perf_analyzer import FIRST_WINDOW_MS
 from optimizer.process import SupervisedProcess

@@ -29,6 +29,7 @@ from objectives.sla import Constraint
 from optimizer import hardware
 from optimizer.budget import Budget
 from optimizer.interfaces import Endpoint, Samples, Searcher
+from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.profile.find import find_profile
 from optimizer.profile.reader import load_profile
@@ -182,11 +183,8 @@ def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
         problem=problem,
         searcher=searcher,
         target=stack,
-        load_generator=stack,
-        telemetry=stack,
-        table=_Unkept(),
+        measuring=Measuring(stack, stack, _Unkept(), stack),
         budget=Budget(math.inf, int(max_trials)),
-        watcher=stack,
     )
     trials = tuner.run(baselines(problem.space))
     best = tuner.best()
@@ -267,7 +265,7 @@ class _Stack:
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
 
-    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         cell = endpoint.candidate, load.concurrency
         if cell not in self._known:
             (self._known[cell],) = self.server.measure([cell])
@@ -285,7 +283,9 @@ class _Stack:
 
 
 class _Unkept:
-    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None: ...
+    def append(
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+    ) -> None: ...
 
     def append_failure(self, trial: Trial) -> None: ...
 

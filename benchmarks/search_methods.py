@@ -250,9 +250,9 @@ def _cells(runs: Sequence[Replayed]) -> list[str]:
 
 
 def _print_targets(cases: Sequence[Case], runs: dict[Job, Replayed]) -> None:
-    """Over all runs on tables of a kind, and where it is worst."""
-    print(_line(["tables", "target", "at most", "found", "", "worst of one table and bound"]))
-    print(_line(["---", "---", "--:", "--:", "---", "---"]))
+    """Of each table and bound alone, since that is what a user has: the worst decides."""
+    print(_line(["tables", "target", "at most", "worst of one table and bound", "", "all together"]))
+    print(_line(["---", "---", "--:", "---", "---", "--:"]))
     for target in TARGETS:
         own = [case for case in cases if case.kind == target.kind]
         if not own:
@@ -261,9 +261,9 @@ def _print_targets(cases: Sequence[Case], runs: dict[Job, Replayed]) -> None:
         worst, case = max(
             ((target.figure(_of(runs, "simulated", [case])), case) for case in own), key=lambda item: item[0]
         )
-        verdict = "met" if found <= target.most else "missed"
+        verdict = "met" if worst <= target.most else "missed"
         where = f"{target.show(worst)} ({case.table.stem}, {case.sla})"
-        print(_line([target.kind, target.name, target.show(target.most), target.show(found), verdict, where]))
+        print(_line([target.kind, target.name, target.show(target.most), where, verdict, target.show(found)]))
 
 
 def _document(runs: dict[Job, Replayed]) -> list[dict[str, Any]]:

@@ -18,6 +18,8 @@ class Measurement:
     ``None`` means unknown; it is never read as zero and never as success. Throughput counts inferences
     (samples: requests x request batch size), latencies are per request and in milliseconds.
     ``batch_stats``: executions by batch size, ``size:executions:compute_ns`` separated by spaces.
+    ``other_cpu_share``: of the CPUs' time while it was measured, 0 to 1, what went to other processes or machines.
+    ``score``: of the answers to labelled samples, by the user's metric, whatever the load.
     ``stable`` is false where the windows of the run disagreed or it failed; ``reason`` then says why.
     """
 
@@ -42,7 +44,9 @@ class Measurement:
     gpu_memory_bytes: float | None = None
     gpu_power_watts: float | None = None
     server_memory_bytes: float | None = None
+    other_cpu_share: float | None = None
     measure_seconds: float | None = None
+    score: float | None = None
     reason: str = ""
 
 
@@ -85,5 +89,6 @@ METRICS: dict[str, Metric] = {
         # the GPU's memory where there is one, else the resident memory of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
         Metric("energy", "J/1000 infer", "lower", _joules_per_1000_inferences),
+        Metric("score", "", "higher", lambda m: m.score),
     )
 }

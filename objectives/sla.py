@@ -10,7 +10,8 @@ from objectives.metrics import METRICS, Measurement
 
 _MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3}
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
+_NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
+_LONGEST = 400  # characters of a value
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,13 @@ class Constraint:
         value = metric.value(measurement)
         if value is None or math.isnan(value):
             return math.inf
-        if metric.better == "higher":
-            return (self.bound - value) / self.bound
-        return (value - self.bound) / self.bound
+        scale = abs(self.bound) or 1.0
+        return (self.bound - value) / scale if metric.better == "higher" else (value - self.bound) / scale
 
     def __str__(self) -> str:
         metric = METRICS[self.metric]
         relation = ">=" if metric.better == "higher" else "<="
-        return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:g} {metric.unit}"
+        return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:g} {metric.unit}".rstrip()
 
 
 def worst_violation(constraints: tuple[Constraint, ...], measurement: Measurement) -> float:
@@ -48,7 +48,7 @@ def parse_duration_ms(text: str, example: str = "20ms") -> float:
     of ``example`` is the one that is proposed.
     """
     unit = example.lstrip("0123456789")
-    match = re.fullmatch(_NUMBER + r"(us|ms|s|m|min|h)?\s*", text)
+    match = _match(r"(us|ms|s|m|min|h)?", text)
     if not match:
         others = {"ms": "20ms, 0.02s or 500us", "m": "5m, 90s or 0.5h"}
         raise ValueError(f"write a positive time such as {others.get(unit, example)}")
@@ -62,7 +62,7 @@ def parse_duration_ms(text: str, example: str = "20ms") -> float:
 
 def parse_bytes(text: str) -> float:
     """``4GiB``, ``500MB`` -> bytes. Raises ValueError, saying what would be right."""
-    match = re.fullmatch(_NUMBER + r"(B|KiB|MiB|GiB|KB|MB|GB)\s*", text)
+    match = _match(r"(B|KiB|MiB|GiB|KB|MB|GB)", text)
     value = float(match[1]) * _BYTES_PER_UNIT[match[2]] if match else 0
     if not 0 < value < math.inf:
         raise ValueError("write a positive size with a unit, such as 4GiB or 500MB")
@@ -74,9 +74,15 @@ def parse_rate(text: str, request_batch_size: int) -> float:
 
     Raises ValueError, saying what would be right.
     """
-    match = re.fullmatch(_NUMBER + r"((?:infer|req)?/s)?\s*", text)
+    match = _match(r"((?:infer|req)?/s)?", text)
     per_unit = request_batch_size if match and (match[2] or "").startswith("req") else 1
     value = float(match[1]) * per_unit if match else 0
     if not 0 < value < math.inf:
         raise ValueError("write a positive rate such as 4000/s (inferences) or 500req/s (requests)")
     return value
+
+
+def _match(unit: str, text: str) -> re.Match[str] | None:
+    """A number and its unit. Blanks are taken off the ends first: two patterns of blanks side by side would take the
+    square of their number."""
+    return re.fullmatch(_NUMBER + unit, text.strip()) if len(text) <= _LONGEST else None

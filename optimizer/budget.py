@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+CONFIRM_SHARE = 0.4  # of the time is kept for confirming what is recommended
+
 
 @dataclass
 class Budget:
-    """Wall time and number of configurations that a search may take; ``spent_seconds`` are a resumed run's."""
+    """Wall time and number of configurations that a run may take; ``spent_seconds`` are a resumed run's."""
 
     seconds: float
     max_trials: int | None = None
@@ -22,3 +24,7 @@ class Budget:
 
     def left_seconds(self) -> float:
         return self.seconds - self.spent_seconds - (self.clock() - self._started)
+
+    def search_seconds_left(self) -> float:
+        """Until the confirmation has to begin."""
+        return (1 - CONFIRM_SHARE) * self.seconds - self.spent_seconds - (self.clock() - self._started)

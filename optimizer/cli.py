@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -9,14 +10,24 @@ from typing import TYPE_CHECKING, NoReturn
 
 from objectives.sla import Constraint
 from optimizer import interrupts
-from optimizer.arguments import Parser, read_replay_arguments, read_run_arguments
+from optimizer.arguments.values import Parser
+from optimizer.command_line import redact
 from optimizer.errors import EnvironmentFault, TuneError
+from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
-    from optimizer.session import Result
+    from collections.abc import Callable
 
-COMMANDS = ("run", "replay", "models", "setup", "doctor")
+    from rich.console import Console
+
+    from optimizer.budget import Budget
+    from optimizer.hardware import Hardware
+    from optimizer.problem import Problem
+    from optimizer.session import Result, WatcherMaker
+
+COMMANDS = ("run", "verify", "replay", "models", "setup", "doctor")
 INTERRUPTED = 130
+BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def main() -> NoReturn:
@@ -37,15 +48,18 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in BROKEN_DISK:
+            where = error.filename or "a file"
+            sys.exit(_fail(f"{where}: {error.strerror}; see to that disk, then `tune --resume` goes on", 3))
         # a fault of tune's own: 1 would mean that no configuration meets the SLA
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), file=sys.stderr, end="")
         code = _fail("this is a fault of tune itself; the trace above tells where", EnvironmentFault.exit_code)
     sys.exit(code)
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"tune: {message}", file=sys.stderr)
+    print(f"tune: {one_line(message)}", file=sys.stderr)
     return code
 
 
@@ -55,6 +69,8 @@ def _dispatch(arguments: list[str]) -> int:
         command, arguments = arguments[0], arguments[1:]
     if command == "run":
         return _run(arguments)
+    if command == "verify":
+        return _verify(arguments)
     if command == "replay":
         return _replay(arguments)
     parser = Parser(prog=f"tune {command}")
@@ -86,27 +102,36 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    given = read_run_arguments(arguments)
-    from rich.console import Console
+    from optimizer.arguments.run import read_run_arguments
 
-    from optimizer.report.console import LiveWatcher, QuietWatcher
+    given = read_run_arguments(arguments)
     from optimizer.session import tune
 
-    terminal = Console(stderr=True)
-
-    def say(line: str) -> None:
-        terminal.print(line, highlight=False, markup=False)
-
-    result = tune(
-        given.options,
-        given.resumed,
-        say if terminal.is_terminal else lambda _: None,
-        lambda problem, budget, hardware: (
-            LiveWatcher(terminal, problem, budget, hardware=str(hardware)) if terminal.is_terminal else QuietWatcher()
-        ),
-    )
+    result = tune(given.options, given.resumed, *_shown_on(_terminal()))
     _print(result, as_json=given.as_json)
     return {"found": 0, "none": 1, "interrupted": INTERRUPTED}[result.status]
+
+
+def _terminal() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _shown_on(terminal: Console) -> tuple[Callable[[str], None], WatcherMaker]:
+    """What is told while something slow goes on: a line for each preparation, then a live display."""
+    from optimizer.report.console import LiveWatcher, QuietWatcher
+
+    def say(line: str) -> None:
+        if terminal.is_terminal:
+            terminal.print(one_line(line), highlight=False, markup=False)
+
+    def watch(problem: Problem, budget: Budget, hardware: Hardware) -> LiveWatcher | QuietWatcher:
+        return (
+            LiveWatcher(terminal, problem, budget, hardware=str(hardware)) if terminal.is_terminal else QuietWatcher()
+        )
+
+    return say, watch
 
 
 def _print(result: Result, *, as_json: bool) -> None:
@@ -135,6 +160,29 @@ def _print(result: Result, *, as_json: bool) -> None:
     )
 
 
+# -- tune verify ------------------------------------------------------------------------------------------------
+
+
+def _verify(arguments: list[str]) -> int:
+    from optimizer.arguments.verify import read_verify_arguments
+
+    given = read_verify_arguments(arguments)
+    from optimizer.report.verified import document, print_verified
+    from optimizer.verify import verify
+
+    result = verify(given.run, *_shown_on(_terminal()))
+    folder = str(result.folder.path)
+    if given.as_json:
+        import json
+
+        print(json.dumps(document(result.verified, result.before, folder), indent=2))
+    else:
+        from rich.console import Console
+
+        print_verified(Console(), result.verified, result.before, result.problem, folder)
+    return 0 if result.verified.holds else 1
+
+
 # -- tune replay ------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +190,8 @@ def _replay(arguments: list[str]) -> int:
     from pathlib import Path
 
     from rich.console import Console
+
+    from optimizer.arguments.replay import read_replay_arguments
 
     given = read_replay_arguments(arguments)
     from optimizer.replay.comparison import compare, document

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from decimal import Decimal
+from urllib.parse import unquote
 
 from optimizer.options import RunOptions, default_search
 
 HIDDEN = "***"
+_PASSWORD = re.compile(r"://([^/:]*):(.*)@", re.DOTALL)
 
 
 def command_line(options: RunOptions) -> str:
@@ -24,19 +26,24 @@ def command_line(options: RunOptions) -> str:
         "--objective": ",".join(options.objectives) if options.objectives != default.objectives else None,
         "--min-throughput": options.min_throughput,
         "--max-memory": f"{_plain(options.max_memory_bytes)}B" if options.max_memory_bytes else None,
+        "--min-score": _plain(options.min_score) if options.min_score is not None else None,
         "--model-repository": options.model_repository,
         "--target": options.target if options.target != default.target else None,
         "--budget": f"{_plain(options.budget_seconds)}s"
         if options.budget_seconds != default.budget_seconds
         else None,
         "--max-trials": options.max_trials,
-        "--search": options.search if options.search != default_search(options.objectives) else None,
+        "--search": options.search if options.search != default_search(options.objectives, options.load) else None,
         "--seed": options.seed,
         "--protocol": options.protocol if options.protocol != default.protocol else None,
         "--measurement-interval": f"{_plain(options.measurement_interval_ms)}ms"
         if options.measurement_interval_ms
         else None,
         "--request-batch-size": options.request_batch_size,
+        "--load": options.load if options.load != default.load else None,
+        "--arrivals": options.arrivals if options.arrivals != default.arrivals else None,
+        "--server-cpus": options.server_cpus,
+        "--client-cpus": options.client_cpus,
         "--storage": without_password(options.storage),
         "--out": options.out if options.out != default.out else None,
     }
@@ -50,10 +57,17 @@ def without_password(url: str | None) -> str | None:
     return None if url is None else redact(url)
 
 
-def redact(text: str) -> str:
-    """``text`` with the password of each URL in it replaced, whatever characters the password has."""
-    text = re.sub(r"://([^/@:]*):.*@", rf"://\1:{HIDDEN}@", text)
-    return re.sub(r"(?i)(password|passwd|pwd)=[^&\s]*", rf"\1={HIDDEN}", text)
+def redact(text: str, url: str = "") -> str:
+    """``text`` with the password of each URL in it replaced, whatever characters the password has; that of ``url``
+    wherever it stands, also as a driver decodes it.
+
+    A user name may have an @ of its own, as in ``user@tenant:password@host``.
+    """
+    given = _PASSWORD.search(url)
+    for secret in {given[2], unquote(given[2])} if given and given[2] else ():
+        text = text.replace(secret, HIDDEN)
+    text = _PASSWORD.sub(rf"://\1:{HIDDEN}@", text)
+    return re.sub(r"(?i)(password|passwd|pwd|secret|token)=[^&\s]*", rf"\1={HIDDEN}", text)
 
 
 def _plain(number: float) -> str:

@@ -120,7 +120,7 @@ def check_cpu() -> Finding:
 
 
 def check_ports() -> Finding:
-    from optimizer.deploy.embedded import free_port
+    from optimizer.deploy.tritonserver import free_port
 
     try:
         return Finding("ports", "ok", f"127.0.0.1 gives free ones, such as {free_port()}")

@@ -6,6 +6,7 @@
     │   └── ServerFault      3   the server did not start or died
     ├── DeploymentError      –   one candidate could not be deployed: the trial fails, the search goes on
     └── MeasurementError     –   one measurement failed: the point is recorded as failed, the search goes on
+        (ServerCrashed is both: the server died of a candidate, or at one; on another server it may be tried again)
 
 A message is one line: what happened, where, and what mends it.
 """
@@ -43,3 +44,7 @@ class DeploymentError(TuneError):
 
 class MeasurementError(TuneError):
     pass
+
+
+class ServerCrashed(DeploymentError, MeasurementError):
+    """The server, or the model in it, died or hangs, while loading or while measuring."""

@@ -29,6 +29,7 @@ class Samples:
     gpu_memory_bytes: float | None = None
     gpu_power_watts: float | None = None
     server_memory_bytes: float | None = None
+    other_cpu_share: float | None = None
 
 
 class Searcher(Protocol):
@@ -67,12 +68,38 @@ class Target(Protocol):
 
 
 class LoadGenerator(Protocol):
-    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
-        """Apply ``load`` and measure. Raises MeasurementError where there is no figure at all."""
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Apply ``load`` and measure, for about ``seconds`` where they are given, else for as long as it takes.
+
+        Raises MeasurementError where there is no figure at all, ServerCrashed where that is the server's fault.
+        """
         ...
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
-        """Called once a deployment, before its first measurement. What it saw in passing, where it saw anything."""
+        """Called once a deployment, before its first measurement. What it saw in passing, where it saw anything.
+
+        Raises ServerCrashed.
+        """
+        ...
+
+
+class Guard(Protocol):
+    """Whether a deployment's answers are those of the unbatched baseline."""
+
+    @property
+    def needs_reference(self) -> bool: ...
+
+    @property
+    def note(self) -> str:
+        """What the user should know of the comparison; empty where it is as asked."""
+        ...
+
+    def reference(self, endpoint: Endpoint) -> None:
+        """Take the answers of the unbatched baseline, once a run."""
+        ...
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Raises DeploymentError where the answers differ."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import proto_path
 from optimizer.batching import of_batcher, tidy
 from optimizer.errors import BadInputError
-from optimizer.trial import Candidate, FieldValue
+from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
+from optimizer.untrusted import one_line, read_bytes
 
-MAX_BYTES = 4 * 2**20
+MAX_BYTES = 1 << 20
+MOST_BACKSLASHES = 100  # in a row: protobuf's reader takes their square
+_LONGEST_CAUSE = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends for which Triton starts two instances on a CPU where no count is given (model_config_utils.cc)
 _TWO_ON_CPU = {
@@ -30,21 +34,22 @@ _TWO_ON_CPU = {
 
 def read(path: Path) -> ModelConfig:
     """config.pbtxt, as written. Raises BadInputError naming the file, and the line that cannot be parsed."""
+    data, name = read_bytes(path, MAX_BYTES, "is this a config.pbtxt?"), one_line(str(path))
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise BadInputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB; is this a config.pbtxt?")
-        return text_format.Parse(data.decode(), ModelConfig())
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror or error}") from error
+        text = data.decode()
+        if "\\" * MOST_BACKSLASHES in text:
+            raise BadInputError(f"{name}: has {MOST_BACKSLASHES} backslashes in a row; is this a config.pbtxt?")
+        return text_format.Parse(text, ModelConfig())
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{path}: no text at byte {error.start}; is this a config.pbtxt?") from error
+        raise BadInputError(f"{name}: no text at byte {error.start}; is this a config.pbtxt?") from None
     except text_format.ParseError as error:
         line = error.GetLine()
-        where = f"{path}:{line}" if line is not None else f"{path}"
-        cause = " ".join(str(error).split(" : ", 1)[-1].split())
-        raise BadInputError(f"{where}: not a model configuration of Triton: {cause}") from error
+        where = f"{name}:{line}" if line is not None else name
+        cause = one_line(" ".join(str(error).split(" : ", 1)[-1].split()), _LONGEST_CAUSE)
+        raise BadInputError(f"{where}: not a model configuration of Triton: {cause}") from None
+    except (ValueError, OverflowError) as error:  # protobuf does not catch all of its own, as a number of no enum
+        cause = one_line(str(error), _LONGEST_CAUSE)
+        raise BadInputError(f"{name}: not a model configuration of Triton: {cause}") from None
 
 
 def explicit(config: ModelConfig, *, gpu: bool) -> ModelConfig:
@@ -102,7 +107,7 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
             batching.preferred_batch_size[:] = candidate.preferred_batch_sizes
     else:
         config.ClearField("dynamic_batching")
-    for path, value in candidate.fields:
+    for path, value in candidate.config_fields:
         if candidate.dynamic_batching or not of_batcher(path):
             proto_path.put(config, path, value)
     if set(_counts(config)) != {candidate.instance_count}:
@@ -117,8 +122,9 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
 
 
 def to_text(config: ModelConfig) -> str:
-    """config.pbtxt."""
-    return str(text_format.MessageToString(config, as_utf8=True))
+    """config.pbtxt. In its texts whatever is not printable is escaped, marks that turn the direction too."""
+    text = str(text_format.MessageToString(config, as_utf8=True))
+    return re.sub(r"[^\x20-\x7e\n]", lambda found: _escaped(found[0]), text)
 
 
 def to_override_json(config: ModelConfig) -> str:
@@ -144,7 +150,7 @@ def differences(wanted: Candidate, serving: ModelConfig, field_paths: Iterable[s
         pairs.append(("max_queue_delay_microseconds", want.max_queue_delay_us, have.max_queue_delay_us))
         pairs.append(("preferred_batch_size", *sizes))
     pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
-    fields = dict(want.fields)
+    fields = dict(want.config_fields)
     compared = fields.keys() if field_paths is None else set(field_paths)
     for path, value in fields.items():
         if path not in compared:
@@ -156,12 +162,16 @@ def differences(wanted: Candidate, serving: ModelConfig, field_paths: Iterable[s
     return [f"{name} is {has}, wanted {wants}" for name, wants, has in pairs if wants != has]
 
 
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else "".join(f"\\{byte:03o}" for byte in character.encode())
+
+
 def _candidate(config: ModelConfig, count: int, field_paths: Iterable[str] = ()) -> Candidate:
     batching = config.dynamic_batching
     on = config.HasField("dynamic_batching")
     values: dict[str, FieldValue] = {}
     for path in field_paths:
-        value = proto_path.get(config, path)
+        value = None if path == SERVER_CPUS else proto_path.get(config, path)
         if value is not None:
             values[path] = value
     return Candidate(

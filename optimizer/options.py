@@ -9,9 +9,9 @@ SLA_METRICS = ("avg", "p50", "p90", "p95", "p99")
 THROUGHPUT = ("throughput",)
 
 
-def default_search(objectives: tuple[str, ...]) -> str:
-    """The search method where none is asked for: the simulation ranks by throughput alone."""
-    return "simulated" if objectives == THROUGHPUT else "tpe"
+def default_search(objectives: tuple[str, ...], load: str = "concurrency") -> str:
+    """The search method where none is asked for: the simulation ranks by the throughput of a closed loop alone."""
+    return "simulated" if objectives == THROUGHPUT and load == "concurrency" else "tpe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class RunOptions:
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None
     max_memory_bytes: float | None = None
+    min_score: float | None = None
+    output_check: bool = True
     budget_seconds: float = 240.0
     max_trials: int | None = None
     search: str = default_search(THROUGHPUT)
@@ -35,5 +37,9 @@ class RunOptions:
     protocol: Literal["grpc", "http"] = "grpc"
     measurement_interval_ms: float | None = None  # of each of three windows
     request_batch_size: int | None = None
+    load: Literal["concurrency", "rate"] = "concurrency"
+    arrivals: str = "poisson"  # or constant, or a file; of the rate
+    server_cpus: str | None = None  # such as 0-3
+    client_cpus: str | None = None
     storage: str | None = None
     out: str = "results"

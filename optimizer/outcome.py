@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from objectives import pareto
+from objectives.confidence import Verdict
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
+from optimizer.confirmation import Confirmed, all_confirmed
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, Point, Trial, latest_points, points
 
@@ -18,9 +20,12 @@ FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 class Outcome:
     """``recommended`` is None where no stable point meets the constraints; ``closest`` is then the nearest.
 
+    It is the best whose confirmation passes, without any such the best that has not failed one; ``confirmed`` is
+    what its confirmation says, None where there was none.
+
     ``baseline`` and ``dynamic_batching`` are the best points of the configuration as given and of plain
     ``dynamic_batching {}`` under the same constraints, None where they have none; ``untried`` names those of
-    the two that the run ended before.
+    the two that the run ended before. ``measurements`` are the search's, ``confirmations`` those on fresh servers.
     """
 
     recommended: Point | None
@@ -32,6 +37,8 @@ class Outcome:
     measurements: int
     holds_back: str = ""
     untried: frozenset[str] = frozenset()
+    confirmed: Confirmed | None = None
+    confirmations: int = 0
 
     @property
     def speedup(self) -> float | None:
@@ -45,13 +52,16 @@ class Outcome:
 
 def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
     """The outcome of ``trials`` so far."""
-    measured = latest_points(trials)
-    recommended = pareto.best(measured, problem.objectives, problem.constraints)
+    confirmed = all_confirmed(trials, problem)
+    measured = _measured(trials, confirmed)
+    recommended = _recommended(measured, confirmed, problem)
     closest = None if recommended else pareto.closest(measured, problem.constraints)
 
     def best_of(candidate: Candidate) -> Point | None:
+        again = [one.point for one in confirmed if one.point.candidate == candidate]
         own = [point for point in measured if point.candidate == candidate]
-        return pareto.best(own, problem.objectives, problem.constraints)
+        found = pareto.best(own, problem.objectives, problem.constraints)
+        return found or max(again, key=_throughput, default=None)
 
     tried = {trial.candidate for trial in trials}
     compared = {"baseline": baseline, "dynamic_batching": dynamic_batching}
@@ -65,7 +75,27 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         measurements=sum(len(trial.measurements) for trial in trials),
         holds_back="" if recommended else _holds_back(trials, closest, problem),
         untried=frozenset(role for role, candidate in compared.items() if candidate not in tried),
+        confirmations=sum(len(trial.confirmations) for trial in trials),
+        confirmed=next((one for one in confirmed if one.point is recommended), None),
     )
+
+
+def _measured(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[Point]:
+    """A configuration that was confirmed is known by that alone: the search chose it for its good moments."""
+    again = {one.point.candidate for one in confirmed}
+    searched = [point for point in latest_points(trials) if point.candidate not in again]
+    return searched + [one.point for one in confirmed]
+
+
+def _recommended(measured: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem) -> Point | None:
+    passed = [one.point for one in confirmed if one.judged.verdict is Verdict.PASS]
+    failed = [one.point for one in confirmed if one.judged.verdict is Verdict.FAIL]
+    best = pareto.best(passed, problem.objectives, problem.constraints)
+    return best or pareto.best([p for p in measured if p not in failed], problem.objectives, problem.constraints)
+
+
+def _throughput(point: Point) -> float:
+    return point.measurement.throughput_infer_per_sec or 0.0
 
 
 def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:
@@ -83,7 +113,8 @@ def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem
     value = metric.value(closest.measurement)
     if value is None:
         return f"{worst.metric} cannot be measured on this machine"
-    return f"{worst.metric} is {value:.4g} {metric.unit} where {worst} is asked for"
+    measured = f"{value:.4g} {metric.unit}".rstrip()
+    return f"{worst.metric} is {measured} where {worst} is asked for"
 
 
 def _slow(trials: Sequence[Trial], bound: Constraint) -> str:

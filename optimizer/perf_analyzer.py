@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +20,10 @@ from typing import TYPE_CHECKING, Literal
 
 from objectives.metrics import Measurement
 from optimizer import batch_stats
-from optimizer.errors import MeasurementError
+from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
-from optimizer.process import Finished, run
+from optimizer.process import Finished, ending, run
+from optimizer.server_health import PROBE_SECONDS, answers, cause, model_died, shortened
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import LoadPoint
 
@@ -31,9 +34,13 @@ WINDOWS = 3  # the least that perf_analyzer accepts as a result
 FIRST_WINDOW_MS = 600
 SHORTEST_WINDOW_MS = 50
 GLANCE_MS = 100
+STRETCH = 1.2  # a window lasts so much longer than asked for
 LONGEST_WINDOW_MS = 15_000
 REQUESTS_PER_WINDOW = 60
 SPREAD_LIMIT = 0.35  # of the windows' throughputs and of their p95s: (max - min) / median
+GLANCE_DRAIN_SECONDS = 10.0  # no figure hangs on it
+OVERDUE_SECONDS = 3.0  # after the last window: then the server is asked whether it still lives
+CSV_BYTES = 2**16
 MAX_THREADS = 2  # few: on a CPU they share the cores with the server
 _US_COLUMNS = {
     "Client Send": "client_send_ms",
@@ -64,6 +71,8 @@ class PerfAnalyzer:
 
     ``input_data`` is ``random``, ``zero`` or a JSON data file; ``shapes`` are ``name:d1,d2``. What a launch
     printed is kept in ``log``. Without ``patience`` windows that disagree or see few requests are not repeated.
+    The requests in flight may take ``drain_seconds`` once the last window is over, then it is killed. It runs on
+    ``cpus``, as in SupervisedProcess.
     """
 
     binary: Path
@@ -75,33 +84,46 @@ class PerfAnalyzer:
     stopwatch: Stopwatch | None = None
     window_ms: int = FIRST_WINDOW_MS
     patience: bool = True
+    drain_seconds: float = 30.0
+    cpus: frozenset[int] | None = None
 
-    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Three windows of ``window_ms``; where they disagree, once more with windows twice as long.
 
-        Raises MeasurementError where perf_analyzer gives no figures: server gone, requests failing, timeout.
+        With ``seconds`` given, three windows that take so long together: one of many such measurements, whose
+        differences are judged by whoever repeats them.
+
+        Raises MeasurementError where perf_analyzer gives no figures, twice in a row; ServerCrashed at once where the
+        server or its model died or hangs.
         """
-        window_ms = self.window_ms
+        asked_ms = self.window_ms
+        if seconds is not None:
+            asked_ms = max(SHORTEST_WINDOW_MS, round(1000 * seconds / WINDOWS / STRETCH))
+        window_ms = asked_ms
         while True:
             measurement, windows = self._launch(endpoint, load, window_ms)
             if measurement is None:  # not one request was answered within the windows
                 window_ms *= 5
                 if window_ms > LONGEST_WINDOW_MS:
-                    raise MeasurementError(
+                    raise ServerCrashed(  # hangs, or has more to do than it will ever be through with
                         f"no request was answered within {window_ms / 5000:g} s at {load}", log=self.log
                     )
                 continue
-            unstable = instability(windows)
+            unstable = instability(windows, SPREAD_LIMIT if seconds is None else math.inf)
             per_window = (measurement.requests or 0) / WINDOWS
             longer_ms = _window_for(per_window, window_ms) if per_window < REQUESTS_PER_WINDOW / 2 else 0
-            if self.patience and (unstable or longer_ms) and window_ms == self.window_ms:
+            if self.patience and seconds is None and (unstable or longer_ms) and window_ms == asked_ms:
                 window_ms = max(2 * window_ms, longer_ms)
                 continue
             return replace(measurement, stable=not unstable, reason=unstable)
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
-        """Two short windows: in the first, requests page weights in and grow buffers; the second is the glance."""
-        windows = read_windows(self._run(endpoint, load, GLANCE_MS, windows=2).output)
+        """Two short windows: in the first, requests page weights in and grow buffers; the second is the glance.
+
+        Raises ServerCrashed where the server no longer answers. Whatever else goes wrong, ``measure`` will tell.
+        """
+        brief = replace(self, drain_seconds=min(self.drain_seconds, GLANCE_DRAIN_SECONDS))
+        windows = read_windows(brief._run(endpoint, load, GLANCE_MS, windows=2).output)
         if len(windows) < 2 or windows[1].throughput_infer_per_sec <= 0:
             return None
         glance = windows[1]
@@ -123,18 +145,29 @@ class PerfAnalyzer:
         return command
 
     def _launch(self, endpoint: Endpoint, load: LoadPoint, window_ms: int) -> tuple[Measurement | None, list[Window]]:
+        try:
+            return self._attempt(endpoint, load, window_ms)
+        except ServerCrashed:
+            raise
+        except MeasurementError:
+            return self._attempt(endpoint, load, window_ms)  # perf_analyzer itself may have been killed
+
+    def _attempt(
+        self, endpoint: Endpoint, load: LoadPoint, window_ms: int
+    ) -> tuple[Measurement | None, list[Window]]:
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
         before = self._statistics(endpoint)
         done = self._run(endpoint, load, window_ms)
-        after = self._statistics(endpoint)
-        if done.exit_code == 3 or "No valid requests recorded" in done.output:
+        none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
+        unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
+        text = _head(csv_path) if done.exit_code == 0 else ""
+        if not text and not (unanswered and _answers(endpoint)):
+            raise self._fault(endpoint, done)
+        if unanswered:
             return None, []
-        windows = read_windows(done.output)
-        text = csv_path.read_text(errors="replace") if csv_path.exists() else ""
-        if done.exit_code != 0 or not text:
-            raise MeasurementError(_cause(done), log=self.log)
         measurement = read_csv(text)
+        after = self._statistics(endpoint)
         return replace(
             measurement,
             requests=read_request_count(done.output),
@@ -142,14 +175,20 @@ class PerfAnalyzer:
             batch_stats=batch_stats.to_text(executions_by_size(before, after)),
             latency_avg_ms=read_average_ms(done.output),
             measure_seconds=round(done.seconds, 3),
-        ), windows
+        ), read_windows(done.output)
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with (self.stopwatch or Stopwatch()).server():
             return _statistics(endpoint)
 
     def _run(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> Finished:
-        timeout = 30 + windows * 4 * window_ms / 1000
+        """Raises ServerCrashed once perf_analyzer is overdue and the server does not answer either."""
+        due = time.monotonic() + windows * STRETCH * window_ms / 1000 + OVERDUE_SECONDS
+
+        def check() -> None:
+            if time.monotonic() > due and not _answers(endpoint):
+                raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
+
         environment = {
             "LD_LIBRARY_PATH": str(self.libraries),
             "PATH": os.environ.get("PATH", ""),
@@ -158,42 +197,60 @@ class PerfAnalyzer:
         with (self.stopwatch or Stopwatch()).load_generator():
             return run(
                 self.command(endpoint, load, window_ms, windows),
-                timeout_seconds=timeout,
+                timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
                 log=self.log,
                 env=environment,
                 cwd=self.log.parent,
+                cpus=self.cpus,
+                check=check,
             )
+
+    def _fault(self, endpoint: Endpoint, done: Finished) -> MeasurementError:
+        """Whose fault it is that there are no figures."""
+        said = _cause(done)
+        if not _answers(endpoint):
+            return ServerCrashed(f"{said}; the server no longer answers", log=self.log)
+        if done.exit_code is None or model_died(done.output):
+            return ServerCrashed(said, log=self.log)
+        return MeasurementError(said, log=self.log)
 
 
 def read_windows(output: str) -> list[Window]:
     """The passes of a verbose run with ``--percentile 95``."""
-    found = re.findall(r"Pass \[\d+\] throughput: ([\d.e+]+) infer/sec\. p95 latency: (\d+) usec", output)
+    number = r"(\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,2})?)"
+    found = re.findall(rf"Pass \[\d+\] throughput: {number} infer/sec\. p95 latency: (\d{{1,15}}) usec", output)
     return [Window(float(throughput), int(latency_us) / 1000) for throughput, latency_us in found]
 
 
 def read_request_count(output: str) -> int | None:
-    match = re.search(r"Request count: (\d+)", output)
+    match = re.search(r"Request count: (\d{1,15})\b", output)
     return int(match[1]) if match else None
 
 
 def read_average_ms(output: str) -> float | None:
     """With a percentile asked for, the client's average stands only in the line of the protocol."""
-    match = re.search(r"Avg (?:gRPC|HTTP) time: (\d+) usec", output)
+    match = re.search(r"Avg (?:gRPC|HTTP) time: (\d{1,15}) usec", output)
     return int(match[1]) / 1000 if match else None
 
 
 def read_csv(text: str) -> Measurement:
-    """perf_analyzer's CSV of one load. Raises MeasurementError where it is not one."""
-    rows = list(csv.DictReader(io.StringIO(text)))
+    """perf_analyzer's CSV of one load. Raises MeasurementError where it is not one, or its figures cannot be."""
     try:
-        (row,) = rows
-        values = {field: float(row[column]) / 1000 for column, field in _US_COLUMNS.items()}
-        return Measurement(throughput_infer_per_sec=float(row["Inferences/Second"]), **values)  # type: ignore[arg-type]
-    except (KeyError, ValueError, TypeError) as error:
-        raise MeasurementError(f"perf_analyzer wrote a CSV that cannot be read: {text[:80]!r}") from error
+        (row,) = csv.DictReader(io.StringIO(text))
+        values = {field: _figure(row[column]) / 1000 for column, field in _US_COLUMNS.items()}
+        return Measurement(throughput_infer_per_sec=_figure(row["Inferences/Second"]), **values)  # type: ignore[arg-type]
+    except (KeyError, ValueError, TypeError, csv.Error) as error:
+        raise MeasurementError(f"perf_analyzer wrote a CSV that cannot be read: {shortened(text, 80)}") from error
 
 
-def instability(windows: Sequence[Window]) -> str:
+def _figure(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{value} is no rate and no time")
+    return value
+
+
+def instability(windows: Sequence[Window], spread_limit: float = SPREAD_LIMIT) -> str:
     """Why the windows do not agree; empty where they do."""
     if len(windows) < WINDOWS:
         return f"only {len(windows)} of {WINDOWS} windows"
@@ -204,7 +261,7 @@ def instability(windows: Sequence[Window]) -> str:
         middle = sorted(values)[len(values) // 2]
         if middle <= 0:
             return f"a window of zero {name}"
-        if (max(values) - min(values)) / middle > SPREAD_LIMIT:
+        if (max(values) - min(values)) / middle > spread_limit:
             return f"unstable: {name} between {min(values):.4g} and {max(values):.4g}"
     return ""
 
@@ -237,13 +294,20 @@ def executions_by_size(before: ModelStatistics | None, after: ModelStatistics | 
     return entries
 
 
+def _answers(endpoint: Endpoint) -> bool:
+    from tritonclient.grpc import InferenceServerClient
+
+    with InferenceServerClient(endpoint.grpc) as client:
+        return answers(client)
+
+
 def _statistics(endpoint: Endpoint) -> ModelStatistics | None:
     from tritonclient.grpc import InferenceServerClient
     from tritonclient.utils import InferenceServerException
 
     try:
         with InferenceServerClient(endpoint.grpc) as client:
-            return client.get_inference_statistics(endpoint.model, client_timeout=10).model_stats[0]
+            return client.get_inference_statistics(endpoint.model, client_timeout=PROBE_SECONDS).model_stats[0]
     except (InferenceServerException, IndexError):
         return None
 
@@ -253,10 +317,26 @@ def _window_for(requests_per_window: float, window_ms: int) -> int:
     return min(LONGEST_WINDOW_MS, int(window_ms * REQUESTS_PER_WINDOW / max(requests_per_window, 1)))
 
 
+def _head(path: Path) -> str:
+    """The beginning of a file; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(CSV_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def _cause(done: Finished) -> str:
     if done.exit_code is None:
-        return f"perf_analyzer did not end within {done.seconds:.0f} s"
-    lines = [line.strip() for line in done.output.splitlines() if line.strip()]
+        return f"perf_analyzer had to be killed after {done.seconds:.0f} s"
+    how = "wrote no figures" if done.exit_code == 0 else f"ended with {ending(done.exit_code)}"
+    return f"perf_analyzer {how}: {_last_words(done.output)}"
+
+
+def _last_words(output: str) -> str:
+    """Why the first request failed, else the last line that tells of a fault, else the last line."""
+    if request := re.search(r"had error: (.{1,2000})", output, re.DOTALL):
+        return cause(request[1].partition("\nThread [")[0])
+    lines = [line for line in output.splitlines() if line.strip()]
     told = [line for line in lines if re.search("error|fail|unable|invalid", line, re.IGNORECASE)]
-    said = (told or lines or ["it printed nothing"])[-1]
-    return f"perf_analyzer ended with exit code {done.exit_code}: {said[:200]}"
+    return shortened((told or lines or ["it printed nothing"])[-1], 200)

@@ -13,6 +13,7 @@ from optimizer.space import Space
 class Problem:
     """All that a search method is told: what may vary and what is good, never how it is measured.
 
+    ``open_loop``: requests are sent at a rate, whatever has been answered, instead of so many in flight.
     ``cpu_count``: of the machine that serves, where it serves on its CPU and that is known.
     """
 
@@ -22,4 +23,5 @@ class Problem:
     max_concurrency: int
     objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
     constraints: tuple[Constraint, ...] = ()
+    open_loop: bool = False
     cpu_count: int | None = None

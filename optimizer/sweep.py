@@ -29,7 +29,7 @@ RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
 
 @dataclass(frozen=True, slots=True)
 class SweepRules:
-    """``constraints`` are the latency bounds; ``start`` is the first concurrency to try.
+    """``constraints`` are the latency bounds; ``start`` is the first concurrency (or rate) to try.
 
     ``to_beat`` is a throughput (infer/s): a deployment that misses the bounds before it reaches so much is
     given up. None asks for its best load in any case. ``lowest``: the lowest load that serves
@@ -40,7 +40,7 @@ class SweepRules:
     request_batch_size: int
     max_concurrency: int
     constraints: tuple[Constraint, ...]
-    start: int = 4
+    start: float = 4
     max_loads: int = 5
     to_beat: float | None = None
     lowest: bool = False
@@ -60,7 +60,7 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     is bracketed by proportional steps and closed in on by interpolation.
     """
     if not measured:
-        first = _nearest(1 if rules.lowest else min(rules.start, rules.max_concurrency), 0, None, rules)
+        first = _nearest(1 if rules.lowest else min(round(rules.start), rules.max_concurrency), 0, None, rules)
         return None if first is None else _at(first, rules)
     seen = {load.concurrency: measurement for load, measurement in measured}
     concurrency = None if len(seen) >= rules.max_loads else _search(seen, rules)
@@ -80,7 +80,7 @@ def is_hopeless(glance: Measurement, rules: SweepRules) -> bool:
         return False
     if glance.latency_p99_ms is None:  # no lower than the p95, which a glance knows
         glance = replace(glance, latency_p99_ms=glance.latency_p95_ms)
-    return HOPELESS_LATENCY < _share_of_bound(glance, rules.constraints) < math.inf
+    return HOPELESS_LATENCY < share_of_bound(glance, rules.constraints) < math.inf
 
 
 def _search(seen: dict[int, Measurement], rules: SweepRules) -> int | None:
@@ -129,7 +129,7 @@ def _worth_repeating(seen: dict[int, Measurement], rules: SweepRules) -> int | N
 
 
 def _step_up(low: int, seen: dict[int, Measurement], rules: SweepRules) -> int | None:
-    share = _share_of_bound(seen[low], rules.constraints)
+    share = share_of_bound(seen[low], rules.constraints)
     if low >= rules.max_concurrency or share > CLOSE or _saturated(seen):
         return None
     factor = min(max(0.97 / share, SMALLEST_STEP), GROWTH_LIMIT)
@@ -139,7 +139,7 @@ def _step_up(low: int, seen: dict[int, Measurement], rules: SweepRules) -> int |
 def _step_down(high: int, measurement: Measurement, rules: SweepRules) -> int | None:
     if high == 1:
         return None  # one request at a time is too slow already
-    share = _share_of_bound(measurement, rules.constraints)
+    share = share_of_bound(measurement, rules.constraints)
     if math.isinf(share):
         return max(1, high // 4)
     return max(1, min(high - 1, math.floor(0.95 * high / share)))
@@ -148,10 +148,10 @@ def _step_down(high: int, measurement: Measurement, rules: SweepRules) -> int | 
 def _between(low: int, high: int, seen: dict[int, Measurement], rules: SweepRules) -> int | None:
     if high - low <= max(1, RESOLUTION * low):
         return None
-    below = _share_of_bound(seen[low], rules.constraints)
+    below = share_of_bound(seen[low], rules.constraints)
     if below > CLOSE:
         return None
-    above = _share_of_bound(seen[high], rules.constraints)
+    above = share_of_bound(seen[high], rules.constraints)
     if math.isinf(above):
         return (low + high) // 2
     guess = low + (high - low) * (0.98 - below) / max(above - below, 1e-9)
@@ -176,7 +176,7 @@ def _saturated(seen: dict[int, Measurement]) -> bool:
     return bool(was and now and last >= 1.2 * before and now < (1 + SATURATED_GAIN) * was)
 
 
-def _share_of_bound(measurement: Measurement, constraints: Sequence[Constraint]) -> float:
+def share_of_bound(measurement: Measurement, constraints: Sequence[Constraint]) -> float:
     """The latency as a share of its bound, the worst where there are several; inf where unknown."""
     shares = [0.01]
     for constraint in constraints:

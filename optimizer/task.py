@@ -8,16 +8,17 @@ from pathlib import Path
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
-from optimizer import model_config, runtime
+from optimizer import cpus, model_config, runtime
+from optimizer.answers import Tolerance
 from optimizer.errors import BadInputError
 from optimizer.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
-from optimizer.profile.find import find_profile
+from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
-from optimizer.profile.safe_paths import is_folder
-from optimizer.profile.schema import BuiltModel, SpaceSection
+from optimizer.profile.safe_paths import is_file, is_folder
+from optimizer.profile.schema import BuiltModel, ScoreSection, SpaceSection
 from optimizer.repository import read_repository_model
 from optimizer.space import Space
 from optimizer.trial import Candidate
@@ -26,13 +27,15 @@ MAX_CONCURRENCY = 256
 DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
 DEFAULT_POLICIES = ("none", "max/2")
 DEFAULT_LARGEST_BATCH = 64
+DEFAULT_TOLERANCE = Tolerance()
 
 
 @dataclass(frozen=True)
 class Task:
     """``baseline`` is the configuration as given, ``dynamic_batching`` the same with plain dynamic batching.
 
-    ``input_data`` and ``shapes`` are perf_analyzer's.
+    ``input_data`` and ``shapes`` are perf_analyzer's. ``tolerance`` is by how much answers may differ from the
+    baseline's, ``score`` what is to be made of them.
     """
 
     source: ModelSource
@@ -41,6 +44,8 @@ class Task:
     dynamic_batching: Candidate
     input_data: str
     shapes: tuple[str, ...] = ()
+    tolerance: Tolerance = DEFAULT_TOLERANCE
+    score: ScoreSection | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """What is measured first, by role; one entry where the two behave the same."""
@@ -58,16 +63,27 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
             raise BadInputError(f"--model-repository {options.model_repository}: no such folder")
         return _from_repository(Path(options.model_repository), options.model, options, hardware)
     folder = Path(options.model)
-    if is_folder(folder) and not options.model.endswith((".yaml", ".yml")):
+    if is_folder(folder) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(folder):
         absolute = folder.absolute()
         return _from_repository(absolute.parent, absolute.name, options, hardware)
     profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
     return _from_profile(profile, options, hardware, say)
 
 
+def _is_profile_too(folder: Path) -> bool:
+    """Whether the folder is no model's, and its name a profile's: a folder of results is named after the model."""
+    named = str(folder) == folder.name and any(folder.name == listed.name for listed in list_profiles())
+    return named and not is_file(folder / "config.pbtxt")
+
+
 def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
     batch = options.request_batch_size or profile.request.batch_size
     section = profile.space or SpaceSection()
+    for i, chosen in enumerate(section.server_cpus or ()):
+        try:
+            cpus.parse(chosen, among=cpus.available())
+        except ValueError as error:
+            raise profile.fault("space", "server_cpus", i, problem=str(error)) from None
     if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
         raise BadInputError(
             f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
@@ -102,6 +118,8 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         max_concurrency=profile.load.max_concurrency,
         input_data=str(data) if data is not None else str(source.input_data or "random"),
         shapes=tuple(f"{name}:{','.join(map(str, dims))}" for name, dims in profile.request.shapes.items()),
+        tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute),
+        score=profile.score,
     )
 
 
@@ -126,7 +144,12 @@ def _task(
     max_concurrency: int = MAX_CONCURRENCY,
     input_data: str = "random",
     shapes: tuple[str, ...] = (),
+    tolerance: Tolerance = DEFAULT_TOLERANCE,
+    score: ScoreSection | None = None,
 ) -> Task:
+    if score is None and (options.min_score is not None or "score" in options.objectives):
+        flag = "--min-score" if options.min_score is not None else "--objective score"
+        raise BadInputError(f"{flag}: there are no labelled data; write a profile with a score: section (see README)")
     if batch > max(source.config.max_batch_size, 1):
         asked = "--request-batch-size" if options.request_batch_size else "request.batch_size"
         raise BadInputError(
@@ -145,6 +168,9 @@ def _task(
         bounds.append(Constraint("throughput", parse_rate(options.min_throughput, batch)))
     if options.max_memory_bytes:
         bounds.append(Constraint("memory", options.max_memory_bytes))
+    least = options.min_score if options.min_score is not None or score is None else score.minimum
+    if least is not None:
+        bounds.append(Constraint("score", least))
     problem = Problem(
         model=source.name,
         space=space,
@@ -152,6 +178,7 @@ def _task(
         max_concurrency=max_concurrency,
         objectives=tuple(METRICS[name] for name in options.objectives),
         constraints=tuple(bounds),
+        open_loop=options.load == "rate",
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
     given = model_config.candidate_of(source.config, tuple(space.fields))
@@ -160,21 +187,21 @@ def _task(
         plain = replace(given, dynamic_batching=True)
     elif given.dynamic_batching:
         plain = replace(given, max_queue_delay_us=0, preferred_batch_sizes=())
-    return Task(source, problem, given, plain, input_data, shapes)
+    return Task(source, problem, given, plain, input_data, shapes, tolerance, score)
 
 
 def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:
     """The profile's choices; what it leaves out is derived from the model's own configuration."""
     largest = source.config.max_batch_size
     if largest == 0:
-        return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=section.config)
+        return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=section.fields())
     sizes = section.max_batch_size or _powers_of_two(batch, max(largest, batch))
     return Space(
         max_batch_size=tuple(size for size in sizes if size >= batch) or (batch,),
         max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
         preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
         instance_count=section.instance_group_count or _counts(hardware),
-        fields=section.config,
+        fields=section.fields(),
         request_batch_size=batch,
     )
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from objectives.metrics import Measurement
 
 FieldValue: TypeAlias = str | int | float | bool
+SERVER_CPUS = "server_cpus"  # among a candidate's fields: the CPUs that its server runs on, as cpus.parse reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Candidate:
 
     ``preferred_batch_sizes`` is ascending; empty means none are set. With ``dynamic_batching`` false the
     delay is 0 and there are no preferred sizes. ``fields`` are other ModelConfig fields by proto path
-    (``parameters.intra_op_thread_count.string_value``), sorted by path.
+    (``parameters.intra_op_thread_count.string_value``), sorted by path; SERVER_CPUS, which config.pbtxt does not
+    know, may be among them.
     """
 
     max_batch_size: int
@@ -26,6 +28,17 @@ class Candidate:
     preferred_batch_sizes: tuple[int, ...] = ()
     instance_count: int = 1
     fields: tuple[tuple[str, FieldValue], ...] = ()
+
+    @property
+    def config_fields(self) -> tuple[tuple[str, FieldValue], ...]:
+        """Those of ``fields`` that stand in config.pbtxt."""
+        return tuple(field for field in self.fields if field[0] != SERVER_CPUS)
+
+    @property
+    def server_cpus(self) -> str | None:
+        """None: those that the server has anyway."""
+        chosen = dict(self.fields).get(SERVER_CPUS)
+        return None if chosen is None else str(chosen)
 
     def __str__(self) -> str:
         batching = "no dynamic batching"
@@ -46,10 +59,24 @@ def _short(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LoadPoint:
-    """A closed-loop load: ``concurrency`` requests in flight, each of ``request_batch_size`` samples."""
+    """Requests of ``request_batch_size`` samples each.
+
+    In a closed loop ``concurrency`` of them are in flight; in an open loop (``concurrency`` 0) ``request_rate`` a
+    second are sent, whatever has been answered.
+    """
 
     request_batch_size: int
-    concurrency: int
+    concurrency: int = 0
+    request_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """A measurement of what is recommended, repeated on the ``server``-th fresh server (from 1)."""
+
+    server: int
+    load: LoadPoint
+    measurement: Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +84,7 @@ class Trial:
     """One candidate and what was measured on it, in the order of measuring.
 
     ``status`` is ``failed`` where the candidate could not be deployed; ``reason`` then says why.
+    ``confirmations`` are apart from the search's measurements: they are what a verdict rests on.
     """
 
     number: int
@@ -65,6 +93,7 @@ class Trial:
     status: Literal["ok", "failed"] = "ok"
     reason: str = ""
     deploy_seconds: float | None = None
+    confirmations: tuple[Confirmation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +116,7 @@ def points(trials: Sequence[Trial]) -> Iterator[Point]:
 def latest_points(trials: Sequence[Trial]) -> list[Point]:
     """The measured points; where one was measured again, the later measurement counts.
 
-    The best of many noisy measurements is too good on average; its repetition is not. Windows that disagree
-    tell nothing, so that an unstable repetition does not take a stable measurement's place.
+    Windows that disagree tell nothing, so that an unstable repetition does not take a stable measurement's place.
     """
     latest: dict[tuple[int, LoadPoint], Point] = {}
     for point in points(trials):

@@ -1,14 +1,16 @@
 """trials.csv: one row a measurement, appended and flushed to disk before the next begins.
 
-The table is the record of a run: trials are rebuilt from it. A row without a concurrency is a deployment that
-failed: what was measured before it does not count, since the configuration cannot be had. Columns that are not
-named here are parameters, by their proto path.
+The table is the record of a run: trials are rebuilt from it. A row without a load is a deployment that
+failed: what was measured before it does not count, since the configuration cannot be had. ``confirmation`` is the
+number of the fresh server that a recommended configuration was measured on again, empty in the search. Columns that
+are not named here are parameters, by their proto path.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,9 +18,12 @@ from pathlib import Path
 
 from objectives.metrics import Measurement
 from optimizer import batch_stats
-from optimizer.errors import BadInputError, EnvironmentFault
-from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.disk import cannot_write
+from optimizer.errors import BadInputError
+from optimizer.trial import Candidate, Confirmation, FieldValue, LoadPoint, Trial
+from optimizer.untrusted import one_line, read_bytes
 
+MAX_BYTES = 64 << 20
 _CANDIDATE = (
     "max_batch_size",
     "dynamic_batching",
@@ -28,9 +33,10 @@ _CANDIDATE = (
 )
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
-_OUTCOME = ("deploy_seconds", "status", "reason")
+_OUTCOME = ("confirmation", "deploy_seconds", "status", "reason")
 COLUMNS = ("model", "trial", *_CANDIDATE, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
-_LATER = ("batch_stats", "server_memory_bytes")  # columns that tables of earlier versions lack
+# columns that tables of earlier versions lack
+_LATER = ("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score")
 
 
 class TrialsTable:
@@ -45,13 +51,17 @@ class TrialsTable:
         self._choices = choices
         self.columns = ("model", "trial", *_CANDIDATE, *choices, *_LOAD, *_MEASUREMENT, *_OUTCOME)
 
-    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None:
+    def append(
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+    ) -> None:
         """Write one measurement of ``trial``. Raises EnvironmentFault where the disk refuses it."""
         failed = measurement.throughput_infer_per_sec is None
         row = self._row(trial) | {
             "request_batch_size": load.request_batch_size,
-            "concurrency": load.concurrency,
+            "concurrency": load.concurrency or None,
+            "request_rate": load.request_rate or None,
             **{name: getattr(measurement, name) for name in _MEASUREMENT},
+            "confirmation": confirmation,
             "status": "failed" if failed else "ok",
             "reason": measurement.reason,
         }
@@ -72,13 +82,18 @@ class TrialsTable:
         text = self._cut_torn_line()
         reader = csv.DictReader(io.StringIO(text))
         if text:
-            self.columns = self._checked(tuple(reader.fieldnames or ()))
-        trials: dict[int, Trial] = {}
-        for line, row in enumerate(reader, start=2):
             try:
+                header = tuple(reader.fieldnames or ())
+            except csv.Error:
+                header = ()
+            self.columns = self._checked(header)
+        trials: dict[int, Trial] = {}
+        try:
+            for row in reader:
                 self._collect(row, trials)
-            except (KeyError, ValueError, TypeError) as error:
-                raise BadInputError(f"{self.path}:{line}: not a row of a trials table ({error})") from error
+        except (KeyError, ValueError, TypeError, csv.Error) as error:
+            where = f"{one_line(str(self.path))}:{reader.line_num}"
+            raise BadInputError(f"{where}: not a row of a trials table ({one_line(str(error), 200)})") from None
         return [trials[number] for number in sorted(trials)]
 
     def _checked(self, header: tuple[str, ...]) -> tuple[str, ...]:
@@ -88,14 +103,18 @@ class TrialsTable:
         return header
 
     def _collect(self, row: dict[str, str], trials: dict[int, Trial]) -> None:
+        if None in row or None in row.values():
+            raise ValueError("it has another number of cells than the header")
         number = int(row["trial"])
         trial = trials.get(number) or Trial(
             number, self._candidate(row), deploy_seconds=_float(row["deploy_seconds"])
         )
-        if not row["concurrency"]:
-            trials[number] = replace(trial, status="failed", reason=row["reason"], measurements=())
+        if not row["concurrency"] and not row["request_rate"]:
+            trials[number] = replace(trial, status="failed", reason=one_line(row["reason"]), measurements=())
             return
-        load = LoadPoint(int(row["request_batch_size"]), int(row["concurrency"]))
+        load = LoadPoint(
+            int(row["request_batch_size"]), int(row["concurrency"] or 0), float(row["request_rate"] or 0)
+        )
         values: dict[str, object] = {
             name: _float(row.get(name, ""))
             for name in _MEASUREMENT
@@ -105,8 +124,12 @@ class TrialsTable:
         values["stable"] = row["stable"] == "true"
         values["batch_stats"] = row.get("batch_stats") or ""
         batch_stats.from_text(row.get("batch_stats") or "")  # raises ValueError
-        measurement = Measurement(**values, reason=row["reason"])  # type: ignore[arg-type]
-        trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
+        measurement = Measurement(**values, reason=one_line(row["reason"]))  # type: ignore[arg-type]
+        if server := row.get("confirmation"):
+            again = Confirmation(int(server), load, measurement)
+            trials[number] = replace(trial, confirmations=(*trial.confirmations, again))
+        else:
+            trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
 
     def _candidate(self, row: dict[str, str]) -> Candidate:
         return Candidate(
@@ -144,14 +167,16 @@ class TrialsTable:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise EnvironmentFault(f"cannot write {self.path}: {error.strerror}") from error
+            raise cannot_write(self.path, error) from error
 
     def _cut_torn_line(self) -> str:
-        content = self.path.read_bytes()
+        content = read_bytes(self.path, MAX_BYTES, "is this the table of a run?")
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
+            try:
+                os.truncate(self.path, len(whole))
+            except OSError as error:
+                raise cannot_write(self.path, error) from error
         return whole.decode(errors="replace")
 
 
@@ -164,4 +189,7 @@ def _text(value: object) -> str:
 
 
 def _float(text: str) -> float | None:
-    return float(text) if text else None
+    value = float(text) if text else None
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{value} is no figure")
+    return value

@@ -1,48 +1,29 @@
-"""The loop: suggest, deploy, sweep, record, observe; then confirm what is recommended."""
+"""The loop: suggest, deploy, sweep, record, observe."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from objectives import pareto
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS
 from optimizer.budget import Budget
-from optimizer.errors import DeploymentError, MeasurementError, ServerFault
-from optimizer.interfaces import Endpoint, LoadGenerator, Searcher, Target, Telemetry
+from optimizer.crashes import tried_again
+from optimizer.errors import DeploymentError, ServerFault
+from optimizer.interfaces import Endpoint, Searcher, Target
+from optimizer.measuring import Measuring
 from optimizer.problem import Problem
+from optimizer.rate_sweep import next_rate
 from optimizer.stopwatch import Stopwatch
 from optimizer.sweep import SweepRules, is_hopeless, latency_bounds, next_load
 from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
 
-FIRST_CONCURRENCY = 4
+FIRST_CONCURRENCY, FIRST_RATE = 4, 100
 LOADS, COMPARED_LOADS = 3, 5  # that a deployment is measured at, one that is compared with
-CONFIRM_SHARE = 0.15  # of the budget is kept for confirming the recommendation
-CONFIRM_SECONDS = 40.0  # and no more than this
-CONFIRM_DEPLOYMENTS = 3
+RATES, COMPARED_RATES = 5, 9  # the same in an open loop, where a load that is too high tells less
 HOPELESS_DEPLOYMENTS = 3  # all failed: it is not the configuration
-
-
-class Watcher(Protocol):
-    """Is told what happens, as it happens."""
-
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
-
-
-class Record(Protocol):
-    """Keeps what is measured, each measurement before the next begins; see ``TrialsTable``."""
-
-    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def append_failure(self, trial: Trial) -> None: ...
-
-    def read(self) -> list[Trial]: ...
 
 
 @dataclass
@@ -52,22 +33,20 @@ class Tuner:
     problem: Problem
     searcher: Searcher
     target: Target
-    load_generator: LoadGenerator
-    telemetry: Telemetry
-    table: Record
+    measuring: Measuring
     budget: Budget
-    watcher: Watcher
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def run(self, comparisons: Sequence[tuple[str, Candidate]]) -> list[Trial]:
-        """Measure ``comparisons`` (role, candidate), then search until searcher or budget end it, then confirm.
+        """Measure ``comparisons`` (role, candidate), then search until searcher or budget end it.
 
         Continues where the table ends. Whatever stops it, all that was measured is in the table, and in
         ``self.trials``. ``self.satisfied`` says whether the searcher ended the search, not the budget.
         """
         self.satisfied = False
+        self._baseline, self._asked_again = comparisons[0][1], False
         self._compared = {candidate for _, candidate in comparisons}
-        self.trials = self.table.read()
+        self.trials = self.measuring.table.read()
         unfinished = self.trials.pop() if self.trials else None
         for trial in self.trials:
             self.searcher.observe(trial)
@@ -75,14 +54,10 @@ class Tuner:
             self._try(unfinished, "resumed")
         for role, candidate in self._candidates(comparisons):
             self._try(Trial(len(self.trials), candidate), role)
-        with self.stopwatch.confirming():
-            self._confirm()
         return self.trials
 
     def best(self) -> Point | None:
         return pareto.best(latest_points(self.trials), self.problem.objectives, self.problem.constraints)
-
-    # -- searching ------------------------------------------------------------------------------------------
 
     def _candidates(self, comparisons: Sequence[tuple[str, Candidate]]) -> Iterator[tuple[str, Candidate]]:
         for role, candidate in comparisons:
@@ -102,10 +77,7 @@ class Tuner:
     def _search_is_over(self) -> bool:
         if self.budget.max_trials is not None and len(self.trials) >= self.budget.max_trials:
             return True
-        return bool(self.trials) and self.budget.left_seconds() < self._confirm_seconds() + self._usual_seconds()
-
-    def _confirm_seconds(self) -> float:
-        return min(CONFIRM_SECONDS, CONFIRM_SHARE * self.budget.seconds)
+        return bool(self.trials) and self.budget.search_seconds_left() < self._usual_seconds()
 
     def _usual_seconds(self) -> float:
         """What a deployment and its first measurement usually took; the least that a new trial needs."""
@@ -119,21 +91,43 @@ class Tuner:
     def _try(self, trial: Trial, role: str) -> None:
         """Sweep ``trial`` from where it stands; a trial whose sweep is complete is not deployed again."""
         rules = self._rules(trial.candidate)
-        complete = bool(trial.measurements) and next_load(trial.measurements, rules) is None
+        complete = bool(trial.measurements) and self._next_load(trial, rules) is None
         if trial.status == "ok" and not complete:
-            self.watcher.trial_started(trial.number, trial.candidate, role)
-            started = time.monotonic()
+            self.measuring.watcher.trial_started(trial.number, trial.candidate, role)
+            self._ask_baseline_again(trial.candidate)
+            self._current = trial
             try:
-                with self.target.deploy(trial.candidate) as endpoint:
-                    seconds = round(time.monotonic() - started, 3)
-                    trial = self._sweep(replace(trial, deploy_seconds=seconds), endpoint, rules)
+                tried_again(lambda: self._deploy_and_sweep(rules), lambda: self._is_worth_retrying(trial.candidate))
             except DeploymentError as error:
-                trial = replace(trial, status="failed", reason=str(error))
-                self.table.append_failure(trial)
+                self._current = replace(self._current, status="failed", reason=str(error))
+                self.measuring.table.append_failure(self._current)
                 self._give_up_if_nothing_deploys(error)
+            trial = self._current
         self.trials.append(trial)
         self.searcher.observe(trial)
-        self.watcher.trial_finished(trial, self.best())
+        self.measuring.watcher.trial_finished(trial, self.best())
+
+    def _deploy_and_sweep(self, rules: SweepRules) -> None:
+        """What is measured is in ``self._current`` at once, whatever happens next."""
+        trial, started = self._current, time.monotonic()
+        with self.target.deploy(trial.candidate) as endpoint:
+            self._current = replace(trial, deploy_seconds=round(time.monotonic() - started, 3))
+            if self.measuring.guard.needs_reference and trial.candidate == self._baseline:
+                self.measuring.guard.reference(endpoint)
+            self.measuring.begin(endpoint)
+            self._sweep(endpoint, rules)
+
+    def _is_worth_retrying(self, candidate: Candidate) -> bool:
+        """The baseline always: all else is compared with it."""
+        return candidate == self._baseline or self.budget.search_seconds_left() > 0
+
+    def _ask_baseline_again(self, candidate: Candidate) -> None:
+        """For the answers to compare with, where they were lost: a resumed run, a server that died."""
+        guard = self.measuring.guard
+        if guard.needs_reference and candidate != self._baseline and not self._asked_again:
+            self._asked_again = True
+            with contextlib.suppress(DeploymentError), self.target.deploy(self._baseline) as endpoint:
+                guard.reference(endpoint)
 
     def _give_up_if_nothing_deploys(self, error: DeploymentError) -> None:
         if len(self.trials) + 1 >= HOPELESS_DEPLOYMENTS and all(trial.status == "failed" for trial in self.trials):
@@ -146,84 +140,40 @@ class Tuner:
         """
         best, expected = self.best(), self.searcher.expected_load(candidate)
         searched = candidate not in self._compared and self.problem.objectives == (METRICS["throughput"],)
+        if self.problem.open_loop:
+            start = best.load.request_rate if best else FIRST_RATE
+            max_loads = RATES if searched else COMPARED_RATES
+        else:
+            start = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)
+            max_loads = LOADS if searched else COMPARED_LOADS
         return SweepRules(
             self.problem.request_batch_size,
             self.problem.max_concurrency,
             latency_bounds(self.problem.constraints),
-            start=expected or (best.load.concurrency if best else FIRST_CONCURRENCY),
+            start=start,
             lowest=METRICS["throughput"] not in self.problem.objectives,
             throughput_floor=max((c.bound for c in self.problem.constraints if c.metric == "throughput"), default=0),
             to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,
             loads=self.problem.space.loads(candidate),
-            max_loads=LOADS if searched else COMPARED_LOADS,
+            max_loads=max_loads,
         )
 
-    def _sweep(self, trial: Trial, endpoint: Endpoint, rules: SweepRules) -> Trial:
+    def _next_load(self, trial: Trial, rules: SweepRules) -> LoadPoint | None:
+        rule = next_rate if self.problem.open_loop else next_load
+        return rule(trial.measurements, rules)
+
+    def _sweep(self, endpoint: Endpoint, rules: SweepRules) -> None:
         warm = False
-        while (load := next_load(trial.measurements, rules)) is not None:
-            if trial.measurements and self.budget.left_seconds() < self._confirm_seconds():
-                break
-            if not warm:
-                glance = self.load_generator.warm_up(endpoint, load)
-                if glance is not None and is_hopeless(glance, rules):
-                    return self._keep(trial, load, replace(glance, reason="given up after a first short window"))
-                warm = True
-            trial = self._measure(trial, endpoint, load)
-            if trial.measurements[-1][1].throughput_infer_per_sec is None:
-                break
-        return trial
-
-    def _measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
-        """One measurement, on disk before this returns. One that fails is recorded with its reason."""
-        try:
-            with self.telemetry.record(endpoint) as samples:
-                measurement = self.load_generator.measure(endpoint, load)
-            known = {name: value for name, value in asdict(samples).items() if value is not None}
-            measurement = replace(measurement, **known)
-        except MeasurementError as error:
-            measurement = Measurement(reason=str(error))
-        return self._keep(trial, load, measurement)
-
-    def _keep(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
-        self.table.append(trial, load, measurement)
-        self.watcher.measured(trial.number, load, measurement)
-        return replace(trial, measurements=(*trial.measurements, (load, measurement)))
-
-    # -- confirming -----------------------------------------------------------------------------------------
-
-    def _confirm(self) -> None:
-        """Measure the recommendation again, as it will be deployed, until the best point is a confirmed one."""
-        self.confirmed: set[tuple[int, LoadPoint]] = set()
-        repeated: set[tuple[int, LoadPoint]] = set()
-        for _ in range(CONFIRM_DEPLOYMENTS):
-            best = self.best()
-            if best is None or (best.trial, best.load) in repeated or self.budget.left_seconds() <= 0:
+        while (load := self._next_load(self._current, rules)) is not None:
+            if self._current.measurements and self.budget.search_seconds_left() < 0:
                 return
-            trial = self.trials[best.trial]
-            self.watcher.trial_started(trial.number, trial.candidate, "confirm")
-            try:
-                with self.target.deploy_as_written(trial.candidate) as endpoint:
-                    self.load_generator.warm_up(endpoint, best.load)
-                    for load in self._confirmation_loads(best):
-                        trial = self._measure(trial, endpoint, load)
-                        repeated.add((trial.number, load))
-                        if self._meets(trial.measurements[-1][1]):
-                            self.confirmed.add((trial.number, load))
-                            break
-            except DeploymentError as error:
-                trial = replace(trial, status="failed", reason=str(error), measurements=())
-                self.table.append_failure(trial)
-            self.trials[best.trial] = trial
-            self.watcher.trial_finished(trial, self.best())
-
-    def _confirmation_loads(self, best: Point) -> list[LoadPoint]:
-        """The load itself, then one a tenth lower (else the next lower): a miss by a little is met there."""
-        load, possible = best.load, self.problem.space.loads(best.candidate)
-        lower = max(1, round(0.9 * load.concurrency))
-        if possible is not None:
-            lower = max((other for other in possible if other < load.concurrency), default=load.concurrency)
-        loads = [load, replace(load, concurrency=lower)]
-        return loads[: 1 if lower == load.concurrency else 2]
-
-    def _meets(self, measurement: Measurement) -> bool:
-        return measurement.stable and all(c.violation(measurement) <= 0 for c in self.problem.constraints)
+            if not warm:
+                glance = self.measuring.load_generator.warm_up(endpoint, load)
+                if glance is not None and is_hopeless(glance, rules):
+                    glance = replace(glance, reason="given up after a first short window")
+                    self._current = self.measuring.keep(self._current, load, glance)
+                    return
+                warm = True
+            self._current = self.measuring.measure(self._current, endpoint, load)
+            if self._current.measurements[-1][1].throughput_infer_per_sec is None:
+                return

@@ -1,4 +1,5 @@
-"""Triton repositories for tests: ONNX models that compute something a test can foretell, and a steady sleeper."""
+"""Triton repositories for tests: ONNX models that compute something a test can foretell, a steady sleeper, and one
+that fails as its configuration says."""
 
 from __future__ import annotations
 
@@ -76,4 +77,60 @@ def write_sleeper(repository: Path, milliseconds: float) -> Path:
                 return answers
         """
     (folder / "1" / "model.py").write_text(textwrap.dedent(program))
+    return folder
+
+
+FAULT = "parameters.fault.string_value"  # the field of a configuration that says how it fails
+FAULTY_BATCH = 3  # samples
+FAULTY_CONFIG = f"""\
+{SLEEPER_CONFIG}parameters {{ key: "fault" value {{ string_value: "none" }} }}
+"""
+FAULTY_PROGRAM = f"""\
+import ctypes
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def fail(how):
+    if how == "raise":
+        raise ValueError("no such\\nweights")
+    if how == "hang":
+        time.sleep(600)
+    if how == "exit":
+        os._exit(1)
+    if how == "segfault":
+        ctypes.string_at(0)
+    if how == "kill the server":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if how == "allocate":
+        np.empty(2**33, np.uint8)  # its pages are not touched: only a limit on the process refuses it
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        fault = json.loads(args["model_config"])["parameters"]["fault"]["string_value"]
+        self.when, _, self.how = fault.partition(": ")
+        if self.when == "loading":
+            fail(self.how)
+
+    def execute(self, requests):
+        time.sleep(0.01)
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        if self.when == "executing" and sum(len(x) for x in inputs) == {FAULTY_BATCH}:
+            fail(self.how)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]) for x in inputs]
+"""
+
+
+def write_faulty(repository: Path) -> Path:
+    """A model that fails as ``FAULT`` says: ``loading: HOW``, or ``executing: HOW`` at batches of FAULTY_BATCH."""
+    folder = repository / "faulty"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(FAULTY_CONFIG)
+    (folder / "1" / "model.py").write_text(FAULTY_PROGRAM)
     return folder

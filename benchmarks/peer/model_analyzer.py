@@ -14,7 +14,6 @@ import re
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +23,12 @@ from shlex import quote
 import yaml
 from quiet import Usage
 
-from optimizer.deploy.embedded import EmbeddedTarget, free_port
+from optimizer import runtime
+from optimizer.deploy.server_folder import ServerFolder
+from optimizer.deploy.tritonserver import environment, free_port
+from optimizer.model_source import ModelSource
 from optimizer.process import SupervisedProcess, run
+from optimizer.runtime import Runtime
 from optimizer.task import Task
 from peer.launches import LOAD_GENERATOR, SERVER, Observer, log_start, seconds_of_loads, seconds_of_servers
 from peer.search import Found, Search
@@ -71,39 +74,44 @@ class Bounds:
         )
 
 
-class Stack(EmbeddedTarget):
+@dataclass(frozen=True)
+class Stack:
     """The folders and settings with which tune starts its server, for a server that another program starts."""
 
-    @property
-    def repository(self) -> Path:
-        return self._folder / "repository"
+    source: ModelSource
+    installed: Runtime
+    folder: ServerFolder
 
-    @property
-    def shm_prefix(self) -> str:
-        return self._shm_prefix
+    @classmethod
+    def of(cls, source: ModelSource) -> Stack:
+        installed = runtime.ensure(print)
+        return cls(source, installed, ServerFolder(source, installed))
+
+    def close(self) -> None:
+        self.folder.remove()
 
     def write_wrappers(self, folder: Path, starts: Path, request_batch_size: int) -> tuple[Path, Path]:
         """Scripts that start the server and the load generator and log it to ``starts``."""
-        environment = self._environment()
+        settings = environment(self.installed)
         names = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "ORT_DISABLE_TELEMETRY")
-        exports = "".join(f"export {name}={quote(environment[name])}\n" for name in names)
+        exports = "".join(f"export {name}={quote(settings[name])}\n" for name in names)
         flags = [
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",
-            f"--backend-directory={self._folder / 'backends'}",
-            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
+            f"--backend-directory={self.folder.backends}",
+            f"--backend-config=python,shm-region-prefix-name={self.folder.shared_memory_prefix}",
         ]
         if self.source.config.input and self.source.config.output:
             flags.append("--disable-auto-complete-config")  # as tune does: saves the peer a stub a load
         server = folder / "tritonserver.sh"
-        binary = quote(str(self._runtime.tritonserver))
+        binary = quote(str(self.installed.tritonserver))
         server.write_text(
-            f"#!/bin/sh\n{log_start(SERVER, starts)}{exports}cd {quote(str(self._packages()))} || exit 1\n"
+            f"#!/bin/sh\n{log_start(SERVER, starts)}{exports}cd {quote(str(self.folder.packages))} || exit 1\n"
             f'exec {binary} "$@" {" ".join(map(quote, flags))}\n'
         )
         load_generator = folder / "perf_analyzer.sh"
-        binary = quote(str(self._runtime.perf_analyzer))
-        libraries = quote(str(self._runtime.perf_analyzer_libraries))
+        binary = quote(str(self.installed.perf_analyzer))
+        libraries = quote(str(self.installed.perf_analyzer_libraries))
         # no cd: it writes where the peer looks. Quick mode knows requests of one sample only; the last -b counts.
         load_generator.write_text(
             f"#!/bin/sh\n{log_start(LOAD_GENERATOR, starts)}export LD_LIBRARY_PATH={libraries}\n"
@@ -144,13 +152,11 @@ def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
     shutil.rmtree(out, ignore_errors=True)  # it would go on from an interrupted run's checkpoint
     out.mkdir(parents=True)
     starts = out / "starts.txt"
-    target = Stack(what.source, log=out / "stack.log", say=print)
-    # by its name the folder is removed with tune's own, should this process be killed
-    temporary = tempfile.TemporaryDirectory(prefix=f"tritune-{os.getpid()}-peer-")
-    with contextlib.closing(target) as stack, temporary as folder:
-        scratch = Path(folder)
+    with contextlib.closing(Stack.of(what.source)) as stack:
+        scratch = stack.folder.path / "peer"  # is removed with tune's own folders, should this process be killed
+        scratch.mkdir()
         wrappers = stack.write_wrappers(scratch, starts, what.problem.request_batch_size)
-        config = configuration(what, bounds, sla_ms, stack.repository, wrappers, scratch, out)
+        config = configuration(what, bounds, sla_ms, stack.folder.repository, wrappers, scratch, out)
         (out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         observer = Observer(starts)
         before, started = Usage.now(), time.time()
@@ -159,7 +165,7 @@ def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
             log=out / "model_analyzer.log",
             env=_environment(home),
             cwd=scratch,
-            shm_prefix=stack.shm_prefix,
+            shm_prefix=stack.folder.shared_memory_prefix,
         ) as process:
             while process.exit_code() is None:
                 observer.watch(LOOK_SECONDS)

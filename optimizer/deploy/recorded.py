@@ -40,7 +40,7 @@ class RecordedTable:
     def close(self) -> None:
         """Nothing to leave behind."""
 
-    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         measurement = self._cells.get((endpoint.candidate, load))
         if measurement is None:
             raise MeasurementError(f"not in the table: {load} of {endpoint.candidate}")

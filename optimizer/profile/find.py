@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.errors import BadInputError
 from optimizer.profile import yaml_lines
-from optimizer.profile.reader import read_bounded
+from optimizer.profile.reader import read_profile_bytes
 from optimizer.profile.safe_paths import is_file, plain_name
-from optimizer.profile.yaml_lines import one_line
+from optimizer.untrusted import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,10 @@ def list_profiles() -> list[Listed]:
     found: dict[str, Listed] = {}
     for folder in profile_folders():
         for path in folder.glob("*.yaml"):
-            if path.stem not in found and is_file(path):
-                found[path.stem] = Listed(path.stem, path, _description(path))
+            with contextlib.suppress(ValueError):  # of what is no name
+                name = plain_name(path.stem)
+                if name not in found and is_file(path):
+                    found[name] = Listed(name, path, _description(path))
     return sorted(found.values(), key=lambda listed: listed.name)
 
 
@@ -69,7 +72,7 @@ def profile_folders() -> tuple[Path, ...]:
 def _description(path: Path) -> str:
     """Leniently: a profile with faults is listed, and says so."""
     try:
-        root = yaml_lines.parse(read_bounded(path), str(path)).plain()
+        root = yaml_lines.parse(read_profile_bytes(path), str(path)).plain()
     except BadInputError as error:
         return f"(cannot be read: {error})"
     text = root.get("description", "") if isinstance(root, dict) else ""

@@ -10,6 +10,7 @@ that is there but empty counts as left out.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,25 +32,32 @@ from optimizer.profile.schema import (
     LoadSection,
     Model,
     RequestSection,
+    ScoreSection,
     Section,
     SlaSection,
     SpaceSection,
     StoredModel,
+    ToleranceSection,
 )
-from optimizer.profile.yaml_lines import Located, fault, one_line, show
+from optimizer.profile.yaml_lines import Located, fault, show
 from optimizer.space import Space
+from optimizer.trial import SERVER_CPUS
+from optimizer.untrusted import one_line, read_bytes
 
 if TYPE_CHECKING:
     from optimizer.models.builder import Builder
 
 _MAX_FAULTS: Final = 10
+_MAX_COMBINATIONS: Final = 100_000  # of choices; to look at them takes a second
+_KEY: Final = "[key]"  # pydantic's step to the key of a mapping
 _PARAMETERS: Final = {  # as Space calls them -> as a profile does, in Triton's terms
     "max_batch_size": "max_batch_size",
     "max_queue_delay_us": "max_queue_delay_microseconds",
     "preferred_batch_sizes": "preferred_batch_size",
     "instance_count": "instance_group_count",
+    SERVER_CPUS: "server_cpus",
 }
-_MAY_BE_EMPTY: Final = ("sla", "request", "load", "space")
+_MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
 _SECTIONS: Final[dict[str, type[BaseModel]]] = {
     BUILT: BuiltModel,
     STORED: StoredModel,
@@ -57,6 +65,8 @@ _SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "request": RequestSection,
     "load": LoadSection,
     "space": SpaceSection,
+    "score": ScoreSection,
+    "tolerance": ToleranceSection,
 }
 
 
@@ -69,6 +79,8 @@ class Profile(Section):
     request: RequestSection = RequestSection()
     load: LoadSection = LoadSection()
     space: SpaceSection | None = None
+    score: ScoreSection | None = None
+    tolerance: ToleranceSection = ToleranceSection()
 
     _path: Path = PrivateAttr()
     _source: Located = PrivateAttr()
@@ -113,19 +125,12 @@ def load_profile(path: Path) -> Profile:
 
     Raises BadInputError, with one line for each fault.
     """
-    return parse_profile(read_bounded(path), path)
+    return parse_profile(read_profile_bytes(path), path)
 
 
-def read_bounded(path: Path) -> bytes:
-    """The bytes of the file, one more than a profile may have at most. Raises BadInputError."""
-    try:
-        if not path.is_file():  # a pipe would block, a device would not end
-            raise BadInputError(f"{one_line(str(path))}: not a file")
-        with path.open("rb") as file:
-            return file.read(yaml_lines.MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a path"
-        raise BadInputError(f"{one_line(str(path))}: cannot be read: {reason}") from None
+def read_profile_bytes(path: Path) -> bytes:
+    """The bytes of the file. Raises BadInputError, too, where those are more than a profile has."""
+    return read_bytes(path, yaml_lines.MAX_BYTES, "a profile is a page of YAML")
 
 
 def parse_profile(data: bytes, path: Path) -> Profile:
@@ -175,7 +180,7 @@ def _build(source: Located, base: Located, gpu: Located | None, path: Path) -> P
     try:
         profile = Profile.model_validate(given, context={"folder": path.parent})
     except ValidationError as error:
-        lines = fault_lines(error, source, str(path), known=_known_keys, ignore=(BUILT, STORED))
+        lines = fault_lines(error, source, str(path), known=_known_keys, ignore=(BUILT, STORED, _KEY))
         raise BadInputError("\n".join(lines)) from None
     profile._path, profile._source, profile._base, profile._gpu = path, source, base, gpu
     _check_builder(profile)
@@ -215,6 +220,17 @@ def _check_space(profile: Profile) -> None:
     if space.max_batch_size and size > (largest := max(*space.max_batch_size, 1)):  # no server would take it
         problem = f"{size} is larger than every space.max_batch_size; write at most {largest}"
         raise profile.fault("request", "batch_size", problem=problem)
+    lists = (
+        space.max_batch_size,
+        space.max_queue_delay_microseconds,
+        space.preferred_batch_size,
+        space.instance_group_count,
+        *space.fields().values(),
+    )
+    combinations = math.prod(len(choices) for choices in lists if choices)
+    if combinations > _MAX_COMBINATIONS:
+        problem = f"the choices have {combinations:,} combinations; leave at most {_MAX_COMBINATIONS:,}"
+        raise profile.fault("space", problem=problem)
     try:
         for path, values in space.config.items():
             for value in values:
@@ -224,7 +240,7 @@ def _check_space(profile: Profile) -> None:
             max_queue_delay_us=space.max_queue_delay_microseconds or ("off",),
             preferred_batch_sizes=(space.max_batch_size and space.preferred_batch_size) or ("none",),
             instance_count=space.instance_group_count or (1,),
-            fields=space.config,
+            fields=space.fields(),
             request_batch_size=size,
         )
     except ValueError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.profile.yaml_lines import one_line, show
+from optimizer.profile.yaml_lines import show
+from optimizer.untrusted import one_line
 
 
 def plain_name(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeGuard, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,15 +19,19 @@ from pydantic import (
 )
 
 from objectives.sla import Constraint, parse_duration_ms
+from optimizer import cpus
 from optimizer.batching import parse_policy
 from optimizer.profile.faults import meant
 from optimizer.profile.safe_paths import inside, plain_name
 from optimizer.profile.yaml_lines import show
-from optimizer.trial import FieldValue
+from optimizer.trial import SERVER_CPUS, FieldValue
 
 T = TypeVar("T")
 
 INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
+MAX_TERMS: Final = 32  # of a preferred-size policy
+MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads all of it at each launch, some 20 MB a second
+SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.score`` that need no file
 BUILT, STORED = "<built>", "<stored>"  # the two kinds of model, as pydantic calls them in its locations
 
 
@@ -56,16 +61,26 @@ def _preferred(value: object) -> str:
     try:
         if value is None or not all(isinstance(term, str) or _whole(term) for term in terms):
             raise ValueError
-        return parse_policy(value)
+        policy = parse_policy(value)
     except ValueError:
         right = "none, max, max/2, a size, or a list of those such as [max/2, max]"
         raise ValueError(f"{show(value)} is not a choice; write {right}") from None
+    if policy.count(",") >= MAX_TERMS:
+        raise ValueError(f"{show(value)} has more than {MAX_TERMS} sizes")
+    return policy
 
 
 def _scalar(value: object) -> FieldValue:
     if isinstance(value, str | int | float):
         return value
     raise ValueError(f"{show(value)} is not a single value (text, number, true or false)")
+
+
+def _cpu_list(value: object) -> str:
+    try:
+        return cpus.show(cpus.parse(str(value)))
+    except ValueError as error:
+        raise ValueError(f"{show(value)} is no list of CPUs; {error}") from None
 
 
 def _setting(value: object) -> FieldValue | None:
@@ -95,7 +110,46 @@ def _folder(value: object, info: ValidationInfo) -> Path:
 def _input_data(value: object, info: ValidationInfo) -> Path | str | None:
     if value is None or value == "random" or value == "zero":
         return value if isinstance(value, str) else None
+    path = _inside(value, info, "file")
+    if path.stat().st_size > MAX_INPUT_DATA_BYTES:
+        raise ValueError(f"{show(value)} is larger than {MAX_INPUT_DATA_BYTES >> 20} MiB; write fewer samples")
+    return path
+
+
+def _labelled(value: object, info: ValidationInfo) -> Path:
     return _inside(value, info, "file")
+
+
+def _metric(value: object, info: ValidationInfo) -> str | MetricFunction:
+    if isinstance(value, str) and value in SCORES:
+        return value
+    file, _, function = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not file.endswith(".py") or not function.isidentifier():
+        right = f"{', '.join(SCORES)}, or a file and its function such as accuracy.py:score"
+        raise ValueError(f"{show(value)} is no metric; write {right}")
+    return MetricFunction(_inside(file, info, "file"), function)
+
+
+def _number(value: object) -> float:
+    try:  # text too: YAML 1.1 takes 1e-3 for it
+        number = float(value) if isinstance(value, str | float) or _whole(value) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{show(value)} is not a number")
+    return number
+
+
+def _tolerated(value: object) -> float:
+    if (number := _number(value)) < 0:
+        raise ValueError(f"{show(value)} is not at least 0")
+    return number
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{show(text)} has control characters")
+    return text
 
 
 def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -105,16 +159,32 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
 
 
 Some = Annotated[tuple[T, ...], AfterValidator(_not_empty)]
+Key = Annotated[str, AfterValidator(_printable)]
 Positive = Annotated[int, Field(ge=1, le=INT32_MAX)]
 BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Bound = Annotated[float | None, PlainValidator(_bound_ms)]
 Delay = Annotated[int | str, PlainValidator(_delay)]
 Preferred = Annotated[str, PlainValidator(_preferred)]
+CpuList = Annotated[str, PlainValidator(_cpu_list)]
 Name = Annotated[str, PlainValidator(_name)]
 Setting = Annotated[FieldValue | None, PlainValidator(_setting)]
 Choice = Annotated[FieldValue, PlainValidator(_scalar)]
+Number = Annotated[float | None, PlainValidator(_number)]
+Tolerated = Annotated[float | None, PlainValidator(_tolerated)]
 Folder = Annotated[Path, PlainValidator(_folder)]
 InputData = Annotated[Path | str | None, PlainValidator(_input_data)]
+
+LabelledData = Annotated[Path, PlainValidator(_labelled)]
+
+
+class MetricFunction(NamedTuple):
+    """``function`` of the Python file ``file``."""
+
+    file: Path
+    function: str
+
+
+Metric = Annotated[str | MetricFunction, PlainValidator(_metric)]
 
 
 class Section(BaseModel):
@@ -190,7 +260,7 @@ class RequestSection(Section):
 
     batch_size: Positive = 1
     input_data: InputData = None
-    shapes: dict[str, Some[Positive]] = {}
+    shapes: dict[Key, Some[Positive]] = {}
 
 
 class LoadSection(Section):
@@ -204,11 +274,34 @@ class SpaceSection(Section):
 
     ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
     ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
-    field of ModelConfig by its proto path.
+    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on.
     """
 
     max_batch_size: Some[BatchSize] | None = None
     max_queue_delay_microseconds: Some[Delay] | None = None
     preferred_batch_size: Some[Preferred] | None = None
     instance_group_count: Some[Positive] | None = None
-    config: dict[str, Some[Choice]] = {}
+    server_cpus: Some[CpuList] | None = None
+    config: dict[Key, Some[Choice]] = {}
+
+    def fields(self) -> dict[str, tuple[FieldValue, ...]]:
+        """As ``Space`` takes them."""
+        return self.config | ({SERVER_CPUS: self.server_cpus} if self.server_cpus else {})
+
+
+class ScoreSection(Section):
+    """How good the answers to labelled samples are. ``data``: a .npz file of inputs by tensor name, the samples in
+    the first dimension, and ``labels``. ``metric``: one of SCORES, or a function; higher is better. A configuration
+    whose score is below ``minimum`` is not recommended.
+    """
+
+    data: LabelledData
+    metric: Metric
+    minimum: Number = None
+
+
+class ToleranceSection(Section):
+    """How far an answer may lie from the unbatched baseline's; see ``optimizer.answers.Tolerance``."""
+
+    relative: Tolerated = None
+    absolute: Tolerated = None

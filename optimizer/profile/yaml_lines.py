@@ -16,6 +16,7 @@ from typing import TypeAlias
 import yaml
 
 from optimizer.errors import BadInputError
+from optimizer.untrusted import one_line as one_line
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 10_000
@@ -23,6 +24,8 @@ MAX_DEPTH = 24
 
 Scalar: TypeAlias = str | int | float | bool | None
 Plain: TypeAlias = "Scalar | tuple[Plain, ...] | dict[str, Plain]"
+
+_LONGEST_KEYS, _LONGEST_WORDS = 120, 400  # of a message
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = {_TAG + kind for kind in ("str", "timestamp", "value", "merge")}
@@ -63,11 +66,6 @@ class Located:
         return here
 
 
-def one_line(text: str) -> str:
-    """``text`` on one line, whatever characters it has."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
 def show(value: object) -> str:
     """``value`` as one would write it in YAML, short and on one line."""
     if isinstance(value, dict):
@@ -86,9 +84,6 @@ def parse(data: bytes, file: str) -> Located:
 
     Raises BadInputError: ``file:line: …``.
     """
-    if len(data) > MAX_BYTES:
-        limit = f"{MAX_BYTES >> 20} MiB"
-        raise BadInputError(f"{one_line(file)}: larger than {limit}; a profile is a page of YAML")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -131,7 +126,7 @@ def _compose(text: str, file: str) -> yaml.Node:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         why = ", ".join(part for part in (error.context, error.problem) if part)
-        raise BadInputError(f"{one_line(file)}{where}: {one_line(why)}") from None
+        raise BadInputError(f"{one_line(file)}{where}: {one_line(why, _LONGEST_WORDS)}") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         where = f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
@@ -200,8 +195,8 @@ class _Tree:
 
 def fault(file: str, line: int, keys: Sequence[str], problem: str) -> BadInputError:
     """``file:line: key.path: problem``, on one line."""
-    path = f"{one_line('.'.join(keys))}: " if keys else ""
-    return BadInputError(f"{one_line(file)}:{line}: {path}{one_line(problem)}")
+    path = f"{one_line('.'.join(keys), _LONGEST_KEYS)}: " if keys else ""
+    return BadInputError(f"{one_line(file)}:{line}: {path}{one_line(problem, _LONGEST_WORDS)}")
 
 
 def _whole(text: str) -> int | str | None:

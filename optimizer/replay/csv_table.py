@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,19 @@ import numpy as np
 import pandas as pd
 
 from optimizer.errors import BadInputError
-from optimizer.profile.yaml_lines import one_line
+from optimizer.profile.safe_paths import is_folder
+from optimizer.untrusted import one_line, read_bytes
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 16 << 20
+MOST_ROWS, MOST_COLUMNS = 50_000, 1_000
 MOST_INT32 = 2**31 - 1  # what Triton's sizes hold
 TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """``frame`` has the cells as text without surrounding blanks, ``lines`` the line in the file of each row."""
+    """``frame`` has the cells as text on one line without surrounding blanks, ``lines`` the line in the file of each
+    row."""
 
     name: str
     frame: pd.DataFrame
@@ -64,7 +67,8 @@ class CsvTable:
         texts = pd.Series(self.texts(column), dtype=object)
         given = ~texts.str.lower().isin(["", empty]).to_numpy()
         values = pd.to_numeric(texts.where(given), errors="coerce").to_numpy(float)
-        return values, given & ~(np.isfinite(values) & (values >= least))
+        wrong = given & ~(np.isfinite(values) & (values >= least))
+        return np.where(wrong, np.nan, values), wrong
 
     def _refuse(self, column: str, wrong: np.ndarray, what: str) -> None:
         if wrong.any():
@@ -78,27 +82,37 @@ def read_csv(path: Path, required: Sequence[str]) -> CsvTable:
     Columns without a name (as pandas writes for its index) are left out, and so are empty lines.
     """
     name = one_line(str(path))
-    reader = csv.reader(io.StringIO(_text(path, name), newline=""), strict=True)
-    rows, lines, before = [], [], 0
+    numbered = _numbered_rows(name, _text(path, name))
+    _, header = next(numbered, (0, None))
+    if header is None:
+        raise BadInputError(f"{name}: is empty; a table begins with a line that names its columns")
+    _check_header(name, header, required)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for line, cells in numbered:
+        if len(cells) != len(header):
+            raise BadInputError(f"{name}:{line}: has {len(cells)} cells where the header has {len(header)}")
+        if len(rows) == MOST_ROWS:
+            raise BadInputError(f"{name}: has more than {MOST_ROWS:,} rows; leave out what is not needed")
+        rows.append(cells)
+        lines.append(line)
+    if not rows:
+        raise BadInputError(f"{name}: has no rows below its header")
+    frame = pd.DataFrame(rows, columns=pd.Index(header), dtype=object)
+    return CsvTable(name, frame.drop(columns="", errors="ignore"), lines)
+
+
+def _numbered_rows(name: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not empty, each with the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    before = 0
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                rows.append([cell.strip() for cell in cells])
-                lines.append(before + 1)
+                yield before + 1, [one_line(cell.strip()) for cell in cells]
             before = reader.line_num
     except csv.Error as error:
         raise BadInputError(f"{name}:{before + 1}: not a row of a CSV file ({error})") from None
-    if not rows:
-        raise BadInputError(f"{name}: is empty; a table begins with a line that names its columns")
-    header = rows.pop(0)
-    _check_header(name, header, required)
-    if not rows:
-        raise BadInputError(f"{name}: has no rows below its header")
-    for cells, line in zip(rows, lines[1:], strict=True):
-        if len(cells) != len(header):
-            raise BadInputError(f"{name}:{line}: has {len(cells)} cells where the header has {len(header)}")
-    frame = pd.DataFrame(rows, columns=pd.Index(header), dtype=object)
-    return CsvTable(name, frame.drop(columns="", errors="ignore"), lines[1:])
 
 
 def _check_header(name: str, header: list[str], required: Sequence[str]) -> None:
@@ -106,6 +120,8 @@ def _check_header(name: str, header: list[str], required: Sequence[str]) -> None
     if missing:
         lacks = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
         raise BadInputError(f"{name}: lacks the {lacks}; a table needs {', '.join(required)}")
+    if len(header) > MOST_COLUMNS:
+        raise BadInputError(f"{name}: has more than {MOST_COLUMNS:,} columns; leave out what is not needed")
     named = [column for column in header if column]
     for first, second in itertools.pairwise(sorted(named)):
         if first == second:
@@ -113,17 +129,9 @@ def _check_header(name: str, header: list[str], required: Sequence[str]) -> None
 
 
 def _text(path: Path, name: str) -> str:
-    try:
-        if path.is_dir():
-            raise BadInputError(f"{name}: is a folder; give the table in it, such as {name}/trials.csv")
-        if path.exists() and not path.is_file():
-            raise BadInputError(f"{name}: is no file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise BadInputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if len(content) > MAX_BYTES:
-        raise BadInputError(f"{name}: is larger than {MAX_BYTES // 2**20} MiB; leave out what is not needed")
+    if is_folder(path):
+        raise BadInputError(f"{name}: is a folder; give the table in it, such as {name}/trials.csv")
+    content = read_bytes(path, MAX_BYTES, "leave out what is not needed")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -132,6 +140,6 @@ def _text(path: Path, name: str) -> str:
 
 
 def shown(text: str) -> str:
-    """A cell in one short line."""
-    shown = repr(text) if text.isprintable() else ascii(text)
+    """A cell as an error quotes it."""
+    shown = repr(text)
     return shown if len(shown) <= 60 else f"{shown[:57]}…"

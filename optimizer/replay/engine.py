@@ -11,6 +11,7 @@ from objectives.metrics import Measurement
 from objectives.sla import worst_violation
 from optimizer.budget import Budget
 from optimizer.errors import ServerFault
+from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.replay.baselines import baselines
 from optimizer.replay.recording import Recording
@@ -66,11 +67,8 @@ def replay(recording: Recording, problem: Problem, best: Row, method: str, seed:
         problem=problem,
         searcher=make_searcher(method, problem, seed),
         target=recording.server,
-        load_generator=recording.server,
-        telemetry=recording.server,
-        table=_Unkept(),
+        measuring=Measuring(recording.server, recording.server, _Unkept(), meter),
         budget=Budget(math.inf, max_trials),
-        watcher=meter,
     )
     with contextlib.suppress(ServerFault):  # nothing that it tried could be deployed, so it gave up
         tuner.run(baselines(problem.space))
@@ -97,16 +95,11 @@ class _Meter:
     found: list[float | None] = field(default_factory=list)
     measurements: int = 0
     until: dict[float, Effort] = field(default_factory=dict)
-    _confirming: bool = False
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
-        self._confirming = role == "confirm"
-        if not self._confirming:
-            self.found.append(self.found[-1] if self.found else None)
+        self.found.append(self.found[-1] if self.found else None)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
-        if self._confirming:
-            return
         self.measurements += 1
         if not measurement.stable or worst_violation(self.problem.constraints, measurement) > 0:
             return
@@ -123,7 +116,9 @@ class _Meter:
 class _Unkept:
     """A record of nothing: a replay takes seconds and is never resumed."""
 
-    def append(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> None: ...
+    def append(
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+    ) -> None: ...
 
     def append_failure(self, trial: Trial) -> None: ...
 

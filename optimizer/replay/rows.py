@@ -10,16 +10,19 @@ from typing import Any
 from objectives.metrics import Measurement
 from optimizer import batch_stats
 from optimizer.batching import behaviour, tidy
+from optimizer.errors import BadInputError
 from optimizer.replay.csv_table import MOST_INT32, CsvTable, shown
 from optimizer.space import OFF
 from optimizer.trial import Candidate, FieldValue, LoadPoint, Point
 from optimizer.trials_table import COLUMNS
+from optimizer.untrusted import one_line
 
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
 UNSET = "unset"  # a parameter without a value, where other rows have one
 FAILED = "failed"
 # No real table goes beyond these; a simulation of what does would not fit the memory, or its times 64 bits of ns.
 MOST_INSTANCES = 1024
+MOST_CHOICES = 1000  # of one parameter
 MOST_CONCURRENCY = 2**16
 MOST_MS = 1e7
 MOST = 1e15
@@ -45,17 +48,19 @@ class Row:
 def read_rows(table: CsvTable) -> tuple[list[Row], int]:
     """All rows, and the request batch size that they share. Raises BadInputError.
 
-    A row that repeats the configuration and the load of an earlier one of the same trial replaces it, as a
-    confirmation does; of another trial it is an error.
+    A row that repeats the configuration and the load of an earlier one of the same trial replaces it; of another
+    trial it is an error. What was measured to confirm a recommendation is left out: it was no part of the search.
     """
     request_batch_size = _request_batch_size(table)
     settings = _Settings(table)
     loads = _loads(table, request_batch_size)
     measurements = _measurements(table, request_batch_size)
-    trials = table.texts("trial")
+    trials, confirmations = table.texts("trial"), table.texts("confirmation")
     candidates: dict[Hashable, Candidate] = {}
     found: dict[Hashable, tuple[int, Row]] = {}
     for i, (load, measurement) in enumerate(zip(loads, measurements, strict=True)):
+        if confirmations[i]:
+            continue
         own = settings.key(i)
         candidate = candidates.get(own)
         if candidate is None:
@@ -86,7 +91,7 @@ class _Settings:
         self._preferred = _preferred(table)
         others = [column for column in table.frame.columns if column not in COLUMNS]
         values = {column: _values(table.texts(column)) for column in others}
-        self._fields = {column: own for column, own in sorted(values.items()) if len(set(map(_typed, own))) > 1}
+        self._fields = {column: own for column, own in sorted(values.items()) if _varies(table, column, own)}
 
     def candidate(self, i: int) -> Candidate:
         """The candidate of row ``i`` in plain form.
@@ -121,8 +126,9 @@ def _request_batch_size(table: CsvTable) -> int:
         given = [(i, value) for i, value in enumerate(values) if value not in (None, "")]
         for i, value in given:
             if value != given[0][1]:
-                first = f"line {table.lines[given[0][0]]} has {given[0][1]}"
-                raise table.fault(i, f"{column} {value}: a table is about one {column}, and {first}")
+                first = f"line {table.lines[given[0][0]]} has {one_line(str(given[0][1]), 60)}"
+                own = one_line(str(value), 60)
+                raise table.fault(i, f"{column} {own}: a table is about one {column}, and {first}")
     return next((size for size in sizes if size is not None), 1)
 
 
@@ -207,6 +213,15 @@ def _values(texts: list[str]) -> list[FieldValue]:
     if any(value != value for value in read.values()):  # "nan" is no number to rank by
         read = {text: text for text in given}
     return [read.get(text, UNSET) for text in texts]
+
+
+def _varies(table: CsvTable, column: str, values: list[FieldValue]) -> bool:
+    """Whether the column is a parameter. Raises BadInputError where no parameter has so many choices."""
+    distinct = len(set(map(_typed, values)))
+    if distinct > MOST_CHOICES:
+        what = f"{shown(column)} has {distinct:,} values, too many for a parameter; leave it out"
+        raise BadInputError(f"{table.name}: the column {what}")
+    return distinct > 1
 
 
 def _truth(text: str) -> bool:

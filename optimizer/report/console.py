@@ -14,6 +14,7 @@ from rich.text import Text
 
 from optimizer.report import summary, words
 from optimizer.report.live import LiveWatcher, QuietWatcher
+from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
     from optimizer.outcome import Outcome
@@ -47,7 +48,9 @@ def print_outcome(
         _print_labelled(console, "model", words.facts_line(facts))
     if hardware:
         _print_labelled(console, "hardware", hardware)
-    tried = words.count(outcome.trials, "configuration"), words.count(outcome.measurements, "measurement")
+    tried = [words.count(outcome.trials, "configuration"), words.count(outcome.measurements, "measurement")]
+    if outcome.confirmations:
+        tried.append(f"{outcome.confirmations:,} more on fresh servers")
     _print_labelled(console, "tried", ", ".join(tried))
     for note in notes:
         _print_labelled(console, "note", note)
@@ -86,6 +89,8 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
         _say(console)
         for label, text in summary.figures(point, problem):
             _print_labelled(console, label, text)
+    if found:
+        _print_labelled(console, "verdict", summary.verdict(outcome))
     _say(console)
 
 
@@ -101,13 +106,13 @@ def _print_front(console: Console, front: Sequence[Point]) -> None:
     if not front:
         return
     _say(console, "Pareto front: throughput against p95 latency", "bold")
-    table = _table(">infer/s", ">p95 ms", ">concurrency", ">trial", "configuration (batch: max_batch_size)")
+    table = _table(">infer/s", ">p95 ms", ">load", ">trial", "configuration (batch: max_batch_size)")
     for point in _spread(front, MOST_FRONT_ROWS):
         measurement = point.measurement
         table.add_row(
             words.number(measurement.throughput_infer_per_sec),
             words.number(measurement.latency_p95_ms),
-            f"{point.load.concurrency:,}",
+            words.load(point.load),
             str(point.trial),
             Text(words.configuration(point.candidate), overflow="fold"),
         )
@@ -155,4 +160,4 @@ def _print_labelled(console: Console, label: str, text: str) -> None:
 
 def _print_whole(console: Console, label: str, text: str) -> None:
     """Without line breaks of ours: a path or a command is to be copied."""
-    console.print(Text.assemble((label.ljust(_LABEL_WIDTH), "dim"), text), soft_wrap=True)
+    console.print(Text.assemble((label.ljust(_LABEL_WIDTH), "dim"), one_line(text)), soft_wrap=True)

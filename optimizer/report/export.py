@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.errors import EnvironmentFault
+from optimizer.disk import write_whole
 
 if TYPE_CHECKING:
+    from optimizer.confirmation import Confirmed
     from optimizer.outcome import Outcome
     from optimizer.trial import Point
 
@@ -24,7 +24,7 @@ _SETTINGS = (
     "preferred_batch_sizes",
     "instance_count",
 )
-_LOAD = ("request_batch_size", "concurrency")
+_LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (
     "throughput_infer_per_sec",
     "latency_avg_ms",
@@ -38,6 +38,8 @@ _MEASURED = (
     "gpu_memory_bytes",
     "gpu_power_watts",
     "server_memory_bytes",
+    "other_cpu_share",
+    "score",
 )
 
 
@@ -63,6 +65,7 @@ def document(
     """The result of a run, ready for JSON; ``trials`` and ``measurements`` are counts. ``extra`` follows."""
     return {
         "recommended": _entry(outcome.recommended),
+        "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
         "baseline": _entry(outcome.baseline),
         "dynamic_batching": _entry(outcome.dynamic_batching),
         "speedup": outcome.speedup,
@@ -72,9 +75,26 @@ def document(
         "holds_back": outcome.holds_back or None,
         "trials": outcome.trials,
         "measurements": outcome.measurements,
+        "confirmations": outcome.confirmations,
         "wall_seconds": round(wall_seconds, 3),
         "results_dir": results_dir,
         **(extra or {}),
+    }
+
+
+def confirmation(found: Confirmed) -> dict[str, object]:
+    """Verdict and intervals ([low, high], null where there is no bound) of what was measured on fresh servers."""
+    judged = found.judged
+    return {
+        "verdict": judged.verdict.value,
+        "confidence": judged.confidence,
+        "reason": judged.reason,
+        "servers": found.servers,
+        "measurements": found.windows,
+        "effective_requests": round(judged.effective_requests),
+        "throughput_infer_per_sec": [_known(found.throughput.low), _known(found.throughput.high)],
+        "latency": found.latency,
+        "latency_ms": [_known(found.latency_ms.low), _known(found.latency_ms.high)],
     }
 
 
@@ -87,26 +107,12 @@ def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     writer.writerow(columns)
     for row in map(entry, outcome.front):
         writer.writerow([_cell(row.get(column)) for column in columns])
-    write_atomically(path, text.getvalue())
+    write_whole(path, text.getvalue())
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Indented JSON with a final line break. Raises EnvironmentFault."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Whole or not at all, also where the power fails. Raises EnvironmentFault where the disk refuses it."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with scratch.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise EnvironmentFault(f"cannot write {path}: {error.strerror}") from error
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _entry(point: Point | None) -> dict[str, object] | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from objectives.metrics import METRICS
+from optimizer.disk import write_whole
 from optimizer.report import summary, words
-from optimizer.report.export import write_atomically
 from optimizer.report.plot import plot
 
 if TYPE_CHECKING:
@@ -43,11 +43,14 @@ def write_report(
     latency = words.judged_latency(problem.constraints)
     found = outcome.recommended is not None
     shown = outcome.recommended or outcome.closest
+    figures = summary.figures(shown, problem) if shown else []
+    if found:
+        figures.append(("verdict", summary.verdict(outcome)))
     page = environment.get_template(TEMPLATE).render(
         headline=summary.headline(outcome, problem),
         found=found,
         configuration=words.triton_lines(shown.candidate) if shown else [],
-        figures=summary.figures(shown, problem) if shown else [],
+        figures=figures,
         comparisons=summary.comparisons(outcome, problem) if found else [],
         plot=plot(trials, outcome, problem.constraints),
         front=[_row(point, "latency-p95") for point in outcome.front],
@@ -61,14 +64,14 @@ def write_report(
         notes=notes,
         command=command,
     )
-    write_atomically(path, page)
+    write_whole(path, page)
 
 
 def _row(point: Point, latency: str) -> dict[str, object]:
     return {
         "throughput": words.number(point.measurement.throughput_infer_per_sec),
         "latency": words.number(METRICS[latency].value(point.measurement)),
-        "concurrency": f"{point.load.concurrency:,}",
+        "load": words.load(point.load),
         "trial": point.trial,
         "configuration": words.configuration(point.candidate),
     }
@@ -77,7 +80,7 @@ def _row(point: Point, latency: str) -> dict[str, object]:
 def _trial_row(trial: Trial, problem: Problem, latency: str, found: bool) -> dict[str, object]:
     """A trial by its best load, or by the closest one; that it misses is remarked where others do not."""
     point, met = summary.best_load(trial, problem)
-    unknown = {"throughput": "–", "latency": "–", "concurrency": "–", "trial": trial.number}
+    unknown = {"throughput": "–", "latency": "–", "load": "–", "trial": trial.number}
     figures = _row(point, latency) if point else unknown
     reasons = [trial.reason, *(measurement.reason for _, measurement in trial.measurements)]
     remark = ""

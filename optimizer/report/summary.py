@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from objectives import pareto
+from objectives.confidence import Verdict
 from objectives.metrics import METRICS
+from objectives.sla import worst_violation
 from optimizer.report import words
 from optimizer.trial import latest_points
 
@@ -37,7 +39,9 @@ def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
     if batch > 1 and measurement.throughput_infer_per_sec is not None:
         requests = words.number(measurement.throughput_infer_per_sec / batch)
         throughput += f" = {requests} req/s of {batch:,} samples each"
-    served = f"concurrency {load.concurrency:,} (requests in flight)"
+    served = f"concurrency {words.load(load)} (requests in flight)"
+    if load.request_rate:
+        served = f"{words.load(load)}, sent whatever was answered"
     if measurement.mean_batch_size is not None:
         served += f", mean batch {words.number(measurement.mean_batch_size)} samples"
     told = [
@@ -52,6 +56,21 @@ def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
     return told + [(name.replace("latency-", "latency "), words.of(point, name)) for name in rest]
 
 
+def verdict(outcome: Outcome) -> str:
+    """What the confirmation on fresh servers says of the recommendation, or that there was none."""
+    found = outcome.confirmed
+    if found is None:
+        return "UNDECIDED: not measured again on fresh servers, the time had run out"
+    judged = found.judged
+    latency = METRICS[found.latency]
+    figures = [words.interval(METRICS["throughput"], found.throughput)]
+    if not found.latency_ms.is_unknown:
+        figures.append(f"{words.short(latency.name)} {words.interval(latency, found.latency_ms)}")
+    measured = f"{words.count(found.windows, 'measurement')} on {words.count(found.servers, 'fresh server')}"
+    because = "" if judged.verdict is Verdict.PASS else f": {judged.reason}"
+    return f"{judged.verdict.value} at {judged.confidence:.0%} confidence{because} ({', '.join(figures)}; {measured})"
+
+
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]]:
     """(configuration, its figures at its best load, gain of the recommendation over it)."""
     latency = words.judged_latency(problem.constraints)
@@ -61,6 +80,8 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]
     def row(name: str, point: Point | None, gain: float | None, role: str = "") -> tuple[str, str, str]:
         missing = "the run ended before it" if role in outcome.untried else missed
         told = words.performance(point, latency) if point else missing
+        if point and worst_violation(problem.constraints, point.measurement) > 0:
+            told += f", misses {goal} on fresh servers"
         return name, told, f"{gain:.2f}x" if gain else ""
 
     return [

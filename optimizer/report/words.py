@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Constraint
-from optimizer.trial import Candidate, Point
+from objectives.verdict import Interval
+from optimizer.trial import Candidate, LoadPoint, Point
+from optimizer.untrusted import one_line
 
 UNKNOWN = "unknown"
 _SHA_DIGITS = 12
@@ -55,7 +57,14 @@ def quantity(metric: Metric, value: float | None) -> str:
     """A metric's value with its unit; ``unknown`` without one."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return size(value) if metric.unit == "bytes" else f"{number(value)} {metric.unit}"
+    return size(value) if metric.unit == "bytes" else f"{number(value)} {metric.unit}".rstrip()
+
+
+def interval(metric: Metric, bounds: Interval) -> str:
+    """``7,105 to 7,311 infer/s``; what has no bound is left out."""
+    if math.isinf(bounds.high):
+        return f"at least {quantity(metric, max(bounds.low, 0.0))}"
+    return f"{number(max(bounds.low, 0.0))} to {quantity(metric, bounds.high)}"
 
 
 def of(point: Point, metric: str) -> str:
@@ -72,7 +81,7 @@ def bound(constraint: Constraint) -> str:
     metric = METRICS[constraint.metric]
     relation = ">=" if metric.better == "higher" else "<="
     value = size(constraint.bound) if metric.unit == "bytes" else f"{exact(constraint.bound)} {metric.unit}"
-    return f"{short(metric.name)} {relation} {value}"
+    return f"{short(metric.name)} {relation} {value.rstrip()}"
 
 
 def bounds(constraints: Iterable[Constraint]) -> str:
@@ -86,9 +95,16 @@ def judged_latency(constraints: Iterable[Constraint]) -> str:
 
 
 def performance(point: Point, latency: str) -> str:
-    """``12,345 infer/s, p95 18.2 ms, concurrency 24``."""
+    """``12,345 infer/s, p95 18.2 ms, concurrency 24`` (or ``at 3,000 req/s``)."""
     figures = f"{of(point, 'throughput')}, {short(latency)} {of(point, latency)}"
-    return f"{figures}, concurrency {point.load.concurrency:,}"
+    if point.load.request_rate:
+        return f"{figures}, at {load(point.load)}"
+    return f"{figures}, concurrency {load(point.load)}"
+
+
+def load(point: LoadPoint) -> str:
+    """``24`` requests in flight, or ``3,000 req/s``."""
+    return f"{exact(point.request_rate)} req/s" if point.request_rate else f"{point.concurrency:,}"
 
 
 def configuration(candidate: Candidate) -> str:
@@ -112,13 +128,15 @@ def triton_lines(candidate: Candidate) -> list[str]:
     else:
         lines.append("# no dynamic_batching")
     lines.append(f"instance_group [ {{ count: {candidate.instance_count} }} ]")
-    for path, value in candidate.fields:
+    for path, value in candidate.config_fields:
         parts = path.split(".")
         if parts[0] == "parameters" and len(parts) == 3:
             text = json.dumps(str(value), ensure_ascii=False)
             lines.append(f'parameters {{ key: "{parts[1]}" value {{ {parts[2]}: {text} }} }}')
         else:
             lines.append(f"{path}: {_literal(value)}")
+    if candidate.server_cpus:
+        lines.append(f"# the server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
     return lines
 
 
@@ -158,4 +176,4 @@ def _last_name(path: str) -> str:
 
 
 def _literal(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else one_line(str(value))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from optimizer import cpus
 from optimizer.batcher.calibration import Observation, service_times
 from optimizer.batcher.simulator import ServiceTimes
 from optimizer.batching import of_batcher
 from optimizer.problem import Problem
-from optimizer.trial import Candidate, FieldValue
+from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
 
 Array = npt.NDArray[np.float64]
 Fields = tuple[tuple[str, FieldValue], ...]
@@ -67,7 +68,7 @@ def demand(fields: Fields, busy: float, problem: Problem) -> float:
     many as the most threads that the space gives one instance.
     """
     threads = _threads(fields)
-    cores = problem.cpu_count or _most_threads(problem)
+    cores = _cpu_count(fields) or problem.cpu_count or _most_threads(problem)
     if threads is None or cores is None:
         return 1 + CONTENTION * (busy - 1)
     threads = threads or cores
@@ -90,6 +91,11 @@ def _scale(shape: Array, group: Group, seen: Sequence[Observation], problem: Pro
 def _threads(fields: Fields) -> float | None:
     """Threads of an instance; 0 is as many as there are cores; None where the configuration does not say."""
     return next((_number(value) for path, value in fields if THREADS in path), None)
+
+
+def _cpu_count(fields: Fields) -> float | None:
+    chosen = dict(fields).get(SERVER_CPUS)
+    return None if chosen is None else len(cpus.parse(str(chosen)))
 
 
 def _most_threads(problem: Problem) -> float | None:

@@ -1,10 +1,22 @@
-"""One KeyboardInterrupt for one Ctrl-C or for many: not lost, not repeated."""
+"""One KeyboardInterrupt for one Ctrl-C or for many: not lost, not repeated; and nothing stays behind."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command_fixtures import Playground, Tune, eventually
+
+START_SECONDS = 30.0
+GONE_SECONDS = 5.0
 
 PRELUDE = """\
 import os, signal, time
@@ -68,3 +80,93 @@ def test_other_lost_exceptions_are_reported_as_ever() -> None:
     shown = output_of(program)
     assert "Faulty.__del__" in shown
     assert "ValueError: mine" in shown
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_of_them_is_one_interrupt(signum: signal.Signals) -> None:
+    program = f"""
+        try:
+            press({int(signum)})
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+            print("caught once")
+    """
+    assert output_of(program) == "caught once\n"
+
+
+# -- tune setup -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent_index() -> Iterator[socket.socket]:
+    """An index that takes connections and never answers: pip waits."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(START_SECONDS)
+        yield server
+
+
+def fetching_from(index: socket.socket, cache: Path) -> dict[str, str | Path]:
+    return {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+        "PIP_NO_CACHE_DIR": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        "TRITUNE_CACHE": cache,
+    }
+
+
+def fetching_from_nowhere(playground: Playground, cache: Path) -> dict[str, str | Path]:
+    nothing = playground.root / "nothing"
+    nothing.mkdir()
+    return {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": nothing, "TRITUNE_CACHE": cache}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_setup_leaves_nothing(
+    signum: signal.Signals, playground: Playground, silent_index: socket.socket
+) -> None:
+    cache = playground.root / "cache"
+    process = playground.start("setup", env=fetching_from(silent_index, cache))
+    connection, _ = silent_index.accept()  # pip is at work
+    with connection:
+        assert list(cache.glob(".setup-*/wheels"))
+        process.send_signal(signum)
+        _, stderr = process.communicate(timeout=5)
+    assert (process.returncode, stderr) == (130, "tune: interrupted\n")
+    assert playground.processes() == []
+    assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_setup_left_is_removed_by_the_next(
+    playground: Playground, silent_index: socket.socket, tune: Tune
+) -> None:
+    """Nor does its pip go on."""
+    cache = playground.root / "cache"
+    (cache / ".setup-of-an-earlier-version").mkdir(parents=True)
+    process = playground.start("setup", env=fetching_from(silent_index, cache))
+    connection, _ = silent_index.accept()
+    with connection:
+        process.kill()
+        process.communicate()
+        assert eventually(lambda: playground.processes() == [], GONE_SECONDS), playground.processes()
+    assert list(cache.glob(".setup-*/wheels"))
+    ended = tune("setup", env=fetching_from_nowhere(playground, cache))
+    assert ended.code == 3
+    assert list(cache.iterdir()) == []
+
+
+def test_a_setup_waits_for_another(playground: Playground, silent_index: socket.socket) -> None:
+    """It says for whom; once that has ended it fetches for itself."""
+    cache = playground.root / "cache"
+    first = playground.start("setup", env=fetching_from(silent_index, cache))
+    connection, _ = silent_index.accept()
+    with connection:
+        second = playground.start("setup", env=fetching_from_nowhere(playground, cache))
+        assert second.stdout is not None
+        assert second.stdout.readline().startswith(f"waiting: process {first.pid} on ")
+        first.terminate()
+        first.communicate()
+        _, stderr = second.communicate(timeout=START_SECONDS)
+    assert stderr.startswith("tune: pip could not fetch the server: ")
+    assert list(cache.iterdir()) == []

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from optimizer.deploy.embedded import EmbeddedTarget, free_port
+from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.recorded import RecordedTable
+from optimizer.deploy.tritonserver import free_port
 from optimizer.errors import MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator
+from optimizer.model_source import ModelSource
+from optimizer.open_loop.generator import OpenLoop
 from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import measurement
@@ -20,6 +24,8 @@ LOAD = LoadPoint(request_batch_size=2, concurrency=4)
 
 
 class LoadGeneratorContract:
+    load = LOAD
+
     @pytest.fixture
     def generator(self) -> LoadGenerator:
         raise NotImplementedError
@@ -29,8 +35,8 @@ class LoadGeneratorContract:
         raise NotImplementedError
 
     def test_a_measurement_is_complete_and_consistent(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
-        generator.warm_up(endpoint, LOAD)
-        found = generator.measure(endpoint, LOAD)
+        generator.warm_up(endpoint, self.load)
+        found = generator.measure(endpoint, self.load)
         assert found.throughput_infer_per_sec is not None
         assert found.throughput_infer_per_sec > 0
         latencies = [found.latency_p50_ms, found.latency_p90_ms, found.latency_p95_ms, found.latency_p99_ms]
@@ -48,7 +54,7 @@ class LoadGeneratorContract:
         nowhere = f"127.0.0.1:{free_port()}"
         gone = replace(endpoint, model="gone", candidate=Candidate(3), grpc=nowhere, http=nowhere)
         with pytest.raises(MeasurementError) as caught:
-            generator.measure(gone, LOAD)
+            generator.measure(gone, self.load)
         assert "\n" not in str(caught.value)
 
 
@@ -90,3 +96,22 @@ class TestPerfAnalyzerHttp(TestPerfAnalyzerGrpc):
     @pytest.fixture
     def generator(self, perf_analyzer: PerfAnalyzer) -> LoadGenerator:
         return replace(perf_analyzer, protocol="http")
+
+
+class TestOpenLoop(LoadGeneratorContract):
+    load = LoadPoint(request_batch_size=2, request_rate=200.0)
+
+    @pytest.fixture
+    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+        return OpenLoop(tmp_path / "client.log", input_data=str(mlp.input_data), latency_bound_ms=100.0)
+
+    @pytest.fixture
+    def endpoint(self, embedded: EmbeddedTarget) -> Iterator[Endpoint]:
+        with embedded.deploy(CANDIDATE) as endpoint:
+            yield endpoint
+
+    def test_what_is_sent_is_what_is_answered(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
+        found = generator.measure(endpoint, self.load, seconds=1.0)
+        assert found.throughput_infer_per_sec == pytest.approx(2 * 200, rel=0.2)
+        assert found.mean_batch_size is not None
+        assert found.mean_batch_size >= 2

@@ -324,7 +324,7 @@ class TestTheStudy:
         (kept,) = self.observed(tmp_path, trial(0, candidate, low, high, beyond))
         assert kept.values == [90]
         assert kept.constraints == {"p95 <= 20 ms": pytest.approx(-0.1)}
-        assert kept.user_attrs["load"] == {"request_batch_size": 1, "concurrency": 8}
+        assert kept.user_attrs["load"] == {"request_batch_size": 1, "concurrency": 8, "request_rate": 0.0}
         assert kept.user_attrs["trial"] == 0
         assert kept.user_attrs["candidate"] == {
             "max_batch_size": 4,

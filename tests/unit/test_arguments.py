@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectives.metrics import METRICS
-from optimizer.arguments import read_run_arguments
+from optimizer.arguments.run import read_run_arguments
 from optimizer.command_line import command_line
 from optimizer.errors import BadInputError
 from optimizer.options import SLA_METRICS, RunOptions, default_search

@@ -9,10 +9,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("objectives", "optimizer")
-NOUNS = {"trial", "outcome", "batching", "space", "problem", "interfaces", "errors", "model_source", "budget"}
-READ = ("report", "trial", "problem", "outcome", "errors", "budget")
+NOUNS = {"trial", "confirmation", "outcome", "batching", "space", "problem", "interfaces", "errors"}
+NOUNS |= {"cpus", "model_source", "budget", "verification"}
+READ = (
+    "report",
+    "disk",
+    "untrusted",
+    "trial",
+    "confirmation",
+    "verification",
+    "problem",
+    "outcome",
+    "errors",
+    "budget",
+)
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
-TOP = {"tuner": 3, "replay": 4, "session": 4, "cli": 5, "__main__": 6}
+TOP = {"tuner": 3, "confirmer": 3, "replay": 4, "session": 4, "verify": 4, "cli": 5, "__main__": 6}
 
 Imports = dict[str, set[str]]
 

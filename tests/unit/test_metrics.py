@@ -11,13 +11,14 @@ from objectives.metrics import METRICS, Measurement, Metric
 FULL = Measurement(
     throughput_infer_per_sec=2000, latency_avg_ms=1, latency_p50_ms=2, latency_p90_ms=3, latency_p95_ms=4,
     latency_p99_ms=5, gpu_memory_bytes=6, gpu_power_watts=70, server_memory_bytes=8, requests=9, stable=True,
+    score=0.5,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("throughput", 2000), ("latency-avg", 1), ("latency-p50", 2), ("latency-p90", 3), ("latency-p95", 4),
-     ("latency-p99", 5), ("memory", 6), ("energy", 35)],
+     ("latency-p99", 5), ("memory", 6), ("energy", 35), ("score", 0.5)],
 )  # fmt: skip
 def test_values(name: str, value: float) -> None:
     assert METRICS[name].value(FULL) == value
@@ -37,7 +38,7 @@ def test_unknown_is_never_zero(metric: Metric) -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_names_are_their_keys_and_units_are_given(name: str) -> None:
     assert METRICS[name].name == name
-    assert METRICS[name].unit
+    assert METRICS[name].unit or name == "score"
 
 
 def test_cost_is_lower_where_the_metric_is_better() -> None:

@@ -84,7 +84,7 @@ FAULTS = [
     (MODEL + "spaec: {}", "p.yaml:2: spaec: unknown key; did you mean space?"),
     (
         MODEL + "zzz: 1",
-        "p.yaml:2: zzz: unknown key; known: model, description, sla, request, load, space, gpu",
+        "p.yaml:2: zzz: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
     ),
     (
         MODEL + "space:\n  instance_count: [1]",
@@ -93,11 +93,11 @@ FAULTS = [
     (MODEL + "sla: {p095: 1ms}", "p.yaml:2: sla.p095: unknown key; did you mean p95?"),
     (
         MODEL + '"a\\nb": 1',
-        "p.yaml:2: a\\nb: unknown key; known: model, description, sla, request, load, space, gpu",
+        "p.yaml:2: a\\nb: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
     ),
     (
         MODEL + "<<: {}",
-        "p.yaml:2: <<: unknown key; known: model, description, sla, request, load, space, gpu",
+        "p.yaml:2: <<: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
     ),
     # the model
     ("model: mlp", "p.yaml:1: model: 'mlp' is not a mapping; leave the key out or fill it"),
@@ -282,12 +282,12 @@ FAULTS = [
     ),
     (
         MODEL + "gpu: {zzz: 1}",
-        "p.yaml:2: gpu.zzz: unknown key; known: model, description, sla, request, load, space",
+        "p.yaml:2: gpu.zzz: unknown key; known: model, description, sla, request, load, space, score, tolerance",
     ),
     (MODEL + "gpu:\n  reqest: {}", "p.yaml:3: gpu.reqest: unknown key; did you mean request?"),
     (
         MODEL + "gpu: {gpu: {}}",
-        "p.yaml:2: gpu.gpu: unknown key; known: model, description, sla, request, load, space",
+        "p.yaml:2: gpu.gpu: unknown key; known: model, description, sla, request, load, space, score, tolerance",
     ),
     (
         MODEL + "gpu:\n  model:\n    settings: {layers: x}",

@@ -48,11 +48,11 @@ class Server(RecordedTable):
             raise DeploymentError("out of memory")
         yield Endpoint("m", candidate)
 
-    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         if endpoint.candidate == WOBBLY and WOBBLY not in Server.seen:
             Server.seen.add(WOBBLY)
             raise MeasurementError("perf_analyzer ended with exit code 99")
-        return super().measure(endpoint, load)
+        return super().measure(endpoint, load, seconds)
 
     def close(self) -> None:
         Server.closed += 1

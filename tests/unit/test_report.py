@@ -19,6 +19,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.errors import EnvironmentFault
+from optimizer.measuring import Watcher
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.report import export, words
@@ -26,9 +27,8 @@ from optimizer.report.console import print_best_so_far, print_outcome
 from optimizer.report.html import write_report
 from optimizer.report.live import LiveWatcher, QuietWatcher
 from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.trials_table import TrialsTable
-from optimizer.tuner import Watcher
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 BASELINE = Candidate(64, fields=((THREADS, "2"),))
@@ -146,6 +146,7 @@ class TestDocument:
         document = export.document(outcome(), wall_seconds=12.34567, results_dir="r", extra={"seed": 0})
         assert list(document) == [
             "recommended",
+            "confirmation",
             "baseline",
             "dynamic_batching",
             "speedup",
@@ -155,6 +156,7 @@ class TestDocument:
             "holds_back",
             "trials",
             "measurements",
+            "confirmations",
             "wall_seconds",
             "results_dir",
             "seed",
@@ -214,7 +216,7 @@ class TestFiles:
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(EnvironmentFault, match=r"cannot write .*gone"):
-            export.write_json(tmp_path / "gone" / "run.json", {})
+            export.write_json(tmp_path / "gone" / "too" / "run.json", {})
 
 
 class TestText:
@@ -366,6 +368,10 @@ class TestHtml:
         assert page.count("<circle class=") == 8 + 1 + 5  # points, the ring around the chosen one, the key
         assert 'aria-labelledby="plot-title plot-desc"' in page
 
+    def test_it_carries_the_verdict(self, tmp_path: Path) -> None:
+        trials = confirmed(15.0)
+        assert "<dt>verdict</dt><dd>PASS at 99% confidence" in self.page(tmp_path, outcome(trials), trials)
+
     def test_it_loads_nothing(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), study())
         assert not re.search(r"https?:|<script|<link|<img|<iframe|@import|url\(|src=|href=", page)
@@ -402,6 +408,47 @@ class TestHtml:
         circles = re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="[34]\.5"><title>', page)
         assert len(circles) == 3
         assert all(76 <= float(x) <= 704 and 16 <= float(y) <= 356 for x, y in circles)
+
+
+def confirmed(p95_ms: float, servers: int = 3, windows: int = 8) -> list[Trial]:
+    """The study, its best configuration measured again on fresh servers."""
+    trials = study()
+    best = outcome(trials).recommended
+    assert best is not None
+    found = [
+        Confirmation(server, best.load, measured(12000.0 + 10 * n, p95_ms + 0.05 * (n % 3), requests=4000))
+        for server in range(1, servers + 1)
+        for n in range(windows)
+    ]
+    return [replace(t, confirmations=tuple(found)) if t.number == best.trial else t for t in trials]
+
+
+class TestVerdict:
+    def test_a_pass_carries_the_intervals(self) -> None:
+        result = outcome(confirmed(15.0))
+        text = " ".join(told(result).split())
+        assert "verdict PASS at 99% confidence (12,0" in text
+        assert "; 24 measurements on 3 fresh servers)" in text
+        document = export.document(result, wall_seconds=1, results_dir="r")["confirmation"]
+        assert isinstance(document, dict)
+        assert document["verdict"] == "PASS"
+        low, high = document["latency_ms"]
+        assert low <= 15.1 <= high <= 20
+
+    def test_too_few_servers_leave_it_undecided(self) -> None:
+        text = " ".join(told(outcome(confirmed(15.0, servers=2))).split())
+        assert "verdict UNDECIDED at 99% confidence: only 2 of 3 fresh servers" in text
+
+    def test_without_a_confirmation_there_is_no_verdict(self) -> None:
+        result = outcome()
+        assert "UNDECIDED: not measured again on fresh servers" in " ".join(told(result).split())
+        assert export.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None
+
+    def test_what_failed_is_not_recommended(self) -> None:
+        trials = confirmed(30.0)
+        failed = next(t for t in trials if t.confirmations)
+        result = outcome(trials)
+        assert result.recommended is None or result.recommended.candidate != failed.candidate
 
 
 def replay(watcher: Watcher, trials: Sequence[Trial]) -> None:

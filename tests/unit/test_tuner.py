@@ -14,8 +14,9 @@ from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.deploy.recorded import RecordedTable
-from optimizer.errors import DeploymentError, MeasurementError
+from optimizer.errors import MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator, Samples, Target
+from optimizer.measuring import Measuring
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.search import make_searcher
@@ -60,11 +61,10 @@ class Study:
             problem=self.problem,
             searcher=make_searcher(self.search, self.problem, 0, str(self.folder / "study.journal"), "known"),
             target=self.target,
-            load_generator=self.load_generator,
-            telemetry=self.telemetry,
-            table=TrialsTable(self.folder / "trials.csv", "known", {}),
+            measuring=Measuring(
+                self.load_generator, self.telemetry, TrialsTable(self.folder / "trials.csv", "known", {}), self.log
+            ),
             budget=Budget(**({"seconds": 600} | budget)),  # type: ignore[arg-type]
-            watcher=self.log,
         )
 
     def run(self, **budget: float) -> Outcome:
@@ -112,35 +112,6 @@ def test_the_comparisons_come_first_and_carry_the_gain(study: Study) -> None:
         / outcome.baseline.measurement.throughput_infer_per_sec
     )
     assert outcome.speedup > 2  # type: ignore[operator]
-
-
-def test_the_recommendation_was_measured_again_after_the_search(study: Study) -> None:
-    outcome = study.run()
-    assert "confirm" in study.log.roles
-    assert study.log.loads.count((outcome.recommended.trial, outcome.recommended.load)) == 2  # type: ignore[union-attr]
-
-
-def test_a_winner_that_does_not_repeat_is_not_recommended(study: Study, known_table: list[Trial]) -> None:
-    """The best of many noisy measurements is too good: its repetition decides."""
-    first = study.run(max_trials=3)
-    lucky = first.recommended
-    assert lucky is not None
-    lucky_load = lucky.load
-
-    class Sobering(RecordedTable):
-        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
-            found = super().measure(endpoint, load)
-            again = (endpoint.candidate, load) in self.seen
-            self.seen.add((endpoint.candidate, load))
-            return replace(found, latency_p95_ms=25.0) if again and load == lucky_load else found
-
-        seen: set[tuple[Candidate, LoadPoint]] = set()  # noqa: RUF012
-
-    again = Study(study.folder / "again", study.problem, Sobering(known_table))
-    again.folder.mkdir()
-    outcome = again.run(max_trials=3)
-    assert outcome.recommended is not None
-    assert (outcome.recommended.candidate, outcome.recommended.load) != (lucky.candidate, lucky.load)
 
 
 def test_max_trials_counts_every_configuration(study: Study) -> None:
@@ -193,11 +164,11 @@ class _Interrupting(RecordedTable):
         super().__init__(trials)
         self.left = after
 
-    def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1
-        return super().measure(endpoint, load)
+        return super().measure(endpoint, load, seconds)
 
 
 def test_a_deployment_that_fails_is_recorded_and_the_search_goes_on(study: Study, known_table: list[Trial]) -> None:
@@ -214,10 +185,10 @@ def test_a_deployment_that_fails_is_recorded_and_the_search_goes_on(study: Study
 
 def test_a_measurement_that_fails_is_recorded_and_the_search_goes_on(study: Study, known_table: list[Trial]) -> None:
     class Failing(RecordedTable):
-        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
             if endpoint.candidate.instance_count == 2:
                 raise MeasurementError("perf_analyzer ended with exit code 99")
-            return super().measure(endpoint, load)
+            return super().measure(endpoint, load, seconds)
 
     study.target = study.load_generator = study.telemetry = Failing(known_table)
     outcome = study.run()
@@ -236,66 +207,6 @@ def test_telemetry_is_part_of_the_measurement(study: Study, known_table: list[Tr
     outcome = study.run(max_trials=2)
     assert outcome.recommended is not None
     assert outcome.recommended.measurement.server_memory_bytes == 5e8
-
-
-def test_a_confirmation_that_cannot_be_deployed_takes_the_candidate_out(
-    study: Study, known_table: list[Trial]
-) -> None:
-    class Unwritable(RecordedTable):
-        def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-            raise DeploymentError("config.pbtxt does not load")
-
-    study.target = Unwritable(known_table)
-    trials = study.tuner(max_trials=2).run(COMPARISONS)
-    assert [(trial.status, trial.reason) for trial in trials] == 2 * [("failed", "config.pbtxt does not load")]
-    assert assess(trials, study.problem, BASELINE, PLAIN).recommended is None
-    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials, "nor after an interruption"
-
-
-def test_where_the_best_cannot_be_deployed_as_written_the_next_is_recommended(
-    study: Study, known_table: list[Trial]
-) -> None:
-    class Unwritable(RecordedTable):
-        def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-            if candidate.dynamic_batching:
-                raise DeploymentError("config.pbtxt does not load")
-            return super().deploy_as_written(candidate)
-
-    assert study.run(max_trials=2).recommended.candidate == PLAIN  # type: ignore[union-attr]
-    again = Study(study.folder / "again", study.problem, Unwritable(known_table))
-    again.folder.mkdir()
-    recommended = again.run(max_trials=2).recommended
-    assert recommended is not None
-    assert recommended.candidate == BASELINE
-
-
-def test_what_was_confirmed_is_known(study: Study) -> None:
-    tuner = study.tuner(max_trials=3)
-    tuner.run(COMPARISONS)
-    best = tuner.best()
-    assert best is not None
-    assert tuner.confirmed == {(best.trial, best.load)}
-
-
-def test_a_recommendation_whose_repetition_was_disturbed_is_not_confirmed(
-    study: Study, known_table: list[Trial]
-) -> None:
-    class Disturbed(RecordedTable):
-        confirming = False
-
-        def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-            self.confirming = True
-            return super().deploy_as_written(candidate)
-
-        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
-            found = super().measure(endpoint, load)
-            return replace(found, stable=False, reason="unstable") if self.confirming else found
-
-    study.target = study.load_generator = study.telemetry = Disturbed(known_table)
-    tuner = study.tuner(max_trials=3)
-    tuner.run(COMPARISONS)
-    assert tuner.best() is not None
-    assert tuner.confirmed == set()
 
 
 def test_a_hopeless_deployment_is_given_up_after_its_first_short_window(
@@ -318,15 +229,14 @@ def test_a_hopeless_deployment_is_given_up_after_its_first_short_window(
     assert [t.measurements for t in kept] == [t.measurements for t in trials], "what was seen is kept"
 
 
-def test_the_search_and_the_confirmation_are_timed(study: Study, known_table: list[Trial]) -> None:
+def test_the_search_is_timed(study: Study, known_table: list[Trial]) -> None:
     class Slow(RecordedTable):
-        def measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
             time.sleep(0.005)
-            return super().measure(endpoint, load)
+            return super().measure(endpoint, load, seconds)
 
     study.load_generator = Slow(known_table)
     tuner = study.tuner()
     tuner.run(COMPARISONS)
     times = tuner.stopwatch.report()
     assert (times["search_seconds"] or 0) > 0
-    assert (times["confirm_seconds"] or 0) > 0

@@ -8,6 +8,7 @@ native ONNX Runtime backend, so that a repository written for that one loads unm
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,10 @@ class TritonPythonModel:
 
 
 def _model_file(config: dict[str, Any], version_folder: Path) -> Path:
-    path = version_folder / (config.get("default_model_filename") or "model.onnx")
+    name = config.get("default_model_filename") or "model.onnx"
+    if name != Path(name).name:
+        raise pb_utils.TritonModelException(f"default_model_filename {name!r} is not the name of a file")
+    path = version_folder / name
     return path / "model.onnx" if path.is_dir() else path
 
 
@@ -117,8 +121,8 @@ def _session_options(config: dict[str, Any], parameters: dict[str, str]) -> ort.
     options = ort.SessionOptions()
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     options.graph_optimization_level = GRAPH_LEVELS.get(level, GRAPH_LEVELS[0])
-    options.intra_op_num_threads = _whole(parameters, "intra_op_thread_count")
-    options.inter_op_num_threads = _whole(parameters, "inter_op_thread_count")
+    options.intra_op_num_threads = _whole(parameters, "intra_op_thread_count") or _threads_here()
+    options.inter_op_num_threads = _whole(parameters, "inter_op_thread_count") or _threads_here()
     if _whole(parameters, "execution_mode"):
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.enable_cpu_mem_arena = _is_true(parameters.get("enable_mem_arena", "1"))
@@ -127,6 +131,13 @@ def _session_options(config: dict[str, Any], parameters: dict[str, str]) -> ort.
         if key.startswith("session."):
             options.add_session_config_entry(key, value)
     return options
+
+
+def _threads_here() -> int:
+    """0, ONNX Runtime's default of a thread for each core, but where this process may use some of the CPUs only as
+    many threads as these: by default they are pinned to cores, those that it may not use too."""
+    cpus = len(os.sched_getaffinity(0))
+    return cpus if cpus < (os.cpu_count() or cpus) else 0
 
 
 def _whole(parameters: dict[str, str], key: str) -> int:

@@ -1,0 +1,223 @@
+"""``tune [run] MODEL``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from dataclasses import dataclass, replace
+
+from objectives.metrics import METRICS
+from objectives.sla import parse_bytes, parse_rate
+from optimizer import cpus
+from optimizer.arguments.values import (
+    LARGEST_INT32,
+    LARGEST_SEED,
+    Parser,
+    add_slas,
+    budget_ms,
+    interval_ms,
+    parsed,
+    shown,
+    slas,
+    whole,
+    with_negative_values,
+)
+from optimizer.command_line import HIDDEN, command_line
+from optimizer.errors import BadInputError
+from optimizer.options import RunOptions, default_search
+from optimizer.perf_analyzer import FIRST_WINDOW_MS
+from optimizer.run_folder import RunFolder
+from optimizer.search import SEARCHERS
+from optimizer.untrusted import one_line
+
+EPILOG = """\
+commands:
+  tune [run] MODEL    find the best configuration (this page)
+  tune verify RUN     measure a run's recommendation again: does it still hold?
+  tune replay TABLE   the same search on a recorded table, without a server
+  tune models         the models that come with tune
+  tune setup          fetch the embedded server now rather than at the first run
+  tune doctor         what this machine has and what it lacks
+
+exit codes: 0 found, 1 none meets the SLA, 2 bad input, 3 environment, 130 interrupted
+
+examples:
+  tune --sla-p95 20ms dlrm
+  tune --sla-p99 50ms --model-repository ./models my_model
+  tune --resume results/dlrm/20261120-231154
+"""
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """``resumed``: the run that is continued; its own options, with what was given anew."""
+
+    resumed: RunFolder | None
+    options: RunOptions
+    as_json: bool
+
+
+def read_run_arguments(words: list[str]) -> RunArguments:
+    """Parse once, at the edge. Raises BadInputError naming flag, value and what would be right."""
+    given = _run_parser().parse_args(with_negative_values(words))
+    resumed, options = _options(given)
+    return RunArguments(resumed, options, given.json)
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="tune",
+        usage="tune [run] [options] MODEL",
+        description="Find the Triton Inference Server configuration that serves the most requests within a "
+        "latency bound: try configurations on a real server, measure each with perf_analyzer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a name from `tune models`, a profile.yaml, or a Triton model folder",
+    )
+    bounds = parser.add_argument_group("what must hold")
+    add_slas(bounds)
+    bounds.add_argument("--min-throughput", metavar="RATE", help="such as 4000/s (inferences) or 500req/s")
+    bounds.add_argument("--max-memory", metavar="SIZE", help="such as 4GiB: of the GPU, else of the server")
+    bounds.add_argument("--min-score", metavar="SCORE", help="of the profile's labelled data (see README)")
+    bounds.add_argument(
+        "--no-output-check",
+        action="store_true",
+        help="accept answers other than the baseline's",
+    )
+    bounds.add_argument(
+        "--objective",
+        default="throughput",
+        metavar="NAME[,NAME]",
+        help=f"{', '.join(METRICS)} (throughput)",
+    )
+    tuned = parser.add_argument_group("what is tuned")
+    tuned.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
+    tuned.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
+    tuned.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
+    tuned.add_argument(
+        "--load",
+        default="concurrency",
+        choices=("concurrency", "rate"),
+        help="requests in flight, or a rate at which they are sent whatever is answered (concurrency)",
+    )
+    tuned.add_argument(
+        "--arrivals", metavar="KIND", help="of --load rate: poisson, constant, or a file of intervals in µs (poisson)"
+    )
+    tuned.add_argument("--request-batch-size", metavar="N", help="samples in each request")
+    tuned.add_argument(
+        "--measurement-interval", metavar="TIME", help=f"of perf_analyzer, three a measurement ({FIRST_WINDOW_MS}ms)"
+    )
+    tuned.add_argument("--server-cpus", metavar="CPUS", help="that the server runs on, such as 0-3 (see README)")
+    tuned.add_argument("--client-cpus", metavar="CPUS", help="that the load generator runs on, such as 4-5")
+    search = parser.add_argument_group("how long and how")
+    search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
+    search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
+    search.add_argument("--search", choices=SEARCHERS, help="search method (simulated; tpe for other objectives)")
+    search.add_argument("--seed", default="0", metavar="N", help="of the search (0)")
+    results = parser.add_argument_group("results")
+    results.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
+    results.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
+    results.add_argument("--storage", metavar="URL", help="Optuna storage (a file in the run's folder)")
+    results.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
+    """Parse once, at the edge. Raises BadInputError naming flag, value and what would be right."""
+    budget = None if given.budget is None else parsed("--budget", given.budget, budget_ms) / 1000
+    trials = None if given.max_trials is None else whole("--max-trials", given.max_trials, 1)
+    if given.resume is not None:
+        return _resumed(given, budget, trials)
+    if given.model is None:
+        raise BadInputError("which model? `tune models` lists those that come with tune; or give a profile or folder")
+    bounds_ms = slas(given)
+    objectives = tuple(given.objective.split(","))
+    for name in objectives:
+        if name not in METRICS or objectives.count(name) > 1:
+            raise BadInputError(
+                f"--objective {shown(given.objective)}: give one or more of {', '.join(METRICS)}, each once"
+            )
+    if given.arrivals is not None and given.load != "rate":
+        raise BadInputError(f"--arrivals {shown(given.arrivals)} is about --load rate: give that too")
+    search = given.search or default_search(objectives, given.load)
+    if search == "simulated" and given.load == "rate":
+        raise BadInputError("--search simulated ranks by requests in flight: with --load rate take tpe or another")
+    if search == "simulated" and objectives[0] != "throughput":
+        raise BadInputError(
+            f"--search simulated ranks by throughput; with --objective {given.objective} "
+            "take tpe, nsga2, random or grid"
+        )
+    if given.min_throughput is not None:
+        parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
+    memory = given.max_memory
+    batch, interval = given.request_batch_size, given.measurement_interval
+    default = RunOptions(given.model)
+    return None, RunOptions(
+        model=given.model,
+        sla_ms=bounds_ms,
+        model_repository=given.model_repository,
+        target=given.target,
+        objectives=objectives,
+        min_throughput=given.min_throughput,
+        max_memory_bytes=None if memory is None else parsed("--max-memory", memory, parse_bytes),
+        min_score=None if given.min_score is None else parsed("--min-score", given.min_score, _score),
+        output_check=not given.no_output_check,
+        budget_seconds=default.budget_seconds if budget is None else budget,
+        max_trials=trials,
+        search=search,
+        seed=whole("--seed", given.seed, 0, LARGEST_SEED),
+        protocol=given.protocol,
+        measurement_interval_ms=None if interval is None else parsed("--measurement-interval", interval, interval_ms),
+        request_batch_size=None if batch is None else whole("--request-batch-size", batch, 1, LARGEST_INT32),
+        load=given.load,
+        server_cpus=_cpus("--server-cpus", given.server_cpus),
+        client_cpus=_cpus("--client-cpus", given.client_cpus),
+        arrivals=given.arrivals or default.arrivals,
+        storage=given.storage,
+        out=given.out,
+    )
+
+
+def _score(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError("write a number such as 0.9")
+    return value
+
+
+def _cpus(flag: str, text: str | None) -> str | None:
+    try:
+        return None if text is None else cpus.show(cpus.parse(text, among=cpus.available()))
+    except ValueError as error:
+        raise BadInputError(f"{flag} {shown(text or '')}: {error}") from None
+
+
+def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None) -> tuple[RunFolder, RunOptions]:
+    """The options of the run that is continued; budget, trials and storage may be given anew."""
+    if given.model is not None:
+        raise BadInputError(f"--resume {given.resume} has its own model; leave {given.model!r} out")
+    folder = RunFolder.find(given.resume, given.out)
+    options = folder.read_options()
+    try:  # a run.json may come from anywhere: its values are held to what the command line's are
+        read_run_arguments(shlex.split(command_line(options))[1:])
+    except BadInputError as error:
+        raise BadInputError(f"{one_line(str(folder.info))}: {error}") from None
+    options = replace(
+        options,
+        budget_seconds=options.budget_seconds if budget is None else budget,
+        max_trials=options.max_trials if trials is None else trials,
+        storage=given.storage or options.storage,
+    )
+    if options.storage and HIDDEN in options.storage:
+        raise BadInputError(f"--resume {given.resume}: its storage has a password, which is not kept; give --storage")
+    return folder, options

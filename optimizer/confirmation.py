@@ -1,0 +1,192 @@
+"""What is confirmed, at which load and for how long: pure rules from what the search measured.
+
+The best of many noisy measurements is too good on average. So the finalists and the baseline are measured again on
+fresh servers, in turn, in as many windows as a verdict with the stated confidence needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from objectives import pareto
+from objectives.confidence import CONFIDENCE, Verdict, requests_needed
+from objectives.quantiles import columns, misses_from_columns, pooled_quantile_ms
+from objectives.verdict import Interval, Judged, judge_all, latency_interval_ms, pooled, throughput_interval
+from optimizer.problem import Problem
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
+
+SERVERS = 3  # fresh ones, for each configuration
+WINDOWS, FEWER_WINDOWS = 8, 4  # on each server; the baseline, of which no verdict is asked, takes fewer
+FINALISTS = 2
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.4, 10.0  # of a window
+START_SECONDS, OVERHEAD_SECONDS = 3.0, 0.3  # of a fresh server; of a window beside its length
+EXPECTED_SHARE = 0.4  # of the misses that are allowed: so few, and a verdict takes a reasonable time
+LOWER_LOAD = 0.85  # of the load that did not pass
+QUANTILES = {"latency-p50": 0.5, "latency-p90": 0.9, "latency-p95": 0.95, "latency-p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One configuration at one load, to be measured in ``windows`` of ``seconds`` on each of SERVERS servers."""
+
+    trial: int
+    candidate: Candidate
+    load: LoadPoint
+    windows: int
+    seconds: float
+
+    @property
+    def total_seconds(self) -> float:
+        """About, with the servers' starts."""
+        return SERVERS * (START_SECONDS + self.windows * (self.seconds + OVERHEAD_SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What the confirmations of one configuration at one load say. Intervals hold with the confidence.
+
+    ``latency`` names the metric that ``latency_ms`` is about.
+    """
+
+    point: Point
+    judged: Judged
+    servers: int
+    windows: int
+    throughput: Interval
+    latency: str
+    latency_ms: Interval
+
+
+def plan(trials: Sequence[Trial], problem: Problem, baseline: Candidate, left_seconds: float) -> list[Entrant]:
+    """The best configurations, then the baseline, as many as the time allows, but always the best one.
+
+    Where time is short there are fewer windows, then shorter ones: a verdict may then stay open.
+    """
+    found = finalists(trials, problem)
+    if not found:
+        return []
+    of_baseline = [p for p in latest_points(trials) if p.candidate == baseline]
+    compared = pareto.best(of_baseline, problem.objectives, problem.constraints)
+    for finalist_count, with_baseline, windows in (
+        (FINALISTS, True, WINDOWS),
+        (1, True, WINDOWS),
+        (1, False, WINDOWS),
+    ):
+        entrants = [entrant(point, problem, windows) for point in found[:finalist_count]]
+        if with_baseline and compared is not None and compared.candidate not in {e.candidate for e in entrants}:
+            entrants.append(entrant(compared, problem, FEWER_WINDOWS, compared.load))
+        if sum(e.total_seconds for e in entrants) <= left_seconds:
+            return entrants
+    return [_shortened(entrant(found[0], problem, FEWER_WINDOWS), left_seconds)]
+
+
+def finalists(trials: Sequence[Trial], problem: Problem) -> list[Point]:
+    """The best point of each of the best configurations, best first."""
+    rest, found = latest_points(trials), list[Point]()
+    while len(found) < FINALISTS:
+        best = pareto.best(rest, problem.objectives, problem.constraints)
+        if best is None:
+            break
+        found.append(best)
+        rest = [point for point in rest if point.candidate != best.candidate]
+    return found
+
+
+def entrant(point: Point, problem: Problem, windows: int, load: LoadPoint | None = None) -> Entrant:
+    """``point`` at ``load``, else where few enough requests are expected to miss for a verdict to be reached."""
+    load = load or safe_load(point, problem)
+    return Entrant(point.trial, point.candidate, load, windows, _window_seconds(point, load, problem, windows))
+
+
+def safe_load(point: Point, problem: Problem) -> LoadPoint:
+    """The load of ``point``, or the one below it at which about EXPECTED_SHARE of the allowed requests miss.
+
+    In a closed loop at saturation latency is proportional to the requests in flight.
+    """
+    share = 1.0
+    for bound in problem.constraints:
+        level = QUANTILES.get(bound.metric)
+        if level is None or level >= 0.99:
+            continue
+        wanted = pooled_quantile_ms([point.measurement], 1 - EXPECTED_SHARE * (1 - level))
+        if math.isfinite(wanted) and wanted > bound.bound:
+            share = min(share, bound.bound / wanted)
+    return point.load if share == 1 else lower(point, share, problem)
+
+
+def lower(point: Point, share: float, problem: Problem) -> LoadPoint:
+    """A load of about ``share`` of that of ``point``, at least one step below it; the same where there is none."""
+    load, possible = point.load, problem.space.loads(point.candidate)
+    if load.request_rate:
+        return replace(load, request_rate=share * load.request_rate)
+    if possible is not None:
+        below = [one for one in possible if one < load.concurrency]
+        wanted = min(below, key=lambda one: abs(one - share * load.concurrency), default=load.concurrency)
+        return replace(load, concurrency=wanted)
+    return replace(load, concurrency=max(1, min(load.concurrency - 1, math.floor(share * load.concurrency))))
+
+
+def confirmed(
+    trial: Trial, load: LoadPoint, problem: Problem, horizon_windows: int | None = None
+) -> Confirmed | None:
+    """What the confirmations of ``trial`` at ``load`` say; None without any."""
+    own = [one for one in trial.confirmations if one.load == load]
+    if not own:
+        return None
+    windows = [one.measurement for one in own]
+    judged = judge_all(windows, problem.constraints)
+    servers = len({one.server for one in own})
+    if servers < SERVERS and judged.verdict is Verdict.PASS:
+        judged = Judged(Verdict.UNDECIDED, f"only {servers} of {SERVERS} fresh servers")
+    latency = next((c.metric for c in problem.constraints if c.metric in QUANTILES), "latency-p95")
+    return Confirmed(
+        Point(trial.number, trial.candidate, load, pooled(windows)),
+        judged,
+        servers,
+        len(windows),
+        throughput_interval(windows),
+        latency,
+        latency_interval_ms(windows, latency, judged.effective_requests),
+    )
+
+
+def all_confirmed(trials: Sequence[Trial], problem: Problem) -> list[Confirmed]:
+    loads = {(trial.number, one.load): trial for trial in trials for one in trial.confirmations}
+    found = (confirmed(trial, load, problem) for (_, load), trial in loads.items())
+    return [one for one in found if one is not None]
+
+
+def done(trial: Trial, entrant: Entrant, server: int) -> int:
+    """The windows of ``entrant`` that were measured on the ``server``-th server already."""
+    return sum(one.server == server and one.load == entrant.load for one in trial.confirmations)
+
+
+def _window_seconds(point: Point, load: LoadPoint, problem: Problem, windows: int) -> float:
+    """As long as the requests take that the verdict needs.
+
+    Requests in flight together share their fate: about so many tell as much as one (the verdict itself rests on
+    the correlation that is found).
+    """
+    measured = point.measurement
+    served = (measured.throughput_infer_per_sec or 0.0) / load.request_batch_size
+    if served <= 0:
+        return LONGEST_SECONDS
+    in_flight = load.concurrency or served * (measured.latency_avg_ms or 0.0) / 1000
+    needed = 0
+    for bound in problem.constraints:
+        level = QUANTILES.get(bound.metric)
+        if level is not None:
+            allowed = 1 - level
+            missing = misses_from_columns(1, columns(measured), bound.bound)
+            expected = min(missing if missing is not None else allowed, EXPECTED_SHARE * allowed)
+            needed = max(needed, requests_needed(level, expected, CONFIDENCE, max(1.0, in_flight)))
+    seconds = needed / served / (SERVERS * windows)
+    return min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+
+
+def _shortened(one: Entrant, left_seconds: float) -> Entrant:
+    windows = SERVERS * one.windows
+    seconds = (left_seconds - SERVERS * START_SECONDS) / windows - OVERHEAD_SECONDS
+    return replace(one, seconds=min(one.seconds, max(seconds, SHORTEST_SECONDS)))

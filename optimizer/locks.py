@@ -1,0 +1,67 @@
+"""Locks between processes. The kernel drops them with their holder, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from optimizer.untrusted import one_line, read_tail
+
+NAMED_SECONDS = 1.0  # a holder writes at once who it is
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock file ``path``, which is removed at the end; a killed holder leaves it, unlocked.
+
+    Where another process holds it ``busy`` is called with who that is (``process 12 on host``): it may raise, else
+    the lock is waited for. Raises OSError where the file cannot be written or locked.
+    """
+    file = _acquired(path, busy)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a disk that has become read-only
+            path.unlink()  # while it is held: who waits for it finds that it is no longer the lock
+        file.close()
+
+
+def _acquired(path: Path, busy: Callable[[str], None]) -> TextIO:
+    while True:
+        with contextlib.ExitStack() as closing:
+            file = closing.enter_context(path.open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                busy(_holder(path))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                file.flush()
+                closing.pop_all()
+                return file
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    """Whether ``path`` still is ``file``: its last holder has removed it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(path: Path) -> str:
+    deadline = time.monotonic() + NAMED_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if text := one_line(read_tail(path, 200).strip()):
+                return text
+        time.sleep(0.01)
+    return "another process"

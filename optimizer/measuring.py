@@ -1,0 +1,101 @@
+"""One measurement: the load, the server's resources meanwhile, and the row on disk before anything else happens."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
+
+from objectives.metrics import Measurement
+from optimizer.errors import MeasurementError, ServerCrashed
+from optimizer.interfaces import Endpoint, Guard, LoadGenerator, Telemetry
+from optimizer.output_guard import Unguarded
+from optimizer.score import Scorer
+from optimizer.telemetry import disturbance
+from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+
+
+class Watcher(Protocol):
+    """Is told what happens, as it happens."""
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+class Record(Protocol):
+    """Keeps what is measured, each measurement before the next begins; see ``TrialsTable``."""
+
+    def append(
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+    ) -> None: ...
+
+    def append_failure(self, trial: Trial) -> None: ...
+
+    def read(self) -> list[Trial]: ...
+
+
+@dataclass
+class Measuring:
+    """What the search and the confirmation share: they differ in where a measurement is kept."""
+
+    load_generator: LoadGenerator
+    telemetry: Telemetry
+    table: Record
+    watcher: Watcher
+    guard: Guard = field(default_factory=Unguarded)
+    scorer: Scorer | None = None
+
+    def __post_init__(self) -> None:
+        self._score: float | None = None
+
+    def begin(self, endpoint: Endpoint) -> None:
+        """Once a deployment, before its first load. Raises DeploymentError where its answers are wrong."""
+        self._score = None
+        self.guard.check(endpoint)
+        if self.scorer is not None:
+            self._score = self.scorer.measure(endpoint)
+
+    def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+        """``trial`` with one more measurement. One that fails is recorded with its reason. Raises ServerCrashed."""
+        return self.keep(trial, load, self._take(trial, endpoint, load, None))
+
+    def keep(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
+        measurement = replace(measurement, score=self._score)
+        self.table.append(trial, load, measurement)
+        self.watcher.measured(trial.number, load, measurement)
+        return replace(trial, measurements=(*trial.measurements, (load, measurement)))
+
+    def confirm(self, trial: Trial, endpoint: Endpoint, load: LoadPoint, server: int, seconds: float) -> Trial:
+        """``trial`` with one more confirmation, measured on the ``server``-th fresh server for about ``seconds``.
+
+        One that was disturbed is never a PASS. Raises ServerCrashed.
+        """
+        measurement = replace(self._take(trial, endpoint, load, seconds), score=self._score)
+        if reason := disturbance(measurement):
+            measurement = replace(measurement, stable=False, reason=reason)
+        self.table.append(trial, load, measurement, confirmation=server)
+        self.watcher.measured(trial.number, load, measurement)
+        return replace(trial, confirmations=(*trial.confirmations, Confirmation(server, load, measurement)))
+
+    def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint, seconds: float | None) -> Measurement:
+        """Once more where something else was at work on the CPUs; the less disturbed one counts."""
+        try:
+            measurement = self._once(endpoint, load, seconds)
+            again = self._once(endpoint, load, seconds) if disturbance(measurement) else measurement
+        except ServerCrashed as error:
+            self.table.append(trial, load, Measurement(reason=str(error)))
+            raise
+        return min(measurement, again, key=lambda one: one.other_cpu_share or 0.0)
+
+    def _once(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None) -> Measurement:
+        try:
+            with self.telemetry.record(endpoint) as samples:
+                measurement = self.load_generator.measure(endpoint, load, seconds)
+        except ServerCrashed:
+            raise
+        except MeasurementError as error:
+            return Measurement(reason=str(error))
+        known = {name: value for name, value in asdict(samples).items() if value is not None}
+        return replace(measurement, **known)

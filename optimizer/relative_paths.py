@@ -1,0 +1,42 @@
+"""Paths among the options of a run, so that it can be continued from another folder than it was started in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from optimizer.options import RunOptions
+from optimizer.profile.safe_paths import is_file, is_folder
+
+_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)", re.DOTALL)
+
+
+def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
+    """``options`` that were given in ``folder``, as they mean the same in the current one; unchanged where
+    ``folder`` is the current one, or is gone."""
+    if not is_folder(folder) or folder.samefile(Path.cwd()):
+        return options
+    repository, arrivals = options.model_repository, folder / options.arrivals
+    return replace(
+        options,
+        model=_model(folder, options.model) if repository is None else options.model,
+        model_repository=None if repository is None else str(folder / repository),
+        arrivals=str(arrivals) if is_file(arrivals) else options.arrivals,
+        storage=None if options.storage is None else _storage(folder, options.storage),
+    )
+
+
+def _model(folder: Path, model: str) -> str:
+    """A profile's or a model's path, or the name of a profile, which may lie in ``folder``."""
+    if model.endswith((".yaml", ".yml")) or is_folder(folder / model):
+        return str(folder / model)
+    profile = folder / "configs" / f"{model}.yaml"
+    return str(profile) if is_file(profile) else model
+
+
+def _storage(folder: Path, storage: str) -> str:
+    if "://" not in storage:
+        return str(folder / storage)
+    file = _SQLITE_FILE.fullmatch(storage)
+    return f"{file[1]}{folder / file[2]}" if file else storage

@@ -1,0 +1,114 @@
+"""run.json and the files derived from the trials: what a run leaves besides its table."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from optimizer import model_config, runtime
+from optimizer.command_line import command_line, without_password
+from optimizer.hardware import Hardware
+from optimizer.machine_notes import machine_notes
+from optimizer.options import RunOptions
+from optimizer.outcome import Outcome
+from optimizer.report import export
+from optimizer.run_folder import RunFolder
+from optimizer.stopwatch import Stopwatch
+from optimizer.task import Task
+from optimizer.trial import Trial
+
+VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Writes run.json and what is derived from the trials."""
+
+    folder: RunFolder
+    options: RunOptions
+    task: Task
+    hardware: Hardware
+    notes: tuple[str, ...]
+    stopwatch: Stopwatch
+
+    def write(
+        self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None, reason: str = ""
+    ) -> dict[str, Any]:
+        """The document of ``--json``; empty before there is an outcome. ``reason``: what ended a run that failed."""
+        document: dict[str, Any] = {}
+        if outcome is not None:
+            document = export.document(
+                outcome,
+                wall_seconds=round(self.stopwatch.wall_seconds(), 3),
+                results_dir=str(self.folder.path),
+                extra={
+                    "status": status,
+                    "sla": [str(bound) for bound in self.task.problem.constraints],
+                    "model": {"name": self.task.source.name, **self.task.source.facts},
+                    "hardware": str(self.hardware),
+                    "notes": list(self.notes),
+                },
+            )
+            self._write_derived(outcome, trials)
+        options = replace(self.options, storage=without_password(self.options.storage))
+        self.folder.write_info(
+            options,
+            {
+                "status": status,
+                "reason": reason,
+                "command": command_line(options),
+                "argv": ["tune", *(without_password(word) or "" for word in sys.argv[1:])],
+                "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "problem": {
+                    "model": self.task.problem.model,
+                    "facts": self.task.source.facts,
+                    "constraints": [str(bound) for bound in self.task.problem.constraints],
+                    "objectives": [metric.name for metric in self.task.problem.objectives],
+                    "request_batch_size": self.task.problem.request_batch_size,
+                    "space": {k: list(v) for k, v in self.task.problem.space.parameters().items()},
+                    "candidates": len(self.task.problem.space),
+                    "input_data": Path(self.task.input_data).name,
+                },
+                "hardware": {
+                    "gpus": list(self.hardware.gpus),
+                    "cpu": self.hardware.cpu,
+                    "cpu_count": self.hardware.cpu_count,
+                    "memory_bytes": self.hardware.memory_bytes,
+                    "system": platform.platform(),
+                },
+                "versions": {
+                    "python": platform.python_version(),
+                    "tritonserver": runtime.TRITON_VERSION,
+                    **{name: metadata.version(name) for name in VERSIONS},
+                },
+                "notes": list(self.notes),
+                "machine": machine_notes(),
+                "times": self.stopwatch.report(),
+                "result": document,
+            },
+        )
+        return document
+
+    def _write_derived(self, outcome: Outcome, trials: list[Trial] | None) -> None:
+        export.write_pareto_csv(self.folder.pareto, outcome)
+        if outcome.recommended:
+            config = model_config.apply(outcome.recommended.candidate, self.task.source.config)
+            self.folder.write(self.folder.best_config, model_config.to_text(config))
+        if trials is not None:
+            from optimizer.report.html import write_report
+
+            write_report(
+                self.folder.report,
+                outcome=outcome,
+                trials=trials,
+                problem=self.task.problem,
+                facts=self.task.source.facts,
+                hardware=str(self.hardware),
+                notes=self.notes,
+                command=command_line(self.options),
+            )

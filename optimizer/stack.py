@@ -1,0 +1,115 @@
+"""The real server and the real load generator for a run: what `tune` and `tune verify` measure with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from optimizer import cpus, runtime, task
+from optimizer import hardware as machine
+from optimizer.cpus import Placement
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.errors import EnvironmentFault
+from optimizer.hardware import Hardware
+from optimizer.interfaces import Guard
+from optimizer.measuring import Measuring, Record, Watcher
+from optimizer.options import RunOptions
+from optimizer.output_guard import OutputGuard, Unguarded
+from optimizer.perf_analyzer import FIRST_WINDOW_MS, PerfAnalyzer
+from optimizer.run_folder import RunFolder
+from optimizer.score import read_scorer
+from optimizer.stopwatch import Stopwatch
+from optimizer.task import Task
+from optimizer.telemetry import GpuTelemetry, ProcessTelemetry
+from optimizer.trial import SERVER_CPUS
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What is measured with, on this machine. ``say`` gets a line for each slow preparation."""
+
+    options: RunOptions
+    hardware: Hardware
+    on_gpu: bool
+    stopwatch: Stopwatch
+    say: Callable[[str], None]
+
+    @classmethod
+    def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Stack:
+        """Raises EnvironmentFault where this machine cannot do what is asked."""
+        if reason := runtime.unsupported():
+            raise EnvironmentFault(reason)
+        hardware = machine.detect()
+        on_gpu = bool(hardware.gpus) and machine.onnxruntime_on_gpu()
+        if "energy" in options.objectives and not on_gpu:
+            raise EnvironmentFault(
+                "--objective energy: power is read from an NVIDIA GPU, and this machine serves on its CPU; "
+                "choose throughput, latency-p95 or memory"
+            )
+        return cls(options, hardware, on_gpu, stopwatch, say)
+
+    def task(self) -> Task:
+        """The model, found or built, and what is to be reached. Raises BadInputError."""
+        with self.stopwatch.set_up():
+            serving = replace(self.hardware, cpu_count=len(self._placement().server))
+            if not self.on_gpu:
+                serving = replace(serving, gpus=())
+            found = task.prepare(self.options, serving, self.say)
+            runtime.ensure(self.say)
+        return found
+
+    def target(self, what: Task, folder: RunFolder) -> EmbeddedTarget:
+        return EmbeddedTarget(
+            what.source,
+            log=folder.server_log,
+            say=self.say,
+            stopwatch=self.stopwatch,
+            cpus=self._placement(what).server,
+        )
+
+    def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
+        installed, placement = runtime.ensure(self.say), self._placement(what)
+        load_generator = PerfAnalyzer(
+            installed.perf_analyzer,
+            installed.perf_analyzer_libraries,
+            folder.perf_analyzer_log,
+            protocol=self.options.protocol,
+            input_data=what.input_data,
+            shapes=what.shapes,
+            stopwatch=self.stopwatch,
+            window_ms=round(self.options.measurement_interval_ms or FIRST_WINDOW_MS),
+            cpus=placement.client,
+        )
+        used = placement.server | placement.client
+        telemetry = GpuTelemetry(used) if self.on_gpu else ProcessTelemetry(used)
+        scorer = read_scorer(what.score) if what.score else None
+        return Measuring(load_generator, telemetry, table, watcher, self._guard(what, folder), scorer)
+
+    def _guard(self, what: Task, folder: RunFolder) -> Guard:
+        if not self.options.output_check:
+            return Unguarded("answers were not compared with the baseline's (--no-output-check)")
+        return OutputGuard(
+            folder.path / "reference.npz",
+            input_data=what.input_data,
+            shapes=what.shapes,
+            request_batch_size=what.problem.request_batch_size,
+            tolerance=what.tolerance,
+        )
+
+    def _placement(self, what: Task | None = None) -> Placement:
+        """``what`` may list CPUs of the server to choose from: the load generator gets none of them."""
+        choices = what.problem.space.fields.get(SERVER_CPUS, ()) if what else ()
+        texts = [self.options.server_cpus] if self.options.server_cpus else [str(choice) for choice in choices]
+        server = frozenset[int]().union(*map(cpus.parse, texts)) or None
+        client = cpus.parse(self.options.client_cpus) if self.options.client_cpus else None
+        return cpus.place(cpus.topology(cpus.available()), cpus.quota(), server=server, client=client)
+
+    def notes(self, what: Task) -> tuple[str, ...]:
+        """What whoever reads the figures should know of how they came about."""
+        notes = [
+            "served by tritune's own Python-based onnxruntime backend: a production build's native one is faster",
+            self._placement(what).note,
+        ]
+        if self.hardware.gpus and not self.on_gpu:
+            notes.append("a GPU is there but onnxruntime-gpu is not installed: served on the CPU")
+        return tuple(note for note in notes if note)

@@ -1,0 +1,63 @@
+"""``tune verify RUN``: measure a run's recommendation and its runners-up again, on fresh servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from optimizer import verification
+from optimizer.budget import Budget
+from optimizer.confirmer import Confirmer
+from optimizer.errors import BadInputError
+from optimizer.hardware import Hardware
+from optimizer.measuring import Watcher
+from optimizer.outcome import Outcome, assess
+from optimizer.problem import Problem
+from optimizer.report import export
+from optimizer.report.verified import document
+from optimizer.run_folder import RunFolder
+from optimizer.stack import Stack
+from optimizer.stopwatch import Stopwatch
+from optimizer.trials_table import TrialsTable
+from optimizer.verification import Verified
+
+PATIENCE = 2.0  # times as long as it should take
+WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """``before`` is what the run had found; ``folder`` holds the new measurements."""
+
+    verified: Verified
+    before: Outcome
+    problem: Problem
+    hardware: Hardware
+    folder: RunFolder
+
+
+def verify(run: RunFolder, say: Callable[[str], None], watch: WatcherMaker) -> Result:
+    """Raises BadInputError where the run recommends nothing, and TuneError as a run does."""
+    options = run.read_options()
+    stack = Stack.detect(options, Stopwatch(), say)
+    what = stack.task()
+    with run.locked():
+        trials = TrialsTable(run.trials, what.source.name, what.problem.space.fields).read()
+    before = assess(trials, what.problem, what.baseline, what.dynamic_batching)
+    wanted = verification.entrants(before, trials, what.problem)
+    if not wanted:
+        raise BadInputError(f"{run.path}: the run recommends nothing that could be verified; `tune` finds something")
+    folder = RunFolder.create(str(run.path), "verify")
+    table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
+    fresh = [replace(trial, confirmations=()) for trial in trials]
+    with contextlib.closing(stack.target(what, folder)) as target:
+        budget = Budget(PATIENCE * sum(one.total_seconds for one in wanted))
+        with watch(what.problem, budget, stack.hardware) as watcher:
+            measuring = stack.measuring(what, folder, table, watcher)
+            confirmer = Confirmer(what.problem, target, measuring, budget, fresh)
+            confirmer.measure(wanted)
+    found = verification.verify(confirmer.trials, wanted, what.problem)
+    export.write_json(folder.path / "verify.json", document(found, before, str(folder.path)))
+    return Result(found, before, what.problem, stack.hardware, folder)

@@ -1,0 +1,78 @@
+"""A server in this process that speaks as much of the inference protocol as asking for answers takes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc.service_pb2 import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataRequest,
+    ModelMetadataResponse,
+)
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+from optimizer.interfaces import Endpoint
+from optimizer.trial import Candidate
+
+Array: TypeAlias = npt.NDArray[Any]
+Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
+
+
+@dataclass
+class AnsweringServer:
+    """Serves ``model``, which may be replaced; one that raises fails the request. ``asked`` are the shapes of the
+    first input of each request. ``inputs``: (name, Triton's type, shape with the batch dimension)."""
+
+    model: Model
+    inputs: Sequence[tuple[str, str, Sequence[int]]] = (("x", "FP32", (-1, 2)),)
+    max_batch_size: int = 8
+    asked: list[tuple[int, ...]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Endpoint]:
+        server = grpc.server(ThreadPoolExecutor(4))
+        methods = {
+            "ModelMetadata": grpc.unary_unary_rpc_method_handler(
+                self._metadata, ModelMetadataRequest.FromString, ModelMetadataResponse.SerializeToString
+            ),
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(
+                self._infer, ModelInferRequest.FromString, ModelInferResponse.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield Endpoint("m", Candidate(self.max_batch_size, self.max_batch_size > 1), grpc=f"127.0.0.1:{port}")
+        server.stop(None).wait()
+
+    def _metadata(self, request: ModelMetadataRequest, _: grpc.ServicerContext) -> ModelMetadataResponse:
+        response = ModelMetadataResponse(name=request.name)
+        for name, datatype, shape in self.inputs:
+            response.inputs.add(name=name, datatype=datatype, shape=shape)
+        return response
+
+    def _infer(self, request: ModelInferRequest, context: grpc.ServicerContext) -> ModelInferResponse:
+        feeds = {
+            tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).reshape(tuple(tensor.shape))
+            for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        self.asked.append(next(iter(feeds.values())).shape)
+        try:
+            answers = self.model(feeds)
+        except RuntimeError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        response = ModelInferResponse(model_name=request.model_name)
+        for name, array in answers.items():
+            response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+            response.raw_output_contents.append(array.tobytes())
+        return response

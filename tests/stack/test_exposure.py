@@ -1,0 +1,54 @@
+"""What the server shows to others: nothing beyond this machine, no way to bring code, no folder that others read."""
+
+from __future__ import annotations
+
+import stat
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from optimizer.cpu_time import process_tree
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.perf_analyzer import PerfAnalyzer
+from optimizer.trial import Candidate, LoadPoint
+from tests.stack_fixtures import embedded, mlp, perf_analyzer
+
+__all__ = ["embedded", "mlp", "perf_analyzer"]
+CANDIDATE = Candidate(64, dynamic_batching=True)
+
+
+def test_the_server_listens_on_loopback_alone(embedded: EmbeddedTarget) -> None:
+    with embedded.deploy(CANDIDATE) as endpoint:
+        assert endpoint.server_pid is not None
+        listening = [
+            connection.laddr.ip.removeprefix("::ffff:")
+            for pid in process_tree(endpoint.server_pid)
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert set(listening) == {"127.0.0.1"}
+        assert len(listening) == 2, "gRPC and HTTP"
+
+
+@pytest.mark.parametrize("call", ["models/{model}/load", "models/{model}/unload", "index"])
+def test_a_web_page_cannot_load_a_model(call: str, embedded: EmbeddedTarget) -> None:
+    """A page may send such a request to loopback without being asked: text, and no header of its own."""
+    with embedded.deploy(CANDIDATE) as endpoint:
+        url = f"http://{endpoint.http}/v2/repository/{call.format(model=endpoint.model)}"
+        request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "text/plain"}, method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=10)
+        assert refused.value.code == 403
+
+
+def test_the_load_by_http_needs_nothing_of_that(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
+    with embedded.deploy(CANDIDATE) as endpoint:
+        measured = replace(perf_analyzer, protocol="http", patience=False).measure(endpoint, LoadPoint(1, 2))
+    assert (measured.throughput_infer_per_sec or 0) > 0
+
+
+def test_the_folder_of_the_server_is_private(embedded: EmbeddedTarget) -> None:
+    assert stat.S_IMODE(embedded._folder.path.stat().st_mode) == 0o700

@@ -1,0 +1,147 @@
+"""The guard of outputs and the scorer, on a real server: one model that answers as a parameter of its config says."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.errors import DeploymentError
+from optimizer.output_guard import OutputGuard
+from optimizer.repository import read_repository_model
+from optimizer.score import Scorer
+from optimizer.score_metrics import accuracy
+from optimizer.trial import Candidate
+
+CONFIG = """\
+backend: "python"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "answers" value { string_value: "honest" } }
+"""
+PROGRAM = """\
+import json
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.answers = json.loads(args["model_config"])["parameters"]["answers"]["string_value"]
+
+    def execute(self, requests):
+        time.sleep(0.002)  # so that others queue
+        xs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [self.answer(x, np.concatenate(xs)) for x in xs]
+
+    def answer(self, x, batch):
+        if self.answers == "refused when batched" and len(batch) > len(x):
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("no more\\nthan one"))
+        if self.answers == "of the batch's mean":
+            y = x + batch.mean()
+        elif self.answers == "random":
+            y = np.random.default_rng().random(x.shape)
+        elif self.answers == "rounded":
+            y = np.round(2 * x, 4)
+        else:
+            y = 2 * x
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", y.astype(np.float32))])
+"""
+
+
+def candidate(answers: str, *, batching: bool = True) -> Candidate:
+    return Candidate(8, dynamic_batching=batching, fields=(("parameters.answers.string_value", answers),))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    folder = tmp_path_factory.mktemp("answers")
+    (folder / "models" / "m" / "1").mkdir(parents=True)
+    (folder / "models" / "m" / "config.pbtxt").write_text(CONFIG)
+    (folder / "models" / "m" / "1" / "model.py").write_text(textwrap.dedent(PROGRAM))
+    source = read_repository_model(folder / "models", "m", gpu=False)
+    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as made:
+        yield made
+
+
+def guard(folder: Path) -> OutputGuard:
+    return OutputGuard(folder / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+
+
+def referred(target: EmbeddedTarget, folder: Path, answers: str) -> OutputGuard:
+    """A guard with the answers of such a model, unbatched."""
+    made = guard(folder)
+    with target.deploy(candidate(answers, batching=False)) as endpoint:
+        made.reference(endpoint)
+        made.check(endpoint)
+    return made
+
+
+@pytest.mark.parametrize("answers", ["honest", "rounded"])
+def test_a_configuration_that_answers_as_the_baseline_does_passes(
+    target: EmbeddedTarget, tmp_path: Path, answers: str
+) -> None:
+    made = referred(target, tmp_path, "honest")
+    with target.deploy(candidate(answers)) as endpoint:
+        made.check(endpoint)
+    assert made.note == ""
+
+
+def test_answers_that_depend_on_the_batch_are_rejected_with_the_largest_difference(
+    target: EmbeddedTarget, tmp_path: Path
+) -> None:
+    made = referred(target, tmp_path, "of the batch's mean")
+    with (
+        target.deploy(candidate("of the batch's mean")) as endpoint,
+        pytest.raises(
+            DeploymentError, match=r"^answers differ from the unbatched baseline's: y by [\d.]+ \("
+        ) as error,
+    ):
+        made.check(endpoint)
+    said = str(error.value)
+    assert " instead of " in said
+    assert "of 32 answers differ" in said
+
+    resumed = guard(tmp_path)  # compares with the same answers
+    assert not resumed.needs_reference
+    with target.deploy(candidate("honest")) as endpoint, pytest.raises(DeploymentError, match="32 of 32 answers"):
+        resumed.check(endpoint)
+
+
+def test_a_model_that_answers_at_random_is_noted_and_not_guarded(target: EmbeddedTarget, tmp_path: Path) -> None:
+    made = referred(target, tmp_path, "random")
+    assert "it does not repeat its own (y by 0." in made.note
+    assert not made.needs_reference
+    with target.deploy(candidate("random")) as endpoint:
+        made.check(endpoint)
+
+
+def test_a_configuration_that_fails_requests_is_rejected_with_the_servers_words(
+    target: EmbeddedTarget, tmp_path: Path
+) -> None:
+    made = referred(target, tmp_path, "honest")
+    with (
+        target.deploy(candidate("refused when batched")) as endpoint,
+        pytest.raises(DeploymentError, match=r"^the server failed a request: .*no more than one"),
+    ):
+        made.check(endpoint)
+
+
+def test_the_score_is_that_of_the_answers_given(target: EmbeddedTarget, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((200, 4))
+    x[0::2] += 5
+    labels = x.argmax(axis=1)
+    scorer = Scorer(tmp_path / "labelled.npz", {"x": x}, labels, "accuracy", accuracy)
+    with target.deploy(candidate("honest")) as endpoint:
+        assert scorer.measure(endpoint) == 1.0
+    with target.deploy(candidate("random")) as endpoint:
+        assert scorer.measure(endpoint) < 0.5

@@ -1,0 +1,388 @@
+"""The server killed, stopped or out of memory, while loading and while measuring; loads that fail or hang; ports
+taken. Each ends in a reason, the next candidate is served, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+import json
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from tritonclient.grpc import InferenceServerClient
+
+from objectives.metrics import Measurement
+from optimizer import model_config, runtime
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.tritonserver import free_port
+from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed, ServerFault
+from optimizer.interfaces import Endpoint
+from optimizer.model_source import ModelSource
+from optimizer.perf_analyzer import PerfAnalyzer
+from optimizer.repository import read_repository_model
+from optimizer.trial import Candidate, LoadPoint
+from tests.command_fixtures import Playground, eventually, run_tune
+from tests.repositories import FAULT, FAULTY_BATCH, write_faulty
+
+LOAD_SECONDS = 3.0  # that a load may take here; a healthy one takes a fraction
+MEMORY_LIMIT = 6 * 2**30  # bytes of address space: more than the server has, less than "allocate" wants
+HARMLESS, HARMFUL = LoadPoint(1, 2), LoadPoint(FAULTY_BATCH, 1)
+
+
+def candidate(fault: str = "none", max_batch_size: int = 8) -> Candidate:
+    return Candidate(max_batch_size, fields=((FAULT, fault),))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    repository = tmp_path_factory.mktemp("models")
+    write_faulty(repository)
+    return read_repository_model(repository, "faulty", gpu=False)
+
+
+def traces() -> set[str]:
+    """Processes, shared memory and temporary folders of this process."""
+    found = {path.name for path in Path("/dev/shm").glob(f"tritune_{os.getpid()}_*")}
+    found |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{os.getpid()}-*")}
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(f"{process.name()} {process.pid}")
+    return found
+
+
+@pytest.fixture
+def make_target(source: ModelSource, tmp_path: Path) -> Iterator[Callable[..., EmbeddedTarget]]:
+    """Targets that are closed at the end of the test, and then have left nothing."""
+    before = traces()
+    with contextlib.ExitStack() as closing:
+
+        def make(choose_port: Callable[[], int] = free_port) -> EmbeddedTarget:
+            log = tmp_path / f"tritonserver-{free_port()}.log"
+            target = EmbeddedTarget(
+                source, log=log, say=print, load_timeout_seconds=LOAD_SECONDS, choose_port=choose_port
+            )
+            closing.callback(target.close)
+            return target
+
+        yield make
+    assert traces() <= before
+
+
+@pytest.fixture
+def target(make_target: Callable[..., EmbeddedTarget]) -> EmbeddedTarget:
+    return make_target()
+
+
+@pytest.fixture
+def load_generator(tmp_path: Path) -> PerfAnalyzer:
+    installed = runtime.ensure(print)
+    return PerfAnalyzer(
+        installed.perf_analyzer,
+        installed.perf_analyzer_libraries,
+        tmp_path / "perf_analyzer.log",
+        window_ms=100,
+        patience=False,
+        drain_seconds=4,
+    )
+
+
+def server(target: EmbeddedTarget, endpoint: Endpoint | None = None) -> psutil.Process:
+    """The process of tritonserver."""
+    if endpoint is None:
+        with target.deploy(candidate()) as endpoint:
+            return server(target, endpoint)
+    (process,) = psutil.Process(endpoint.server_pid).children()
+    assert process.name() == "tritonserver"
+    return process
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def limit_memory(process: psutil.Process) -> None:
+    """Of the server and of the stubs that it will start."""
+    process.rlimit(psutil.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+
+
+def refusal(target: EmbeddedTarget, wanted: Candidate) -> DeploymentError:
+    with pytest.raises(DeploymentError) as caught, target.deploy(wanted):
+        pass
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def assert_serves(target: EmbeddedTarget, load_generator: PerfAnalyzer) -> None:
+    with target.deploy(candidate(max_batch_size=4)) as endpoint:
+        assert load_generator.measure(endpoint, HARMLESS).throughput_infer_per_sec
+
+
+@contextlib.contextmanager
+def meanwhile(condition: Callable[[], object], act: Callable[[], object]) -> Iterator[None]:
+    """Do ``act`` once ``condition`` holds, while the body of the context runs."""
+    came = []
+
+    def wait_and_act() -> None:
+        if eventually(condition, 20):
+            came.append(act())
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert came, "it never came to that"
+
+
+def says(log: Path, what: bytes) -> bool:
+    return log.exists() and what in log.read_bytes()
+
+
+# -- loading ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_load_keeps_the_server_and_its_old_configuration_is_not_taken_for_the_new_one(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    before = server(target)
+    error = refusal(target, candidate("loading: raise", max_batch_size=2))
+    assert "ValueError: no such weights" in str(error)
+    assert not isinstance(error, ServerCrashed)
+    with InferenceServerClient(target.grpc_address) as client:
+        assert client.is_model_ready("faulty")
+        assert model_config.candidate_of(client.get_model_config("faulty").config).max_batch_size == 8
+    assert_serves(target, load_generator)
+    assert server(target) == before
+
+
+def test_a_load_that_hangs_is_given_up_and_the_server_replaced(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    before = server(target)
+    error = refusal(target, candidate("loading: hang"))
+    assert str(error) == "loading took longer than 3 s"
+    assert not isinstance(error, ServerCrashed)
+    assert is_gone(before)
+    assert_serves(target, load_generator)
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault"])
+def test_a_model_that_dies_while_loading_is_a_crash(
+    how: str, target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    error = refusal(target, candidate(f"loading: {how}"))
+    assert isinstance(error, ServerCrashed)
+    assert str(error).startswith("the model's process died while loading")
+    assert_serves(target, load_generator)
+
+
+def test_a_server_killed_while_loading_is_a_crash(target: EmbeddedTarget, load_generator: PerfAnalyzer) -> None:
+    error = refusal(target, candidate("loading: kill the server"))
+    assert isinstance(error, ServerCrashed)
+    assert str(error).startswith("tritonserver died (SIGKILL) while loading")
+    assert_serves(target, load_generator)
+
+
+def test_a_server_stopped_while_loading_is_noticed_and_replaced(source: ModelSource, tmp_path: Path) -> None:
+    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    with contextlib.closing(target):
+        before = server(target)
+        loads = target.log.read_bytes().count(b"loading: faulty")
+
+        def loading() -> bool:
+            return target.log.read_bytes().count(b"loading: faulty") > loads
+
+        with meanwhile(loading, before.suspend):
+            error = refusal(target, candidate("loading: hang"))
+        assert isinstance(error, ServerCrashed)
+        assert str(error).startswith("tritonserver no longer answers while loading")
+        assert is_gone(before)
+        assert server(target) != before
+
+
+def test_a_model_that_needs_too_much_memory_to_load_is_refused(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    limit_memory(server(target))
+    assert "Unable to allocate 8.00 GiB" in str(refusal(target, candidate("loading: allocate")))
+    assert_serves(target, load_generator)
+
+
+def test_a_server_that_runs_out_of_memory_itself_is_replaced(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    process = server(target)
+    now = process.memory_info().vms
+    process.rlimit(psutil.RLIMIT_AS, (now, now))
+    error = refusal(target, candidate(max_batch_size=2))
+    assert isinstance(error, ServerCrashed)
+    assert str(error).startswith("tritonserver died (SIG")
+    assert is_gone(process)
+    assert_serves(target, load_generator)
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "tritonserver"])
+def test_what_is_stopped_between_two_deployments_is_replaced(
+    victim: str, target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    before = server(target)
+    stopped = before.parent() if victim == "supervisor" else before
+    assert stopped is not None
+    stopped.suspend()
+    if victim == "supervisor":
+        before.suspend()
+    assert_serves(target, load_generator)
+    assert is_gone(before)
+    assert is_gone(stopped)
+
+
+# -- measuring --------------------------------------------------------------------------------------------------
+
+
+def measured(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer, fault: str, load: LoadPoint = HARMFUL
+) -> Measurement:
+    with target.deploy(candidate(fault)) as endpoint:
+        return load_generator.measure(endpoint, load)
+
+
+def failure(target: EmbeddedTarget, load_generator: PerfAnalyzer, fault: str) -> MeasurementError:
+    with pytest.raises(MeasurementError) as caught:
+        measured(target, load_generator, fault)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_server_killed_while_measuring_says_so(target: EmbeddedTarget, load_generator: PerfAnalyzer) -> None:
+    error = failure(target, load_generator, "executing: kill the server")
+    assert isinstance(error, ServerCrashed)
+    assert str(error).startswith("tritonserver died (SIGKILL) while measuring")
+    assert_serves(target, load_generator)
+
+
+def test_a_server_stopped_while_measuring_is_noticed_and_replaced(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    with target.deploy(candidate()) as endpoint:
+        before = server(target, endpoint)
+    measuring = load_generator.log.exists
+    with meanwhile(measuring, before.suspend), pytest.raises(ServerCrashed) as caught:
+        measured(target, load_generator, "none", HARMLESS)
+    assert str(caught.value).startswith("tritonserver no longer answers while ")
+    assert is_gone(before)
+    assert_serves(target, load_generator)
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault"])
+def test_a_model_that_crashes_at_one_batch_size_only(
+    how: str, target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    fault = f"executing: {how}"
+    assert measured(target, load_generator, fault, HARMLESS).throughput_infer_per_sec
+    error = failure(target, load_generator, fault)
+    assert isinstance(error, ServerCrashed)
+    assert "not healthy" in str(error)
+    assert measured(target, load_generator, fault, HARMLESS).throughput_infer_per_sec
+
+
+def test_a_model_that_hangs_at_one_batch_size_is_ended_with_its_server(
+    target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    before = server(target)
+    error = failure(target, replace(load_generator, drain_seconds=3), "executing: hang")
+    assert isinstance(error, ServerCrashed)
+    assert str(error).startswith("perf_analyzer had to be killed after ")
+    assert is_gone(before)
+    assert_serves(target, load_generator)
+
+
+@pytest.mark.parametrize(("how", "said"), [("raise", "no such"), ("allocate", "Unable to allocate")])
+def test_requests_that_fail_cost_the_measurement_and_not_the_server(
+    how: str, said: str, target: EmbeddedTarget, load_generator: PerfAnalyzer
+) -> None:
+    before = server(target)
+    limit_memory(before)
+    error = failure(target, load_generator, f"executing: {how}")
+    assert not isinstance(error, ServerCrashed)
+    assert said in str(error)
+    assert_serves(target, load_generator)
+    assert server(target) == before
+
+
+# -- ports ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["http", "grpc"])
+def test_a_port_taken_between_probe_and_bind_is_replaced(
+    which: int, make_target: Callable[..., EmbeddedTarget], load_generator: PerfAnalyzer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        chosen = [free_port(), free_port()]
+        chosen[which] = taken.getsockname()[1]
+        target = make_target(lambda: chosen.pop(0) if chosen else free_port())
+        assert_serves(target, load_generator)
+    assert chosen == []
+
+
+def test_another_server_at_the_port_is_not_taken_for_ones_own(
+    make_target: Callable[..., EmbeddedTarget], load_generator: PerfAnalyzer
+) -> None:
+    other = make_target()
+    with other.deploy(candidate()) as endpoint:
+        chosen = [free_port(), int(endpoint.grpc.rpartition(":")[2])]
+        target = make_target(lambda: chosen.pop(0) if chosen else free_port())
+        assert_serves(target, load_generator)
+        assert target.grpc_address != other.grpc_address
+
+
+def test_where_every_port_is_taken_that_is_said(make_target: Callable[..., EmbeddedTarget]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = itertools.cycle(taken.getsockname()[1] for taken in (one, two))
+        target = make_target(lambda: next(ports))
+        with pytest.raises(ServerFault, match="already in use"), target.deploy(candidate()):
+            pass
+
+
+# -- a whole run ------------------------------------------------------------------------------------------------
+
+PROFILE = """\
+model: {repository: models, name: faulty}
+load: {max_concurrency: 4}
+space:
+  max_batch_size: [2, 8]
+  max_queue_delay_microseconds: [off, 0]
+  instance_group_count: [1]
+"""
+
+
+def test_a_run_goes_on_where_one_batch_size_crashes(playground: Playground) -> None:
+    """Batches of three form where three requests wait: not without dynamic batching, not with batches up to two."""
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    config = write_faulty(playground.here / "models") / "config.pbtxt"
+    config.write_text(config.read_text().replace('"none"', '"executing: exit"'))
+    (playground.here / "crashes.yaml").write_text(PROFILE)
+    ended = run_tune(
+        playground, "--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3", "--json", "crashes.yaml"
+    )
+    assert (ended.code, ended.stderr) == (0, "")
+    document = json.loads(ended.stdout)
+    assert document["recommended"] is not None
+    assert document["baseline"] is not None
+    with (playground.here / document["results_dir"] / "trials.csv").open(newline="") as file:
+        failed = [row for row in csv.DictReader(file) if row["status"] == "failed"]
+    assert failed
+    for row in failed:
+        assert "not healthy" in row["reason"]
+        assert (row["max_batch_size"], row["dynamic_batching"]) == ("8", "true")

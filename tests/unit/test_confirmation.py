@@ -1,0 +1,178 @@
+"""What is confirmed, and what is recommended after it, on a server whose latencies are drawn at random."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Constraint
+from optimizer.budget import Budget
+from optimizer.confirmation import FINALISTS, SERVERS, WINDOWS, all_confirmed, finalists, plan, safe_load
+from optimizer.confirmer import Confirmer
+from optimizer.interfaces import Endpoint, Samples
+from optimizer.measuring import Measuring
+from optimizer.outcome import assess
+from optimizer.problem import Problem
+from optimizer.trial import LoadPoint, Point, Trial
+from optimizer.trials_table import TrialsTable
+from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return drawn_problem()
+
+
+def confirm(server: Drawing, trials: list[Trial], problem: Problem, path: Path, seconds: float = 600) -> list[Trial]:
+    table = TrialsTable(path / "trials.csv", "drawn", {})
+    for trial in trials:
+        for load, measurement in trial.measurements:
+            table.append(trial, load, measurement)
+    measuring = Measuring(server, server, table, server)
+    found = Confirmer(problem, server, measuring, Budget(seconds), table.read()).run(BASELINE)
+    assert table.read() == found, "all of it is in the table"
+    return found
+
+
+def test_finalists_and_baseline_take_turns_on_fresh_servers(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert server.deployed == SERVERS * [FASTER, FAST, BASELINE]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.servers == SERVERS
+    assert outcome.confirmed.windows == SERVERS * WINDOWS
+    assert outcome.recommended is outcome.confirmed.point
+    assert outcome.recommended.candidate == FASTER
+    assert outcome.confirmed.latency_ms.low <= outcome.recommended.measurement.latency_p95_ms  # type: ignore[operator]
+    assert outcome.recommended.measurement.latency_p95_ms <= outcome.confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
+    assert outcome.speedup == pytest.approx(4, rel=0.01)
+
+
+def test_a_winner_that_does_not_hold_on_fresh_servers_is_not_recommended(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (2.0,)})
+    outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
+def test_where_none_holds_a_lower_load_is_tried(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (1.5,), FAST: (1.6,)})
+    outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.point.candidate == FASTER
+    assert outcome.confirmed.point.load.concurrency < LOADS[FASTER]
+
+
+def test_servers_that_disagree_leave_it_undecided(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (1.0, 1.0, 1.25)})
+    trials = confirm(server, searched(server, {BASELINE: 3, FASTER: 13}), problem, tmp_path)
+    (found,) = [one for one in all_confirmed(trials, problem) if one.point.load.concurrency == 13]
+    assert found.judged.verdict is Verdict.UNDECIDED
+    assert "drift" in found.judged.reason
+
+
+def test_what_cannot_be_deployed_as_written_gives_way_to_the_next(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(broken=(FAST, FASTER))
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert [trial.status for trial in trials] == ["ok", "failed", "failed"]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == BASELINE
+
+
+def test_an_interrupted_confirmation_goes_on_where_it_stood(problem: Problem, tmp_path: Path) -> None:
+    class Interrupting(Drawing):
+        left = 20
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if seconds is not None:
+                self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return super().measure(endpoint, load, seconds)
+
+    cut = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        confirm(cut, searched(cut, LOADS), problem, tmp_path)
+    server = Drawing()
+    table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
+    before = sum(len(trial.confirmations) for trial in table.read())
+    assert before == 19
+    measuring = Measuring(server, server, table, server)
+    trials = Confirmer(problem, server, measuring, Budget(600), table.read()).run(BASELINE)
+    assert {len(trial.confirmations) for trial in trials} == {SERVERS * WINDOWS, SERVERS * WINDOWS // 2}
+    assert assess(trials, problem, BASELINE, FAST).confirmed is not None
+
+
+def test_with_little_time_the_best_alone_is_confirmed(problem: Problem) -> None:
+    trials = searched(Drawing(), LOADS)
+    assert len(plan(trials, problem, BASELINE, 1e6)) == FINALISTS + 1
+    enough_for_two = sum(one.total_seconds for one in plan(trials, problem, BASELINE, 1e6)[1:])
+    assert [one.candidate for one in plan(trials, problem, BASELINE, enough_for_two)] == [FASTER, BASELINE]
+    (alone,) = plan(trials, problem, BASELINE, 1.0)
+    assert alone.candidate == FASTER
+
+
+def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path, seconds=1e-9)
+    assert not any(trial.confirmations for trial in trials)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is None
+    assert outcome.recommended is not None
+
+
+def test_nothing_is_confirmed_where_nothing_meets_the_bound(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = confirm(server, searched(server, {BASELINE: 64, FAST: 64}), problem, tmp_path)
+    assert finalists(trials, problem) == []
+    assert server.deployed == []
+
+
+def test_a_load_close_to_the_bound_is_taken_back(problem: Problem) -> None:
+    def at(p95_ms: float) -> Point:
+        columns: Any = {"latency_p50_ms": p95_ms / 2, "latency_p90_ms": 0.9 * p95_ms, "latency_p99_ms": 1.2 * p95_ms}
+        return Point(0, FAST, LoadPoint(1, 40), Measurement(1000.0, latency_p95_ms=p95_ms, stable=True, **columns))
+
+    assert safe_load(at(10.0), problem) == LoadPoint(1, 40)
+    close = safe_load(at(19.9), problem)
+    assert 34 <= close.concurrency <= 38
+
+
+def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_path: Path) -> None:
+    class Heavy(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+            yield Samples(server_memory_bytes=2e9 if endpoint.candidate == FASTER and self.deployed else 1e9)
+
+    server = Heavy()
+    bounded = replace(problem, constraints=(*problem.constraints, Constraint("memory", 1.5e9)))
+    measured = [
+        replace(t, measurements=tuple((n, replace(m, server_memory_bytes=1e9)) for n, m in t.measurements))
+        for t in searched(server, LOADS)
+    ]
+    outcome = assess(confirm(server, measured, bounded, tmp_path), bounded, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+
+
+def test_intervals_are_finite_and_ordered(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    for found in all_confirmed(confirm(server, searched(server, LOADS), problem, tmp_path), problem):
+        for interval in (found.throughput, found.latency_ms):
+            assert math.isfinite(interval.low)
+            assert interval.low <= interval.high
+        assert METRICS["throughput"].value(found.point.measurement) is not None
