@@ -10,6 +10,7 @@ from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint, Guard, LoadGenerator, Telemetry
 from optimizer.output_guard import Unguarded
 from optimizer.score import Scorer
+from optimizer.stopwatch import Stopwatch
 from optimizer.telemetry import disturbance
 from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 
@@ -46,6 +47,7 @@ class Measuring:
     watcher: Watcher
     guard: Guard = field(default_factory=Unguarded)
     scorer: Scorer | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
         self._score: float | None = None
@@ -53,9 +55,10 @@ class Measuring:
     def begin(self, endpoint: Endpoint) -> None:
         """Once a deployment, before its first load. Raises DeploymentError where its answers are wrong."""
         self._score = None
-        self.guard.check(endpoint)
-        if self.scorer is not None:
-            self._score = self.scorer.measure(endpoint)
+        with self.stopwatch.server():
+            self.guard.check(endpoint)
+            if self.scorer is not None:
+                self._score = self.scorer.measure(endpoint)
 
     def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
         """``trial`` with one more measurement. One that fails is recorded with its reason. Raises ServerCrashed."""

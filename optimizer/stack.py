@@ -11,14 +11,17 @@ from optimizer.cpus import Placement
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import EnvironmentFault
 from optimizer.hardware import Hardware
-from optimizer.interfaces import Guard
+from optimizer.interfaces import Guard, LoadGenerator
 from optimizer.measuring import Measuring, Record, Watcher
+from optimizer.open_loop.arrivals import arrivals
+from optimizer.open_loop.generator import OpenLoop
 from optimizer.options import RunOptions
 from optimizer.output_guard import OutputGuard, Unguarded
 from optimizer.perf_analyzer import FIRST_WINDOW_MS, PerfAnalyzer
 from optimizer.run_folder import RunFolder
 from optimizer.score import read_scorer
 from optimizer.stopwatch import Stopwatch
+from optimizer.sweep import latency_bounds
 from optimizer.task import Task
 from optimizer.telemetry import GpuTelemetry, ProcessTelemetry
 from optimizer.trial import SERVER_CPUS
@@ -46,6 +49,7 @@ class Stack:
                 "--objective energy: power is read from an NVIDIA GPU, and this machine serves on its CPU; "
                 "choose throughput, latency-p95 or memory"
             )
+        arrivals(options.arrivals)  # a file that is none is told before anything is started
         return cls(options, hardware, on_gpu, stopwatch, say)
 
     def task(self) -> Task:
@@ -68,8 +72,30 @@ class Stack:
         )
 
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
-        installed, placement = runtime.ensure(self.say), self._placement(what)
-        load_generator = PerfAnalyzer(
+        placement = self._placement(what)
+        load_generator = self._load_generator(what, folder, placement.client)
+        used = placement.server | placement.client
+        telemetry = GpuTelemetry(used) if self.on_gpu else ProcessTelemetry(used)
+        scorer = read_scorer(what.score) if what.score else None
+        guard = self._guard(what, folder)
+        return Measuring(load_generator, telemetry, table, watcher, guard, scorer, self.stopwatch)
+
+    def _load_generator(self, what: Task, folder: RunFolder, on: frozenset[int]) -> LoadGenerator:
+        window_ms = round(self.options.measurement_interval_ms or FIRST_WINDOW_MS)
+        if what.problem.open_loop:
+            return OpenLoop(
+                folder.perf_analyzer_log.with_name("open_loop.log"),
+                arrivals(self.options.arrivals),
+                input_data=what.input_data,
+                shapes=what.shapes,
+                latency_bound_ms=min((one.bound for one in latency_bounds(what.problem.constraints)), default=0.0),
+                seed=self.options.seed,
+                cpus=on,
+                stopwatch=self.stopwatch,
+                window_ms=window_ms,
+            )
+        installed = runtime.ensure(self.say)
+        return PerfAnalyzer(
             installed.perf_analyzer,
             installed.perf_analyzer_libraries,
             folder.perf_analyzer_log,
@@ -77,13 +103,9 @@ class Stack:
             input_data=what.input_data,
             shapes=what.shapes,
             stopwatch=self.stopwatch,
-            window_ms=round(self.options.measurement_interval_ms or FIRST_WINDOW_MS),
-            cpus=placement.client,
+            window_ms=window_ms,
+            cpus=on,
         )
-        used = placement.server | placement.client
-        telemetry = GpuTelemetry(used) if self.on_gpu else ProcessTelemetry(used)
-        scorer = read_scorer(what.score) if what.score else None
-        return Measuring(load_generator, telemetry, table, watcher, self._guard(what, folder), scorer)
 
     def _guard(self, what: Task, folder: RunFolder) -> Guard:
         if not self.options.output_check:

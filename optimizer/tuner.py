@@ -113,7 +113,8 @@ class Tuner:
         with self.target.deploy(trial.candidate) as endpoint:
             self._current = replace(trial, deploy_seconds=round(time.monotonic() - started, 3))
             if self.measuring.guard.needs_reference and trial.candidate == self._baseline:
-                self.measuring.guard.reference(endpoint)
+                with self.stopwatch.server():
+                    self.measuring.guard.reference(endpoint)
             self.measuring.begin(endpoint)
             self._sweep(endpoint, rules)
 

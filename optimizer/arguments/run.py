@@ -146,6 +146,8 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
             )
     if given.arrivals is not None and given.load != "rate":
         raise BadInputError(f"--arrivals {shown(given.arrivals)} is about --load rate: give that too")
+    if given.load == "rate" and given.protocol == "http":
+        raise BadInputError("--load rate sends by gRPC only: leave --protocol http out")
     search = given.search or default_search(objectives, given.load)
     if search == "simulated" and given.load == "rate":
         raise BadInputError("--search simulated ranks by requests in flight: with --load rate take tpe or another")

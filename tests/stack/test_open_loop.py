@@ -80,7 +80,7 @@ def tell_server(endpoint: Endpoint, signum: int) -> None:
     """Every process of the server, but not its supervisor."""
     assert endpoint.server_pid is not None
     for process in psutil.Process(endpoint.server_pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signum)
 
 

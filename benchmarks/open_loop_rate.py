@@ -1,0 +1,168 @@
+"""What rate the open loop's client keeps to beside a server on the same cores, and what gRPC's Python library does.
+
+    python benchmarks/open_loop_rate.py [--rounds 3] [--rates 1000 3000]
+
+The model is the small mlp of tables/mlp.yaml, of which the machine serves several thousand requests a second;
+arrivals are a Poisson process. Prints a Markdown table; the one last measured is kept in open_loop_rate.md. The
+target: at 3,000 requests/s at most one request in a hundred is sent more than 1 ms late. The library's row is that of
+its asyncio client, the steadier of its two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import selectors
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from grpc import aio
+
+from optimizer import hardware, inference, task
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.inference_requests import generate, to_message
+from optimizer.interfaces import Endpoint
+from optimizer.open_loop.arrivals import Poisson
+from optimizer.open_loop.client import METHOD, START_SECONDS
+from optimizer.open_loop.exchange import NEVER, Job, Record
+from optimizer.open_loop.judgement import LATE_MS, LEAD_IN_SECONDS, Requests
+from optimizer.options import RunOptions
+from optimizer.process import run
+from optimizer.trial import Candidate
+
+PROFILE = Path(__file__).with_name("tables") / "mlp.yaml"
+RATES = (1000, 2000, 3000, 4000, 5000)
+SECONDS = 2.0 + LEAD_IN_SECONDS
+CANDIDATE = Candidate(64, True, fields=(("parameters.intra_op_thread_count.string_value", "1"),))
+CLIENTS = {
+    "tune": ["-m", "optimizer.open_loop.client"],
+    "grpc.aio": [__file__, "--client"],
+}
+COLUMNS = ("client", "asked req/s", "sent req/s", "late", "worst", "p50 ms", "p95 ms", "p99 ms", "CPU, of one core")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES))
+    parser.add_argument("--client", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.client:
+        send_with_library(given.client)
+        return
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("| --- |" + " --: |" * (len(COLUMNS) - 1))
+    with bench() as (endpoint, messages, folder):
+        for rate in given.rates:
+            rows: dict[str, list[list[float]]] = {name: [] for name in CLIENTS}
+            for seed in range(given.rounds):
+                for name in CLIENTS:
+                    rows[name].append(figures(measure(name, endpoint, messages, rate, seed, folder)))
+            for name, found in rows.items():
+                print(line(name, rate, found), flush=True)
+    machine = hardware.detect()
+    print(f"\nmedians of {given.rounds} rounds, late also the worst; {machine}; {time.strftime('%Y-%m-%d')}")
+
+
+@contextlib.contextmanager
+def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
+    what = task.prepare(RunOptions(str(PROFILE)), replace(hardware.detect(), gpus=()), say)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        target = EmbeddedTarget(what.source, log=folder / "server.log", say=say)
+        with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
+            inputs = generate(
+                inference.model_metadata(endpoint),
+                CANDIDATE.max_batch_size,
+                input_data=what.input_data,
+                shapes=(),
+                request_batch_size=1,
+                count=256,
+            )
+            yield endpoint, [to_message(endpoint.model, one) for one in inputs], folder
+
+
+def measure(client: str, endpoint: Endpoint, messages: list[bytes], rate: float, seed: int, folder: Path) -> Record:
+    planned_ns = (1e9 * Poisson().plan(rate, SECONDS, seed)).astype(np.int64)
+    Job(endpoint.grpc, latency_bound_ms=0.0).write(folder, messages, planned_ns)
+    done = run([sys.executable, *CLIENTS[client], folder], timeout_seconds=60, log=folder / "client.log")
+    if done.exit_code != 0:
+        sys.exit(f"{client} at {rate} requests/s: {done.output}")
+    return Record.read(folder)
+
+
+def figures(record: Record) -> list[float]:
+    """The rate that was sent, the late share, p50, p95 and p99, the share of a core."""
+    requests = Requests.of(record, SECONDS)
+    sent = record.sent_ns[record.sent_ns >= LEAD_IN_SECONDS * 1e9]
+    rate = (len(sent) - 1) / (sent[-1] - sent[0]) * 1e9
+    return [rate, requests.late_share(LATE_MS), *np.percentile(requests.latencies_ms, [50, 95, 99]), record.cpu_share]
+
+
+def line(client: str, rate: int, rounds: list[list[float]]) -> str:
+    sent, late, p50, p95, p99, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
+    worst = max(late for _, late, *_ in rounds)
+    cells = [f"{rate:,}", f"{sent:,.0f}", f"{late:.2%}", f"{worst:.2%}", *(f"{ms:.2f}" for ms in (p50, p95, p99))]
+    return "| " + " | ".join([client, *cells, f"{cpu:.2f}"]) + " |"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- the same job, with gRPC's Python library ---------------------------------------------------------------------
+
+_number: ContextVar[int] = ContextVar("_number")  # the library makes a task of each call
+
+
+def send_with_library(folder: Path) -> None:
+    # epoll, asyncio's choice, sleeps whole milliseconds
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    loop.run_until_complete(_send(*Job.read(folder))).write(folder)
+
+
+async def _send(job: Job, messages: list[bytes], planned_ns: list[int]) -> Record:
+    sent_ns, answered_ns = [NEVER] * len(planned_ns), [NEVER] * len(planned_ns)
+    start_ns = time.monotonic_ns()
+
+    def note_sent(number: int) -> bytes:
+        _number.set(number)
+        sent_ns[number] = time.monotonic_ns() - start_ns
+        return messages[number % len(messages)]
+
+    def note_answered(_: bytes) -> None:
+        answered_ns[_number.get()] = time.monotonic_ns() - start_ns
+
+    async with aio.insecure_channel(job.address) as channel:
+        call = channel.unary_unary(METHOD, note_sent, note_answered)
+        await call(0)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        cpu_seconds = time.process_time()
+        start_ns = time.monotonic_ns() + int(1e9 * START_SECONDS)
+        calls = []
+        for number, due_ns in enumerate(planned_ns):
+            wait_ns = start_ns + due_ns - time.monotonic_ns()
+            if wait_ns > 0:
+                await asyncio.sleep(wait_ns / 1e9)
+            calls.append(call(number))
+        for one in calls:
+            await one
+        cpu_seconds = time.process_time() - cpu_seconds
+    ended_ns = time.monotonic_ns() - start_ns
+    planned, sent, answered = (np.array(column, np.int64) for column in (planned_ns, sent_ns, answered_ns))
+    return Record(planned, sent, answered, ended_ns, cpu_share=cpu_seconds / ended_ns * 1e9)
+
+
+if __name__ == "__main__":
+    main()

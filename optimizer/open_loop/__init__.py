@@ -1,0 +1,1 @@
+"""An open loop: requests are sent at planned times, whatever has been answered."""

@@ -1,0 +1,197 @@
+"""The load generator of an open loop: latency counts from the planned send, however late client or server were."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from objectives.metrics import Measurement
+from optimizer import inference
+from optimizer.disk import cannot_write
+from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed
+from optimizer.inference_requests import stream, to_message
+from optimizer.interfaces import Endpoint
+from optimizer.open_loop.arrivals import Arrivals, Floats, Poisson
+from optimizer.open_loop.exchange import Job, Record
+from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError, judge
+from optimizer.open_loop.server_statistics import with_statistics
+from optimizer.perf_analyzer import (
+    FIRST_WINDOW_MS,
+    LONGEST_WINDOW_MS,
+    REQUESTS_PER_WINDOW,
+    SPREAD_LIMIT,
+    STRETCH,
+    WINDOWS,
+    _answers,
+    _statistics,
+)
+from optimizer.process import Finished, ending, run
+from optimizer.server_health import cause, model_died
+from optimizer.stopwatch import Stopwatch
+from optimizer.trial import LoadPoint
+from optimizer.untrusted import one_line
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.service_pb2 import ModelStatistics
+
+GLANCE_SECONDS = 0.2
+MOST_MESSAGES, MOST_MESSAGE_BYTES = 256, 32 << 20  # different requests: sent in turn, and kept in memory
+MOST_PLANNED = 2_000_000  # requests of one measurement
+CLIENT_SECONDS = 90.0  # the client's own, at most: its start, two requests alone, the end of an overload
+PACKAGES = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Sends ``request_rate`` requests a second to an endpoint over gRPC, one client process a measurement.
+
+    ``input_data`` is ``random``, ``zero`` or a JSON data file; ``shapes`` are ``name:d1,d2``: both perf_analyzer's.
+    ``latency_bound_ms`` (0: none) says what is late, what an overload is and what need not be told apart. ``log``
+    keeps what the client printed. Each measurement has its own arrivals, which follow from ``seed`` and their
+    number. The client runs on ``cpus`` only, where they are given. Without ``patience`` nothing is repeated.
+    """
+
+    log: Path
+    arrivals: Arrivals = field(default_factory=Poisson)
+    input_data: str = "random"
+    shapes: tuple[str, ...] = ()
+    latency_bound_ms: float = 0.0
+    seed: int = 0
+    window_ms: int = FIRST_WINDOW_MS
+    cpus: frozenset[int] | None = None
+    stopwatch: Stopwatch | None = None
+    patience: bool = True
+    _messages: dict[tuple[str, bool, int], list[bytes]] = field(default_factory=dict, init=False, repr=False)
+    _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Three windows as perf_analyzer's; where they disagree, or the client fell behind, once more.
+
+        With ``seconds`` given, once and for so long: one of many such measurements, whose differences are judged by
+        whoever repeats them. An overloaded server's measurement is not stable.
+
+        Raises MeasurementError where there is no figure (a request failed, none was answered, or the client cannot
+        keep up with the rate), ServerCrashed where the server or its model died or hangs.
+        """
+        if seconds is not None:
+            return self._launch(endpoint, load, seconds, math.inf)
+        seconds = self._seconds(load.request_rate)
+        if self.patience:
+            try:
+                measurement = self._launch(endpoint, load, seconds, SPREAD_LIMIT)
+                if measurement.stable or measurement.reason.startswith("overloaded"):
+                    return measurement
+                seconds *= 2
+            except LateError:
+                pass
+        return self._launch(endpoint, load, seconds, SPREAD_LIMIT)
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """A moment of the load; None where it says nothing yet.
+
+        Raises ServerCrashed where the server no longer answers. Whatever else goes wrong, ``measure`` will tell.
+        """
+        try:
+            seen = self._launch(endpoint, load, GLANCE_SECONDS, math.inf)
+        except ServerCrashed:
+            raise
+        except MeasurementError:
+            return None
+        if not seen.stable:
+            return None
+        return Measurement(seen.throughput_infer_per_sec, latency_p95_ms=seen.latency_p95_ms, requests=seen.requests)
+
+    def _seconds(self, rate: float) -> float:
+        """Long enough for REQUESTS_PER_WINDOW in each window."""
+        window_ms = max(STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / rate)
+        return WINDOWS * min(window_ms, LONGEST_WINDOW_MS) / 1000
+
+    def _launch(self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float) -> Measurement:
+        seconds += LEAD_IN_SECONDS
+        if load.request_rate * seconds > MOST_PLANNED:
+            raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
+        seed = int(np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(1)[0])
+        planned_seconds = self.arrivals.plan(load.request_rate, seconds, seed)
+        messages = self._messages_for(endpoint, load.request_batch_size)
+        before = self._statistics(endpoint)
+        record, client_seconds = self._run_client(endpoint, messages, planned_seconds, seconds)
+        if (record.overload or record.error) and not _answers(endpoint):
+            raise ServerCrashed(f"{cause(record.error) or record.overload}; the server no longer answers")
+        if record.hangs or model_died(record.error):
+            raise ServerCrashed(cause(record.error))
+        measurement = judge(record, load, seconds, self.latency_bound_ms, spread_limit)
+        measurement = replace(measurement, measure_seconds=round(client_seconds, 3))
+        return with_statistics(measurement, before, self._statistics(endpoint))
+
+    def _run_client(
+        self, endpoint: Endpoint, messages: list[bytes], planned_seconds: Floats, seconds: float
+    ) -> tuple[Record, float]:
+        """What happened, and how long the client ran. Raises EnvironmentFault where the disk refuses its files."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
+            "OPENBLAS_NUM_THREADS": "1",  # its threads spin for a while when numpy is imported
+        }
+        try:
+            with tempfile.TemporaryDirectory(dir=self.log.parent, prefix="open-loop-") as scratch:
+                folder = Path(scratch)
+                job = Job(endpoint.grpc, self.latency_bound_ms)
+                job.write(folder, messages, (1e9 * planned_seconds).astype(np.int64))
+                with (self.stopwatch or Stopwatch()).load_generator():
+                    done = run(
+                        [sys.executable, "-P", "-m", "optimizer.open_loop.client", folder],
+                        timeout_seconds=seconds + CLIENT_SECONDS,
+                        log=self.log,
+                        env=environment,
+                        cpus=self.cpus,
+                    )
+                if done.exit_code != 0:
+                    raise MeasurementError(_cause(done), log=self.log)
+                return Record.read(folder), done.seconds
+        except OSError as error:
+            raise cannot_write(self.log.parent, error) from error
+
+    def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
+        with (self.stopwatch or Stopwatch()).server():
+            return _statistics(endpoint)
+
+    def _messages_for(self, endpoint: Endpoint, request_batch_size: int) -> list[bytes]:
+        """Serialized requests, made once. Raises BadInputError, MeasurementError."""
+        max_batch_size = endpoint.candidate.max_batch_size
+        key = (endpoint.model, max_batch_size > 0, request_batch_size)
+        if key not in self._messages:
+            try:
+                metadata = inference.model_metadata(endpoint)
+            except DeploymentError as error:
+                kind = MeasurementError if _answers(endpoint) else ServerCrashed
+                raise kind(str(error)) from error
+            inputs = stream(
+                metadata,
+                max_batch_size,
+                input_data=self.input_data,
+                shapes=self.shapes,
+                request_batch_size=request_batch_size,
+                seed=self.seed,
+            )
+            made = [to_message(endpoint.model, next(inputs))]
+            wanted = min(MOST_MESSAGES, MOST_MESSAGE_BYTES // len(made[0]))
+            made += [to_message(endpoint.model, one) for one in itertools.islice(inputs, max(0, wanted - 1))]
+            self._messages[key] = made
+        return self._messages[key]
+
+
+def _cause(done: Finished) -> str:
+    if done.exit_code is None:
+        return f"the load generator's client did not end within {done.seconds:.0f} s"
+    lines = [line.strip() for line in done.output.splitlines() if line.strip()]
+    said = one_line((lines or ["it printed nothing"])[-1], 200)
+    return f"the load generator's client ended with {ending(done.exit_code)}: {said}"

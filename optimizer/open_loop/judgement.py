@@ -1,0 +1,134 @@
+"""From what happened to the requests of an open loop to a Measurement, or to why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from objectives.metrics import Measurement
+from optimizer.errors import MeasurementError
+from optimizer.open_loop.exchange import NEVER, Record
+from optimizer.perf_analyzer import WINDOWS, Window, instability
+from optimizer.server_health import cause
+from optimizer.trial import LoadPoint
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+LEAD_IN_SECONDS = 0.2  # sent, but not counted: connection, caches and queue come to what they are under load
+# A request sent later than the larger of these is late. It counts in the latency, which is from the plan on: what is
+# void is a measurement that the client's own lateness decides.
+LATE_MS, LATE_SHARE_OF_BOUND = 1.0, 0.25
+MOST_LATE = 0.01  # of the requests
+SATURATED = 0.9  # of a core: what the client's one thread can use at most, and a little less
+
+
+class LateError(MeasurementError):
+    """The load generator did not keep to its plan: what it measured is not the load that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests that count, by the order of their plan: from the lead-in's end to ``end_seconds``.
+
+    ``latencies_ms`` are from the planned send to the answer; of an unanswered request to when nobody looked any
+    more, the least that it can be.
+    """
+
+    planned_seconds: Floats
+    late_by_ms: Floats
+    latencies_ms: Floats
+    answered: Mask
+    end_seconds: float
+
+    @classmethod
+    def of(cls, record: Record, seconds: float) -> Requests:
+        """``seconds``: how long requests were planned for, with the lead-in."""
+        planned, ended_ns = record.planned_ns, record.ended_ns
+        end_ns = min(ended_ns, seconds * 1e9)
+        counted = (planned >= LEAD_IN_SECONDS * 1e9) & (planned < end_ns)
+        planned, sent, answered = planned[counted], record.sent_ns[counted], record.answered_ns[counted]
+        late_by = np.where(sent == NEVER, ended_ns, sent) - planned
+        latencies = np.where(answered == NEVER, ended_ns, answered) - planned
+        return cls(planned / 1e9, late_by / 1e6, latencies / 1e6, answered != NEVER, end_ns / 1e9)
+
+    @property
+    def span_seconds(self) -> float:
+        return self.end_seconds - LEAD_IN_SECONDS
+
+    def late_share(self, limit_ms: float) -> float:
+        return float(np.mean(self.late_by_ms > limit_ms))
+
+    def windows(self, rate: float) -> list[Window]:
+        """Thirds of the time. Throughput is what of ``rate`` is answered: the arrivals' own chance is left out."""
+        edges = LEAD_IN_SECONDS + self.span_seconds * np.arange(1, WINDOWS) / WINDOWS
+        parts = np.searchsorted(self.planned_seconds, edges)
+        latencies, answered = np.split(self.latencies_ms, parts), np.split(self.answered, parts)
+        return [
+            Window(rate * float(ok.mean()), _quantile(ms, 0.95)) if len(ms) else Window(0.0, 0.0)
+            for ms, ok in zip(latencies, answered, strict=True)
+        ]
+
+
+def judge(
+    record: Record, load: LoadPoint, seconds: float, latency_bound_ms: float, spread_limit: float
+) -> Measurement:
+    """What the client saw under ``load``, planned for ``seconds``; a bound of 0 is none.
+
+    Not stable where the server was overloaded, or thirds of the time disagree (by ``spread_limit``, and not all on
+    one side of the bound). Raises MeasurementError where a request failed or none was answered, LateError where too
+    many were sent late and it was not the server's doing.
+    """
+    if record.error:
+        raise MeasurementError(f"a request failed at {load.request_rate:,.6g} requests/s: {cause(record.error)}")
+    requests = Requests.of(record, seconds)
+    if not np.any(record.answered_ns != NEVER):
+        waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
+        raise MeasurementError(f"no request was answered within {waited}")
+    _check_kept_up(record, requests, load, latency_bound_ms)
+    samples_rate = load.request_rate * load.request_batch_size
+    reason = record.overload or _disagreement(requests.windows(samples_rate), latency_bound_ms, spread_limit)
+    # an overloaded server answers what was sent long ago: its capacity is what it answered in the time
+    answered = int(np.sum(record.answered_ns >= LEAD_IN_SECONDS * 1e9 if record.overload else requests.answered))
+    return Measurement(
+        throughput_infer_per_sec=answered * load.request_batch_size / requests.span_seconds,
+        latency_avg_ms=float(requests.latencies_ms.mean()),
+        latency_p50_ms=_quantile(requests.latencies_ms, 0.50),
+        latency_p90_ms=_quantile(requests.latencies_ms, 0.90),
+        latency_p95_ms=_quantile(requests.latencies_ms, 0.95),
+        latency_p99_ms=_quantile(requests.latencies_ms, 0.99),
+        requests=answered,
+        stable=not reason,
+        reason=reason,
+    )
+
+
+def _check_kept_up(record: Record, requests: Requests, load: LoadPoint, latency_bound_ms: float) -> None:
+    """Raises LateError. An overloaded server may have taken the client's CPU time, but not from a client that had
+    a core to itself: its backlog may be its own."""
+    limit_ms = max(LATE_MS, LATE_SHARE_OF_BOUND * latency_bound_ms)
+    late = requests.late_share(limit_ms)
+    if late > MOST_LATE and (not record.overload or record.cpu_share > SATURATED):
+        raise LateError(
+            f"the load generator cannot keep up: at {load.request_rate:,.6g} requests/s {late:.1%} were sent more "
+            f"than {limit_ms:g} ms late (it used {record.cpu_share:.0%} of a core); lower the rate, give it CPUs of "
+            "its own or stop what else runs"
+        )
+
+
+def _disagreement(windows: list[Window], latency_bound_ms: float, spread_limit: float) -> str:
+    """Latencies that vary, but always meet the bound or never, say what is asked; unless they rise all the time."""
+    reason = instability(windows, spread_limit)
+    p95s_ms = [window.latency_p95_ms for window in windows]
+    one_side = max(p95s_ms) <= latency_bound_ms or min(p95s_ms) > latency_bound_ms > 0
+    rising = all(before < after for before, after in pairwise(p95s_ms))
+    return "" if reason.startswith("unstable: p95") and one_side and not rising else reason
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """An order statistic: the least value that at least ``share`` of them do not exceed."""
+    return float(np.quantile(values, share, method="inverted_cdf"))
