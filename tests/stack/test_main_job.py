@@ -366,6 +366,24 @@ def test_a_bare_repository_is_tuned_and_left_as_it_is(playground: Playground) ->
     assert not (run.folder / "study.journal").exists()
 
 
+def test_what_was_recommended_is_verified(built: Run) -> None:
+    ended = run_tune(built.playground, "verify", built.folder.relative_to(built.playground.here), "--json")
+    assert ended.stderr == ""
+    document = json.loads(ended.stdout)
+    assert ended.code == (0 if document["holds"] else 1)
+    assert document["holds"] == (document["verdict_holds"] and document["ranking_holds"])
+    assert document["failed"] == []
+    winner = document["found"][0]
+    assert winner["confirmation"]["servers"] == 3
+    assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
+    for name in PARAMETERS:
+        assert winner[name] == built.document["recommended"][name]
+    kept = built.playground.here / document["results_dir"]
+    assert kept.parent == built.folder / "verify"
+    assert json.loads((kept / "verify.json").read_text()) == document
+    assert (kept / "trials.csv").read_text().count("\n") > 24
+
+
 def test_a_model_folder_without_batches_is_tuned_and_left_as_it_is(playground: Playground) -> None:
     folder = write_model(playground.here / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
     before = bytes_of(playground.here / "models")
