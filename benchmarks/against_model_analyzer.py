@@ -33,8 +33,9 @@ from pydantic import TypeAdapter
 from quiet import Usage
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import hardware, model_config, runtime, task
+from optimizer import model_config, runtime, task
 from optimizer.deploy.leftovers import remove_leftovers
+from optimizer.machine import hardware
 from optimizer.options import RunOptions
 from optimizer.perf_analyzer import FIRST_WINDOW_MS
 from optimizer.process import SupervisedProcess

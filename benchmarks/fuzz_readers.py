@@ -33,14 +33,14 @@ from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
 from optimizer import model_config, perf_analyzer
 from optimizer.arguments.run import read_run_arguments
 from optimizer.errors import BadInputError, MeasurementError
-from optimizer.hardware import detect
+from optimizer.machine.hardware import detect
 from optimizer.options import RunOptions
 from optimizer.profile.reader import load_profile
 from optimizer.replay.recording import read_recording
 from optimizer.report import words
 from optimizer.repository import read_repository_model
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 from optimizer.untrusted import one_line
 
 ROOT = Path(__file__).parents[1]

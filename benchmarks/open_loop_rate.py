@@ -27,16 +27,18 @@ from pathlib import Path
 import numpy as np
 from grpc import aio
 
-from optimizer import hardware, inference, task
+from optimizer import task
+from optimizer.answers import inference
 from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.inference_requests import generate, to_message
 from optimizer.interfaces import Endpoint
+from optimizer.machine import hardware
 from optimizer.open_loop.arrivals import Poisson
 from optimizer.open_loop.client import METHOD, START_SECONDS
 from optimizer.open_loop.exchange import NEVER, Job, Record
 from optimizer.open_loop.judgement import LATE_MS, LEAD_IN_SECONDS, Requests
 from optimizer.options import RunOptions
 from optimizer.process import run
+from optimizer.requests.tensors import generate, to_message
 from optimizer.trial import Candidate
 
 PROFILE = Path(__file__).with_name("tables") / "mlp.yaml"

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from optimizer.cpu_time import Usage
-from optimizer.machine_speed import SpeedProbe
+from optimizer.machine.cpu_time import Usage
+from optimizer.machine.speed import SpeedProbe
 
 __all__ = ["OTHERS_LIMIT", "Quiet", "Usage", "wait_for_quiet"]
 

@@ -26,9 +26,9 @@ from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, SERVERS, T
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer import hardware
 from optimizer.budget import Budget
 from optimizer.interfaces import Endpoint, Samples, Searcher
+from optimizer.machine import hardware
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.profile.find import find_profile

@@ -26,15 +26,16 @@ from typing import TypeAlias
 from quiet import Quiet
 
 from objectives.metrics import Measurement
-from optimizer import batch_stats, hardware, runtime, task
+from optimizer import batch_stats, runtime, task
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError, MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator, Target
+from optimizer.machine import hardware
 from optimizer.options import RunOptions
 from optimizer.perf_analyzer import PerfAnalyzer
+from optimizer.store.trials_table import TrialsTable
 from optimizer.task import Task
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 
 TABLES = Path(__file__).with_name("tables")
 NAMES = ("dlrm", "mlp", "wide")

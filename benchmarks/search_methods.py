@@ -30,7 +30,7 @@ from simulated_tables import SERVERS, hidden_server, write
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from optimizer import hardware
+from optimizer.machine import hardware
 from optimizer.replay.comparison import Spread
 from optimizer.replay.engine import Replayed, replay
 from optimizer.replay.recording import Recording, read_recording

@@ -34,8 +34,8 @@ from optimizer.batcher.simulator import (
     trace,
 )
 from optimizer.space import Space
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 
 Array = npt.NDArray[np.float64]
 REQUEST_BATCH_SIZE = 4

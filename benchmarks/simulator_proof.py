@@ -34,7 +34,7 @@ from quiet import OTHERS_LIMIT, Usage, wait_for_quiet
 from record_tables import median, say
 
 from objectives.metrics import Measurement
-from optimizer import hardware, runtime
+from optimizer import runtime
 from optimizer.batcher import calibration
 from optimizer.batcher.calibration import Observation, release_time_s, service_times
 from optimizer.batcher.job import Array
@@ -54,6 +54,7 @@ from optimizer.batcher.simulator import (
 from optimizer.batcher.statistics import read_batch_stats
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.interfaces import Endpoint
+from optimizer.machine import hardware
 from optimizer.perf_analyzer import MAX_THREADS, WINDOWS, PerfAnalyzer
 from optimizer.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint

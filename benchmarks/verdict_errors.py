@@ -32,8 +32,8 @@ from objectives.correlation import Floats, drift_probability, effective_requests
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from objectives.verdict import judge_one
-from optimizer import hardware
-from optimizer.confirmation import EXPECTED_SHARE, SERVERS, WINDOWS
+from optimizer.confirm.plan import EXPECTED_SHARE, SERVERS, WINDOWS
+from optimizer.machine import hardware
 
 Counts: TypeAlias = NDArray[np.int32]  # runs x windows x RATES: requests over the threshold of each rate
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from optimizer.budget import Budget
-    from optimizer.hardware import Hardware
+    from optimizer.machine.hardware import Hardware
     from optimizer.problem import Problem
     from optimizer.session import Result, WatcherMaker
 
@@ -167,8 +167,8 @@ def _verify(arguments: list[str]) -> int:
     from optimizer.arguments.verify import read_verify_arguments
 
     given = read_verify_arguments(arguments)
+    from optimizer.confirm.verify import verify
     from optimizer.report.verified import document, print_verified
-    from optimizer.verify import verify
 
     result = verify(given.run, *_shown_on(_terminal()))
     folder = str(result.folder.path)

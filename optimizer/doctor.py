@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from optimizer import hardware, runtime
+from optimizer import runtime
+from optimizer.machine import hardware
 
 GIB = 2**30
 

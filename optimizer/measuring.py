@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from objectives.metrics import Measurement
+from optimizer.answers.guard import Unguarded
+from optimizer.answers.score import Scorer
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint, Guard, LoadGenerator, Telemetry
-from optimizer.output_guard import Unguarded
-from optimizer.score import Scorer
+from optimizer.machine.telemetry import disturbance
 from optimizer.stopwatch import Stopwatch
-from optimizer.telemetry import disturbance
 from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 
 

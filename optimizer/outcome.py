@@ -9,7 +9,7 @@ from objectives import pareto
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from optimizer.confirmation import Confirmed, all_confirmed
+from optimizer.confirm.plan import Confirmed, all_confirmed
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, Point, Trial, latest_points, points
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from optimizer import process
 from optimizer.errors import EnvironmentFault
-from optimizer.locks import locked
+from optimizer.store.locks import locked
 
 TRITON_VERSION = "2.51.0"
 PYTHON_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")

@@ -12,23 +12,23 @@ from optimizer import interrupts
 from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import Budget
 from optimizer.command_line import command_line
-from optimizer.confirmer import Confirmer
+from optimizer.confirm.confirmer import Confirmer
 from optimizer.errors import TuneError
-from optimizer.hardware import Hardware
 from optimizer.interfaces import Searcher
-from optimizer.machine_speed import SpeedLog
+from optimizer.machine.hardware import Hardware
+from optimizer.machine.speed import SpeedLog
 from optimizer.measuring import Watcher
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
-from optimizer.run_folder import RunFolder
-from optimizer.run_record import RunRecord
 from optimizer.search import SMALLEST_GAIN, make_searcher
 from optimizer.stack import Stack
 from optimizer.stopwatch import Stopwatch
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_record import RunRecord
+from optimizer.store.trials_table import TrialsTable
 from optimizer.task import Task
 from optimizer.trial import Trial
-from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner
 
 SATISFIED = f"the search ended early: another deployment promised less than {SMALLEST_GAIN:.0%} more throughput"
@@ -60,7 +60,7 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
     if resumed is None:
         RunFolder.check(options.out)
     if options.storage is not None:
-        from optimizer.study import check_storage
+        from optimizer.store.study import check_storage
 
         check_storage(options.storage)
     what = stack.task()

@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
 
-from optimizer import cpus
 from optimizer.batching import ONE_BY_ONE, behaviour, of_batcher, parse_policy, resolve_policy, tidy
+from optimizer.machine import cpus
 from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
 
 Value: TypeAlias = FieldValue

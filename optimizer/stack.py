@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from optimizer import cpus, runtime, task
-from optimizer import hardware as machine
-from optimizer.cpus import Placement
+from optimizer import runtime, task
+from optimizer.answers.guard import OutputGuard, Unguarded
+from optimizer.answers.score import read_scorer
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import EnvironmentFault
-from optimizer.hardware import Hardware
 from optimizer.interfaces import Guard, LoadGenerator
+from optimizer.machine import cpus
+from optimizer.machine import hardware as machine
+from optimizer.machine.cpus import Placement
+from optimizer.machine.hardware import Hardware
+from optimizer.machine.telemetry import GpuTelemetry, ProcessTelemetry
 from optimizer.measuring import Measuring, Record, Watcher
 from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.options import RunOptions
-from optimizer.output_guard import OutputGuard, Unguarded
 from optimizer.perf_analyzer import FIRST_WINDOW_MS, PerfAnalyzer
-from optimizer.run_folder import RunFolder
-from optimizer.score import read_scorer
 from optimizer.stopwatch import Stopwatch
+from optimizer.store.run_folder import RunFolder
 from optimizer.sweep import latency_bounds
 from optimizer.task import Task
-from optimizer.telemetry import GpuTelemetry, ProcessTelemetry
 from optimizer.trial import SERVER_CPUS
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
-from optimizer import cpus, model_config, runtime
-from optimizer.answers import Tolerance
+from optimizer import model_config, runtime
+from optimizer.answers.comparison import Tolerance
 from optimizer.errors import BadInputError
-from optimizer.hardware import Hardware
+from optimizer.machine import cpus
+from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
 from optimizer.problem import Problem

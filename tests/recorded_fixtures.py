@@ -16,8 +16,8 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.space import Space
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 from tests import recorded_run
 from tests.command_fixtures import FORKS, Ended, playing_in
 from tests.conftest import known_server, measurement

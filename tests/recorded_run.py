@@ -20,7 +20,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from optimizer import interrupts
 from optimizer.budget import Budget
-from optimizer.confirmer import Confirmer
+from optimizer.confirm.confirmer import Confirmer
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.errors import TuneError
 from optimizer.interfaces import Endpoint
@@ -29,10 +29,10 @@ from optimizer.outcome import assess
 from optimizer.replay.baselines import baselines
 from optimizer.replay.recording import read_recording
 from optimizer.report.export import entry
-from optimizer.run_folder import RunFolder
 from optimizer.search import make_searcher
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import LoadPoint
-from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner
 
 MEASURE_SECONDS = 0.02

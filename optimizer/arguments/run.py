@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
-from optimizer import cpus
 from optimizer.arguments.values import (
     LARGEST_INT32,
     LARGEST_SEED,
@@ -25,10 +24,11 @@ from optimizer.arguments.values import (
 )
 from optimizer.command_line import HIDDEN, command_line
 from optimizer.errors import BadInputError
+from optimizer.machine import cpus
 from optimizer.options import RunOptions, default_search
 from optimizer.perf_analyzer import FIRST_WINDOW_MS
-from optimizer.run_folder import RunFolder
 from optimizer.search import SEARCHERS
+from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line
 
 EPILOG = """\

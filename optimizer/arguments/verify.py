@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from optimizer.arguments.values import Parser
-from optimizer.run_folder import RunFolder
+from optimizer.store.run_folder import RunFolder
 
 VERIFY_EPILOG = """\
 The recommendation and the two next best configurations are deployed on fresh

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer import cpus as cpu_lists
 from optimizer import runtime
 from optimizer.deploy.server_folder import ServerFolder
 from optimizer.errors import EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.machine import cpus as cpu_lists
 from optimizer.process import SupervisedProcess, ending
 from optimizer.runtime import Runtime
 from optimizer.server_health import answers, last_error, last_words

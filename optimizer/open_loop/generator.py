@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from objectives.metrics import Measurement
-from optimizer import inference
-from optimizer.disk import cannot_write
+from optimizer.answers import inference
 from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.inference_requests import stream, to_message
 from optimizer.interfaces import Endpoint
 from optimizer.open_loop.arrivals import Arrivals, Floats, Poisson
 from optimizer.open_loop.exchange import Job, Record
@@ -35,8 +33,10 @@ from optimizer.perf_analyzer import (
     _statistics,
 )
 from optimizer.process import Finished, ending, run
+from optimizer.requests.tensors import stream, to_message
 from optimizer.server_health import cause, model_died
 from optimizer.stopwatch import Stopwatch
+from optimizer.store.disk import cannot_write
 from optimizer.trial import LoadPoint
 from optimizer.untrusted import one_line
 

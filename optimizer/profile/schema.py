@@ -19,8 +19,8 @@ from pydantic import (
 )
 
 from objectives.sla import Constraint, parse_duration_ms
-from optimizer import cpus
 from optimizer.batching import parse_policy
+from optimizer.machine import cpus
 from optimizer.profile.faults import meant
 from optimizer.profile.safe_paths import inside, plain_name
 from optimizer.profile.yaml_lines import show
@@ -31,7 +31,7 @@ T = TypeVar("T")
 INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
 MAX_TERMS: Final = 32  # of a preferred-size policy
 MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads all of it at each launch, some 20 MB a second
-SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.score`` that need no file
+SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.answers.score`` that need no file
 BUILT, STORED = "<built>", "<stored>"  # the two kinds of model, as pydantic calls them in its locations
 
 
@@ -301,7 +301,7 @@ class ScoreSection(Section):
 
 
 class ToleranceSection(Section):
-    """How far an answer may lie from the unbatched baseline's; see ``optimizer.answers.Tolerance``."""
+    """How far an answer may lie from the unbatched baseline's; see ``optimizer.answers.comparison.Tolerance``."""
 
     relative: Tolerated = None
     absolute: Tolerated = None

@@ -13,8 +13,8 @@ from optimizer.batching import behaviour, tidy
 from optimizer.errors import BadInputError
 from optimizer.replay.csv_table import MOST_INT32, CsvTable, shown
 from optimizer.space import OFF
+from optimizer.store.trials_table import COLUMNS
 from optimizer.trial import Candidate, FieldValue, LoadPoint, Point
-from optimizer.trials_table import COLUMNS
 from optimizer.untrusted import one_line
 
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")

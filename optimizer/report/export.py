@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.disk import write_whole
+from optimizer.store.disk import write_whole
 
 if TYPE_CHECKING:
-    from optimizer.confirmation import Confirmed
+    from optimizer.confirm.plan import Confirmed
     from optimizer.outcome import Outcome
     from optimizer.trial import Point
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from objectives.metrics import METRICS
-from optimizer.disk import write_whole
 from optimizer.report import summary, words
 from optimizer.report.plot import plot
+from optimizer.store.disk import write_whole
 
 if TYPE_CHECKING:
     from optimizer.outcome import Outcome

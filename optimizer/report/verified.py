@@ -11,10 +11,10 @@ from objectives.metrics import METRICS
 from optimizer.report import export, words
 
 if TYPE_CHECKING:
-    from optimizer.confirmation import Confirmed
+    from optimizer.confirm.plan import Confirmed
+    from optimizer.confirm.verification import Verified
     from optimizer.outcome import Outcome
     from optimizer.problem import Problem
-    from optimizer.verification import Verified
 
 
 def print_verified(console: Console, verified: Verified, before: Outcome, problem: Problem, results_dir: str) -> None:

@@ -32,7 +32,7 @@ def make_searcher(
     if name not in SEARCHERS:
         raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
     from optimizer.search.optuna import OptunaSearcher, sampler_for
-    from optimizer.study import open_study
+    from optimizer.store.study import open_study
 
     if name == "simulated":
         if problem.objectives[0].name != "throughput":

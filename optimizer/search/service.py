@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from optimizer import cpus
 from optimizer.batcher.calibration import Observation, service_times
 from optimizer.batcher.simulator import ServiceTimes
 from optimizer.batching import of_batcher
+from optimizer.machine import cpus
 from optimizer.problem import Problem
 from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
 

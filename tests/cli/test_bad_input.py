@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import hardware
+from optimizer.machine import hardware
 from optimizer.models.onnx_graph import Graph
 from optimizer.options import RunOptions
 from tests.command_fixtures import TUNE, Ended, Playground, Tune

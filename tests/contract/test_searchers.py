@@ -23,7 +23,7 @@ from optimizer.search import SEARCHERS, make_searcher
 from optimizer.search.optuna import sampler_for
 from optimizer.search.simulated import SimulatedSearcher
 from optimizer.space import Space
-from optimizer.study import open_study
+from optimizer.store.study import open_study
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 THREADS = "parameters.intra_op_thread_count.string_value"

@@ -19,9 +19,10 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from optimizer import hardware, model_config, runtime
+from optimizer import model_config, runtime
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError
+from optimizer.machine import hardware
 from optimizer.repository import read_repository_model
 from tests.repositories import doubler, onnx_model, write_model
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from optimizer.cpu_time import process_tree
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.machine.cpu_time import process_tree
 from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.trial import Candidate, LoadPoint
 from tests.stack_fixtures import embedded, mlp, perf_analyzer

@@ -19,8 +19,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import hardware, model_config, runtime
+from optimizer import model_config, runtime
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.machine import hardware
 from optimizer.models import build
 from optimizer.profile.find import find_profile
 from optimizer.profile.reader import load_profile

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optimizer import cpus
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
+from optimizer.machine import cpus
 from optimizer.model_source import ModelSource
 from optimizer.open_loop.arrivals import Constant
 from optimizer.open_loop.client import WARM_UPS

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optimizer.answers.guard import OutputGuard
+from optimizer.answers.score import Scorer
+from optimizer.answers.score_metrics import accuracy
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError
-from optimizer.output_guard import OutputGuard
 from optimizer.repository import read_repository_model
-from optimizer.score import Scorer
-from optimizer.score_metrics import accuracy
 from optimizer.trial import Candidate
 
 CONFIG = """\

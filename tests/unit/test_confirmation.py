@@ -15,14 +15,14 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
-from optimizer.confirmation import FINALISTS, SERVERS, WINDOWS, all_confirmed, finalists, plan, safe_load
-from optimizer.confirmer import Confirmer
+from optimizer.confirm.confirmer import Confirmer
+from optimizer.confirm.plan import FINALISTS, SERVERS, WINDOWS, all_confirmed, finalists, plan, safe_load
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.measuring import Measuring
 from optimizer.outcome import assess
 from optimizer.problem import Problem
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import LoadPoint, Point, Trial
-from optimizer.trials_table import TrialsTable
 from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
 
 

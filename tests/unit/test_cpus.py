@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer import cpus
-from optimizer.cpus import Placement, Topology, parse, place, quota, show, split, topology
-from optimizer.machine_notes import machine_notes
+from optimizer.machine import cpus
+from optimizer.machine.cpus import Placement, Topology, parse, place, quota, show, split, topology
+from optimizer.machine.notes import machine_notes
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:

@@ -18,8 +18,8 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from optimizer.errors import BadInputError
-from optimizer.inference_requests import Inputs, generate, outputs, to_message
 from optimizer.models.input_data import write_input_data
+from optimizer.requests.tensors import Inputs, generate, outputs, to_message
 
 NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "BF16", "FP32", "FP64")
 

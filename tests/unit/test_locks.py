@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from optimizer.errors import EnvironmentFault
-from optimizer.journal_lock import JournalLock
-from optimizer.locks import locked
-from optimizer.run_folder import RunFolder
+from optimizer.store.journal_lock import JournalLock
+from optimizer.store.locks import locked
+from optimizer.store.run_folder import RunFolder
 
 HOLD = """\
 import sys
 from pathlib import Path
-from optimizer.locks import locked
+from optimizer.store.locks import locked
 
 with locked(Path(sys.argv[1]), lambda holder: print("waiting for", holder, flush=True)):
     print("held", flush=True)
@@ -27,7 +27,7 @@ with locked(Path(sys.argv[1]), lambda holder: print("waiting for", holder, flush
 HOLD_JOURNAL = """\
 import sys
 from pathlib import Path
-from optimizer.journal_lock import JournalLock
+from optimizer.store.journal_lock import JournalLock
 
 lock = JournalLock(Path(sys.argv[1]), 5)
 lock.acquire()
@@ -37,7 +37,7 @@ sys.stdin.read()
 COUNT = """\
 import sys
 from pathlib import Path
-from optimizer.locks import locked
+from optimizer.store.locks import locked
 
 lock, counter = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(50):

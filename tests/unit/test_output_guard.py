@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.answers import DEFAULT_RELATIVE, Answer, Tensor, Tolerance, difference, magnitudes
+from optimizer.answers.comparison import DEFAULT_RELATIVE, Answer, Tensor, Tolerance, difference, magnitudes
+from optimizer.answers.guard import LEAST_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, OutputGuard
 from optimizer.errors import BadInputError, DeploymentError, EnvironmentFault
 from optimizer.interfaces import Endpoint
-from optimizer.output_guard import LEAST_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, OutputGuard
 from tests.answering_server import AnsweringServer
 
 Array = npt.NDArray[Any]

@@ -17,8 +17,8 @@ from optimizer.interfaces import Endpoint
 from optimizer.problem import Problem
 from optimizer.replay.recording import read_recording
 from optimizer.space import Space
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -14,7 +14,7 @@ from optimizer.search import SEARCHERS, installed, make_searcher
 from optimizer.search.optuna import sampler_for
 from optimizer.search.simulated import SimulatedSearcher
 from optimizer.space import OFF, Space, Value
-from optimizer.study import open_study
+from optimizer.store.study import open_study
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import known_server, measurement
 

@@ -24,8 +24,8 @@ from optimizer.replay.engine import NEVER, Effort, Replayed, replay
 from optimizer.replay.recording import Recording, read_recording
 from optimizer.search import installed, make_searcher
 from optimizer.space import Space
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner
 from tests.command_fixtures import Playground, Tune, forked_tune, playground
 from tests.conftest import known_server

@@ -27,8 +27,8 @@ from optimizer.report.console import print_best_so_far, print_outcome
 from optimizer.report.html import write_report
 from optimizer.report.live import LiveWatcher, QuietWatcher
 from optimizer.space import Space
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
-from optimizer.trials_table import TrialsTable
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 BASELINE = Candidate(64, fields=((THREADS, "2"),))

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.disk import write_whole
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.options import RunOptions
-from optimizer.run_folder import RunFolder
+from optimizer.store.disk import write_whole
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 from tests.conftest import measurement
 
 # -- a disk that refuses ----------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
-from optimizer import npz
+from optimizer.answers import npz
+from optimizer.answers.npz import read_npz
+from optimizer.answers.score import LARGEST_REQUEST, Scorer, read_scorer
+from optimizer.answers.score_metrics import BUILT_IN, accuracy, auc
 from optimizer.errors import BadInputError, DeploymentError
-from optimizer.npz import read_npz
 from optimizer.profile.reader import load_profile
 from optimizer.profile.schema import SCORES, ScoreSection
-from optimizer.score import LARGEST_REQUEST, Scorer, read_scorer
-from optimizer.score_metrics import BUILT_IN, accuracy, auc
 from optimizer.trial import Candidate, LoadPoint, Point
 from tests.answering_server import AnsweringServer, Model
 

@@ -16,7 +16,7 @@ from objectives.sla import Constraint
 from optimizer.errors import BadInputError
 from optimizer.problem import Problem
 from optimizer.space import Space
-from optimizer.study import open_study, redact
+from optimizer.store.study import open_study, redact
 
 PROBLEM = Problem("m", Space((4, 8)), 1, 64, constraints=(Constraint("latency-p95", 20.0),))
 
@@ -73,7 +73,7 @@ def test_half_a_line_left_by_a_killed_process_is_dropped(tmp_path: Path) -> None
 
 
 def test_a_lock_left_by_a_killed_process_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizer.study.LOCK_SECONDS", 3)
+    monkeypatch.setattr("optimizer.store.study.LOCK_SECONDS", 3)
     monkeypatch.chdir(tmp_path)
     reopened("study.journal")
     tmp_path.joinpath("study.journal.lock").symlink_to(tmp_path / "study.journal")
@@ -126,7 +126,7 @@ def test_a_missing_driver_is_named_with_its_mend(
 ) -> None:
     for module in (driver, "psycopg2", "MySQLdb"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("optimizer.study.find_spec", lambda _: None)
+    monkeypatch.setattr("optimizer.store.study.find_spec", lambda _: None)
     message = f"its database driver is not installed; {mend}" if mend else "unknown kind of database"
     with pytest.raises(BadInputError, match=message):
         reopened(storage)

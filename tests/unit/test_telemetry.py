@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.cpu_time import Usage, process_tree, tree_by_children, tree_by_parents
 from optimizer.interfaces import Endpoint
-from optimizer.machine_speed import SpeedLog, SpeedProbe
-from optimizer.telemetry import DISTURBED, ProcessTelemetry, disturbance, throttle_note, tree_memory_bytes
+from optimizer.machine.cpu_time import Usage, process_tree, tree_by_children, tree_by_parents
+from optimizer.machine.speed import SpeedLog, SpeedProbe
+from optimizer.machine.telemetry import DISTURBED, ProcessTelemetry, disturbance, throttle_note, tree_memory_bytes
 from optimizer.trial import Candidate
 
 HERE = Endpoint("model", Candidate(1))

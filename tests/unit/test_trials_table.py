@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from objectives.metrics import Measurement
 from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.trials_table import TrialsTable
 from tests.conftest import measurement
 
 CHOICES = {

@@ -20,8 +20,8 @@ from optimizer.measuring import Measuring
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.search import make_searcher
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.trials_table import TrialsTable
 from optimizer.tuner import Tuner
 
 BASELINE = Candidate(max_batch_size=1)

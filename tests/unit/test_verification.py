@@ -9,13 +9,13 @@ import pytest
 
 from objectives.confidence import Verdict
 from optimizer.budget import Budget
-from optimizer.confirmer import Confirmer
+from optimizer.confirm.confirmer import Confirmer
+from optimizer.confirm.verification import Verified, entrants, verify
 from optimizer.measuring import Measuring
 from optimizer.outcome import assess
 from optimizer.problem import Problem
+from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate
-from optimizer.trials_table import TrialsTable
-from optimizer.verification import Verified, entrants, verify
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
 
 

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from optimizer.answers.npz import Array
 from optimizer.errors import BadInputError
-from optimizer.npz import Array
 
 Metric: TypeAlias = Callable[[dict[str, Array], Array], float]
 

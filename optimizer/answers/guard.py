@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer import inference
-from optimizer.answers import Tolerance
+from optimizer.answers import inference
+from optimizer.answers.comparison import Tolerance
+from optimizer.answers.reference import Reference
 from optimizer.errors import BadInputError, DeploymentError
 from optimizer.interfaces import Endpoint
-from optimizer.reference import Reference
 
 REQUESTS = 32  # different ones, or as many as the baseline answers in REFERENCE_SECONDS
 REFERENCE_SECONDS = 2.0
@@ -115,7 +115,7 @@ class OutputGuard:
             raise DeploymentError(f"answers differ from the unbatched baseline's: {told}")
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
-        from optimizer.inference_requests import RequestSource, generate, to_message
+        from optimizer.requests.tensors import RequestSource, generate, to_message
 
         metadata, max_batch_size = inference.model_metadata(endpoint), endpoint.candidate.max_batch_size
         tensors = RequestSource.of(metadata, max_batch_size, self._shapes).tensors

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from objectives.metrics import Measurement
 from optimizer import batch_stats
-from optimizer.disk import cannot_write
 from optimizer.errors import BadInputError
+from optimizer.store.disk import cannot_write
 from optimizer.trial import Candidate, Confirmation, FieldValue, LoadPoint, Trial
 from optimizer.untrusted import one_line, read_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from objectives import pareto
 from objectives.confidence import Verdict
 from optimizer.budget import Budget
-from optimizer.confirmation import LOWER_LOAD, SERVERS, Entrant, all_confirmed, done, entrant, lower, plan
+from optimizer.confirm.plan import LOWER_LOAD, SERVERS, Entrant, all_confirmed, done, entrant, lower, plan
 from optimizer.crashes import tried_again
 from optimizer.errors import DeploymentError
 from optimizer.interfaces import Target

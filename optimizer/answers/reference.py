@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.answers import Answer, Difference, Tolerance, difference, magnitudes, read_answer
-from optimizer.disk import cannot_write
+from optimizer.answers.comparison import Answer, Difference, Tolerance, difference, magnitudes, read_answer
+from optimizer.answers.npz import Array, read_npz
 from optimizer.errors import BadInputError
-from optimizer.npz import Array, read_npz
+from optimizer.store.disk import cannot_write
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TypeVar
 
 from objectives.metrics import Measurement
-from optimizer.cpu_time import Usage, process_tree
 from optimizer.interfaces import Endpoint, Samples
+from optimizer.machine.cpu_time import Usage, process_tree
 
 T = TypeVar("T")
 INTERVAL_SECONDS = 0.1

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from optimizer import verification
 from optimizer.budget import Budget
-from optimizer.confirmer import Confirmer
+from optimizer.confirm import verification
+from optimizer.confirm.confirmer import Confirmer
+from optimizer.confirm.verification import Verified
 from optimizer.errors import BadInputError
-from optimizer.hardware import Hardware
+from optimizer.machine.hardware import Hardware
 from optimizer.measuring import Watcher
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.report import export
 from optimizer.report.verified import document
-from optimizer.run_folder import RunFolder
 from optimizer.stack import Stack
 from optimizer.stopwatch import Stopwatch
-from optimizer.trials_table import TrialsTable
-from optimizer.verification import Verified
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
 
 PATIENCE = 2.0  # times as long as it should take
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]

@@ -63,7 +63,7 @@ def read_answer(serialized: bytes) -> Answer:
     """Of a ModelInferResponse. Raises DecodeError (protobuf) or ValueError where it is none."""
     from tritonclient.grpc.service_pb2 import ModelInferResponse
 
-    from optimizer.inference_requests import outputs
+    from optimizer.requests.tensors import outputs
 
     response = ModelInferResponse.FromString(serialized)
     arrays = outputs(response)

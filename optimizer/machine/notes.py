@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from optimizer import cpus
+from optimizer.machine import cpus
 
 Note: TypeAlias = float | int | str | bool | list[float] | None
 MOST_CPUS_READ = 16  # reading a CPU's frequency can interrupt it

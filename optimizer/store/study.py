@@ -17,9 +17,9 @@ from optuna.study import StudyDirection
 
 from optimizer.command_line import redact as redact
 from optimizer.errors import BadInputError
-from optimizer.journal_lock import JournalLock
 from optimizer.problem import Problem
-from optimizer.study_faults import DRIVERS, dialect_of, name_later_faults, opening
+from optimizer.store.journal_lock import JournalLock
+from optimizer.store.study_faults import DRIVERS, dialect_of, name_later_faults, opening
 
 PROBLEM_ATTRIBUTE = "problem"
 CONNECT_SECONDS = 10

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optimizer import inference
-from optimizer.answers import read_answer
+from optimizer.answers import inference
+from optimizer.answers.comparison import read_answer
+from optimizer.answers.npz import Array, read_npz
+from optimizer.answers.score_metrics import BUILT_IN, Metric
 from optimizer.errors import BadInputError, DeploymentError
 from optimizer.interfaces import Endpoint
-from optimizer.npz import Array, read_npz
 from optimizer.profile.schema import MetricFunction, ScoreSection
-from optimizer.score_metrics import BUILT_IN, Metric
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Scorer:
         Raises DeploymentError where the server fails a request or the score is no number, BadInputError where the
         samples do not fit the model or the metric fails.
         """
-        from optimizer.inference_requests import to_message
+        from optimizer.requests.tensors import to_message
 
         largest = endpoint.candidate.max_batch_size  # 0: no batch dimension, so that a sample is a request
         inputs = self._in_the_models_types(inference.model_metadata(endpoint), batched=largest > 0)

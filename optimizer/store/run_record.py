@@ -12,13 +12,13 @@ from typing import Any
 
 from optimizer import model_config, runtime
 from optimizer.command_line import command_line, without_password
-from optimizer.hardware import Hardware
-from optimizer.machine_notes import machine_notes
+from optimizer.machine.hardware import Hardware
+from optimizer.machine.notes import machine_notes
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome
 from optimizer.report import export
-from optimizer.run_folder import RunFolder
 from optimizer.stopwatch import Stopwatch
+from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
 from optimizer.trial import Trial
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from optimizer.disk import cannot_write, write_whole
 from optimizer.errors import BadInputError, EnvironmentFault
-from optimizer.locks import locked
 from optimizer.options import RunOptions
 from optimizer.profile.safe_paths import is_file
-from optimizer.relative_paths import as_given_in
+from optimizer.store.disk import cannot_write, write_whole
+from optimizer.store.locks import locked
+from optimizer.store.relative_paths import as_given_in
 from optimizer.untrusted import one_line, read_bytes
 
 MAX_INFO_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from objectives import pareto
 from objectives.confidence import Verdict
 from objectives.sla import worst_violation
-from optimizer.confirmation import WINDOWS, Confirmed, Entrant, confirmed, entrant
+from optimizer.confirm.plan import WINDOWS, Confirmed, Entrant, confirmed, entrant
 from optimizer.outcome import Outcome
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, Trial, latest_points

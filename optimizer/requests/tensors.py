@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from optimizer import request_data
 from optimizer.errors import BadInputError
-from optimizer.request_data import Tensor, compatible
+from optimizer.requests import data as request_data
+from optimizer.requests.data import Tensor, compatible
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Requests made of random, zero or recorded data."""
