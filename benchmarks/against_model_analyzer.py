@@ -35,9 +35,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import model_config, runtime, task
 from optimizer.deploy.leftovers import remove_leftovers
+from optimizer.load.windows import FIRST_WINDOW_MS
 from optimizer.machine import hardware
 from optimizer.options import RunOptions
-from optimizer.perf_analyzer import FIRST_WINDOW_MS
 from optimizer.process import SupervisedProcess
 from optimizer.task import Task
 

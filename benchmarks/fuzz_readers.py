@@ -30,9 +30,10 @@ from hypothesis import strategies as st
 
 from objectives.metrics import Measurement
 from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
-from optimizer import model_config, perf_analyzer
+from optimizer import model_config
 from optimizer.arguments.run import read_run_arguments
 from optimizer.errors import BadInputError, MeasurementError
+from optimizer.load import perf_output, windows
 from optimizer.machine.hardware import detect
 from optimizer.options import RunOptions
 from optimizer.profile.reader import load_profile
@@ -213,15 +214,15 @@ def _trials(data: bytes, folder: Path) -> None:
 
 
 def _perf_csv(data: bytes, folder: Path) -> None:
-    read = perf_analyzer.read_csv(data.decode(errors="replace"))
+    read = perf_output.read_csv(data.decode(errors="replace"))
     assert all(math.isfinite(value) for value in asdict(read).values() if isinstance(value, float))
 
 
 def _perf_output(data: bytes, folder: Path) -> None:
     text = data.decode(errors="replace")
-    perf_analyzer.instability(perf_analyzer.read_windows(text))
-    perf_analyzer.read_request_count(text)
-    perf_analyzer.read_average_ms(text)
+    windows.instability(perf_output.read_windows(text))
+    perf_output.read_request_count(text)
+    perf_output.read_average_ms(text)
 
 
 def _trials_table() -> bytes:

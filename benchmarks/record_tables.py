@@ -30,9 +30,9 @@ from optimizer import batch_stats, runtime, task
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError, MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator, Target
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.machine import hardware
 from optimizer.options import RunOptions
-from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.store.trials_table import TrialsTable
 from optimizer.task import Task
 from optimizer.trial import Candidate, LoadPoint, Trial

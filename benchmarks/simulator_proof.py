@@ -54,8 +54,9 @@ from optimizer.batcher.simulator import (
 from optimizer.batcher.statistics import read_batch_stats
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.interfaces import Endpoint
+from optimizer.load.perf_analyzer import MAX_THREADS, PerfAnalyzer
+from optimizer.load.windows import WINDOWS
 from optimizer.machine import hardware
-from optimizer.perf_analyzer import MAX_THREADS, WINDOWS, PerfAnalyzer
 from optimizer.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 

@@ -11,6 +11,9 @@ from optimizer.answers.score import read_scorer
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator
+from optimizer.load.perf_analyzer import PerfAnalyzer
+from optimizer.load.sweep import latency_bounds
+from optimizer.load.windows import FIRST_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
@@ -20,10 +23,8 @@ from optimizer.measuring import Measuring, Record, Watcher
 from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.options import RunOptions
-from optimizer.perf_analyzer import FIRST_WINDOW_MS, PerfAnalyzer
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
-from optimizer.sweep import latency_bounds
 from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS
 

@@ -13,11 +13,11 @@ from optimizer.budget import Budget
 from optimizer.crashes import tried_again
 from optimizer.errors import DeploymentError, ServerFault
 from optimizer.interfaces import Endpoint, Searcher, Target
+from optimizer.load.rate_sweep import next_rate
+from optimizer.load.sweep import SweepRules, is_hopeless, latency_bounds, next_load
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
-from optimizer.rate_sweep import next_rate
 from optimizer.stopwatch import Stopwatch
-from optimizer.sweep import SweepRules, is_hopeless, latency_bounds, next_load
 from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
 
 FIRST_CONCURRENCY, FIRST_RATE = 4, 100

@@ -9,9 +9,9 @@ import pytest
 
 from optimizer import runtime
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.model_source import ModelSource
 from optimizer.models import build
-from optimizer.perf_analyzer import PerfAnalyzer
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import model_config, runtime
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import MeasurementError
-from optimizer.perf_analyzer import PerfAnalyzer
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.task import Task
 from optimizer.trial import LoadPoint
 from peer.search import Found

@@ -24,9 +24,9 @@ from optimizer.arguments.values import (
 )
 from optimizer.command_line import HIDDEN, command_line
 from optimizer.errors import BadInputError
+from optimizer.load.windows import FIRST_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.options import RunOptions, default_search
-from optimizer.perf_analyzer import FIRST_WINDOW_MS
 from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from objectives.sla import parse_duration_ms
 from optimizer.errors import BadInputError
+from optimizer.load.windows import LONGEST_WINDOW_MS, SHORTEST_WINDOW_MS
 from optimizer.options import SLA_METRICS
-from optimizer.perf_analyzer import LONGEST_WINDOW_MS, SHORTEST_WINDOW_MS
 from optimizer.untrusted import one_line
 
 LONGEST_QUOTE = 300  # characters of what was given

@@ -18,20 +18,18 @@ from objectives.metrics import Measurement
 from optimizer.answers import inference
 from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
-from optimizer.open_loop.arrivals import Arrivals, Floats, Poisson
-from optimizer.open_loop.exchange import Job, Record
-from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError, judge
-from optimizer.open_loop.server_statistics import with_statistics
-from optimizer.perf_analyzer import (
+from optimizer.load.server_statistics import is_alive, read_statistics, with_statistics
+from optimizer.load.windows import (
     FIRST_WINDOW_MS,
     LONGEST_WINDOW_MS,
     REQUESTS_PER_WINDOW,
     SPREAD_LIMIT,
     STRETCH,
     WINDOWS,
-    _answers,
-    _statistics,
 )
+from optimizer.open_loop.arrivals import Arrivals, Floats, Poisson
+from optimizer.open_loop.exchange import Job, Record
+from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError, judge
 from optimizer.process import Finished, ending, run
 from optimizer.requests.tensors import stream, to_message
 from optimizer.server_health import cause, model_died
@@ -124,7 +122,7 @@ class OpenLoop:
         messages = self._messages_for(endpoint, load.request_batch_size)
         before = self._statistics(endpoint)
         record, client_seconds = self._run_client(endpoint, messages, planned_seconds, seconds)
-        if (record.overload or record.error) and not _answers(endpoint):
+        if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{cause(record.error) or record.overload}; the server no longer answers")
         if record.hangs or model_died(record.error):
             raise ServerCrashed(cause(record.error))
@@ -162,7 +160,7 @@ class OpenLoop:
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with (self.stopwatch or Stopwatch()).server():
-            return _statistics(endpoint)
+            return read_statistics(endpoint)
 
     def _messages_for(self, endpoint: Endpoint, request_batch_size: int) -> list[bytes]:
         """Serialized requests, made once. Raises BadInputError, MeasurementError."""
@@ -172,7 +170,7 @@ class OpenLoop:
             try:
                 metadata = inference.model_metadata(endpoint)
             except DeploymentError as error:
-                kind = MeasurementError if _answers(endpoint) else ServerCrashed
+                kind = MeasurementError if is_alive(endpoint) else ServerCrashed
                 raise kind(str(error)) from error
             inputs = stream(
                 metadata,

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from objectives.metrics import Measurement
 from optimizer.errors import MeasurementError
+from optimizer.load.windows import WINDOWS, Window, instability
 from optimizer.open_loop.exchange import NEVER, Record
-from optimizer.perf_analyzer import WINDOWS, Window, instability
 from optimizer.server_health import cause
 from optimizer.trial import LoadPoint
 

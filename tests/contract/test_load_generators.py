@@ -13,9 +13,9 @@ from optimizer.deploy.recorded import RecordedTable
 from optimizer.deploy.tritonserver import free_port
 from optimizer.errors import MeasurementError
 from optimizer.interfaces import Endpoint, LoadGenerator
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.model_source import ModelSource
 from optimizer.open_loop.generator import OpenLoop
-from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import measurement
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.machine.cpu_time import process_tree
-from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.trial import Candidate, LoadPoint
 from tests.stack_fixtures import embedded, mlp, perf_analyzer
 

@@ -17,11 +17,11 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.machine import cpus
 from optimizer.machine.cpu_time import process_tree
 from optimizer.machine.telemetry import DISTURBED, ProcessTelemetry, disturbance
 from optimizer.model_source import ModelSource
-from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.process import SupervisedProcess, run
 from optimizer.trial import SERVER_CPUS, Candidate, LoadPoint
 from tests.stack_fixtures import embedded, mlp, perf_analyzer

@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from optimizer.deploy.tritonserver import free_port
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
-from optimizer.perf_analyzer import PerfAnalyzer
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.trial import Candidate, LoadPoint
 
 LOAD = LoadPoint(2, 4)

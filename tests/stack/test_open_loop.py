@@ -16,13 +16,13 @@ import pytest
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
+from optimizer.load.server_statistics import read_statistics
 from optimizer.machine import cpus
 from optimizer.model_source import ModelSource
 from optimizer.open_loop.arrivals import Constant
 from optimizer.open_loop.client import WARM_UPS
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError
-from optimizer.perf_analyzer import _statistics
 from optimizer.process import SupervisedProcess
 from optimizer.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
@@ -56,7 +56,7 @@ def once_loaded(endpoint: Endpoint, requests: int, act: Callable[[], None]) -> I
     """``act``, in a thread, when the server has answered so many requests more."""
 
     def answered() -> int:
-        statistics = _statistics(endpoint)
+        statistics = read_statistics(endpoint)
         return int(statistics.inference_stats.success.count) if statistics else 0
 
     before, over = answered(), threading.Event()

@@ -25,8 +25,8 @@ from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.tritonserver import free_port
 from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed, ServerFault
 from optimizer.interfaces import Endpoint
+from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.model_source import ModelSource
-from optimizer.perf_analyzer import PerfAnalyzer
 from optimizer.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 from tests.command_fixtures import Playground, eventually, run_tune

@@ -9,10 +9,29 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("objectives", "optimizer")
-NOUNS: tuple[str, ...] = ("trial", "outcome", "batching", "space", "problem", "interfaces", "errors", "model_source", "budget")
+NOUNS: tuple[str, ...] = (
+    "trial",
+    "outcome",
+    "batching",
+    "space",
+    "problem",
+    "interfaces",
+    "errors",
+    "model_source",
+    "budget",
+)
 NOUNS += ("machine.cpus", "confirm.plan", "confirm.verification")
 ROOMS = ("answers", "confirm", "load", "machine", "requests", "store")  # packages that are nothing but their modules
-READ: tuple[str, ...] = ("report", "store.disk", "untrusted", "trial", "confirm.plan", "confirm.verification", "problem", "outcome")
+READ: tuple[str, ...] = (
+    "report",
+    "store.disk",
+    "untrusted",
+    "trial",
+    "confirm.plan",
+    "confirm.verification",
+    "problem",
+    "outcome",
+)
 READ += ("errors", "budget")
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
 TOP = {"tuner": 3, "confirm.confirmer": 3, "replay": 4, "session": 4, "confirm.verify": 4, "cli": 5, "__main__": 6}
@@ -93,8 +112,8 @@ def test_the_sources_are_seen() -> None:
         ("optimizer.search.grid", "from ..deploy.embedded import Server", "optimizer.deploy.embedded"),
         ("optimizer.search.grid", "def f():\n    import optimizer.deploy.docker", "optimizer.deploy.docker"),
         ("optimizer.report.html", "from optimizer.store.study import Study", "optimizer.store.study"),
-        ("optimizer.trial", "from .sweep import sweep", "optimizer.sweep"),
-        ("optimizer.sweep", "from optimizer.tuner import tune", "optimizer.tuner"),
+        ("optimizer.trial", "from .load.sweep import next_load", "optimizer.load.sweep"),
+        ("optimizer.load.sweep", "from optimizer.tuner import tune", "optimizer.tuner"),
         ("optimizer.tuner", "from optimizer.session import Session", "optimizer.session"),
         ("optimizer.session", "import optimizer.cli as cli", "optimizer.cli"),
         ("optimizer.report.console", "from optimizer.cli import main", "optimizer.cli"),

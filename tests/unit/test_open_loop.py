@@ -11,9 +11,9 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.errors import MeasurementError
+from optimizer.load.windows import SPREAD_LIMIT
 from optimizer.open_loop.exchange import NEVER, Job, Record
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError, judge
-from optimizer.perf_analyzer import SPREAD_LIMIT
 from optimizer.trial import LoadPoint
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
@@ -51,18 +51,18 @@ def test_the_lead_in_does_not_count() -> None:
 
 @pytest.mark.parametrize(("share", "void"), [(0.009, False), (0.011, True)])
 def test_more_than_a_hundredth_sent_late_voids_the_measurement(share: float, void: bool) -> None:
-    late = np.where(COUNTED & (np.cumsum(COUNTED) <= share * 2000), 1.2, 0.1)
+    late = np.where(COUNTED & (np.cumsum(COUNTED) <= share * 2000), 5.2, 0.1)
     if not void:
         assert judged(record(late_ms=late)).stable
         return
-    with pytest.raises(LateError, match=r"at 1,000 requests/s 1\.1% were sent more than 1 ms late .* lower the rate"):
+    with pytest.raises(LateError, match=r"at 1,000 requests/s 1\.1% were sent more than 5 ms late .* lower the rate"):
         judged(record(late_ms=late))
 
 
 def test_what_is_late_depends_on_the_bound() -> None:
-    assert judged(record(latency_ms=30, late_ms=4.9), bound_ms=100.0).stable
+    assert judged(record(latency_ms=30, late_ms=24.9), bound_ms=100.0).stable
     with pytest.raises(LateError):
-        judged(record(latency_ms=30, late_ms=5.1), bound_ms=100.0)
+        judged(record(latency_ms=30, late_ms=25.1), bound_ms=100.0)
 
 
 def test_a_client_that_lost_its_plan_voids_the_measurement() -> None:

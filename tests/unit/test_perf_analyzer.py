@@ -8,7 +8,10 @@ from pathlib import Path
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from optimizer.interfaces import Endpoint
-from optimizer.perf_analyzer import PerfAnalyzer, Window, executions_by_size, mean_batch_size, read_windows
+from optimizer.load.perf_analyzer import PerfAnalyzer
+from optimizer.load.perf_output import read_windows
+from optimizer.load.server_statistics import executions_by_size, mean_batch_size
+from optimizer.load.windows import Window
 from optimizer.trial import Candidate, LoadPoint
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer.rate_sweep import RESOLUTION, next_rate
-from optimizer.sweep import SweepRules
+from optimizer.load.rate_sweep import RESOLUTION, next_rate
+from optimizer.load.sweep import SweepRules
 from optimizer.trial import LoadPoint
 
 BOUND_MS = 20.0

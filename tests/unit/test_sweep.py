@@ -10,7 +10,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer.sweep import SweepRules, is_hopeless, next_load
+from optimizer.load.sweep import SweepRules, is_hopeless, next_load
 from optimizer.trial import LoadPoint
 
 P95_20MS = (Constraint("latency-p95", 20.0),)

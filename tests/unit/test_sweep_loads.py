@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer.sweep import REPEATS, SweepRules, next_load
+from optimizer.load.sweep import REPEATS, SweepRules, next_load
 from optimizer.trial import LoadPoint
 
 P95_20MS = (Constraint("latency-p95", 20.0),)

@@ -116,7 +116,8 @@ def test_a_table_of_an_earlier_version_goes_on_in_its_own_columns(tmp_path: Path
     before = path.read_text()
     trials = TrialsTable(path, "dlrm", {THREADS: ("1", "2")})
     found = trials.read()
-    assert sum(len(trial.measurements) for trial in found) == sum(bool(row["concurrency"]) for row in rows)
+    measured = sum(len(trial.measurements) + len(trial.confirmations) for trial in found)
+    assert measured == sum(bool(row["concurrency"]) for row in rows)
     told = Measurement(
         100.0, latency_p95_ms=5.0, batch_stats="4:10:2000", server_memory_bytes=1e6, stable=True, requests=9
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from objectives.metrics import Measurement
 from objectives.sla import worst_violation
-from optimizer.sweep import SweepRules, share_of_bound
+from optimizer.load.sweep import SweepRules, share_of_bound
 from optimizer.trial import LoadPoint
 
 RESOLUTION = 0.05  # a bracket this narrow (relative) is closed

@@ -1,0 +1,1 @@
+"""Loads: which are measured, by what, and what is read of it."""
