@@ -67,11 +67,12 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
     folder = resumed or RunFolder.create(options.out, what.source.name)
     with folder.locked():
         table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
+        spent_seconds = _spent_seconds(table.read())
         record = RunRecord(folder, options, what, stack.hardware, stack.notes(what), stopwatch)
         record.write("running", None)
         interrupted = False
         try:
-            trials, notes = _study(stack, what, folder, table, watch)
+            trials, notes = _study(stack, what, folder, table, spent_seconds, watch)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -88,7 +89,7 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
 
 def _study(
-    stack: Stack, what: Task, folder: RunFolder, table: TrialsTable, watch: WatcherMaker
+    stack: Stack, what: Task, folder: RunFolder, table: TrialsTable, spent_seconds: float, watch: WatcherMaker
 ) -> tuple[list[Trial], tuple[str, ...]]:
     """Search, then confirm: all trials, and what the user should know of how they came about."""
     options, stopwatch = stack.options, stack.stopwatch
@@ -97,7 +98,7 @@ def _study(
         if options.search == "simulated":
             with stopwatch.set_up():
                 compile_ahead(stack.say)
-        budget = Budget(options.budget_seconds, options.max_trials, spent_seconds=_spent_seconds(table.read()))
+        budget = Budget(options.budget_seconds, options.max_trials, spent_seconds=spent_seconds)
         with watch(what.problem, budget, stack.hardware) as watcher:
             measuring = stack.measuring(what, folder, table, watcher)
             with stopwatch.searching():
