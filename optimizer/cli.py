@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from objectives.sla import Constraint
@@ -87,8 +88,9 @@ def _dispatch(arguments: list[str]) -> int:
         from optimizer import runtime
         from optimizer.batcher.ahead import compile_ahead
 
-        ready = runtime.ensure(print)
-        compile_ahead(print)
+        say = partial(print, flush=True)  # into a pipe too
+        ready = runtime.ensure(say)
+        compile_ahead(say)
         print(f"ready: {ready.root}")
         return 0
     parser.description = "Check what tune needs on this machine, with the mend for what is missing."

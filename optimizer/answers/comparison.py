@@ -46,7 +46,8 @@ class Tolerance:
             return np.zeros(expected.values.shape)
         relative = default if self.relative is None else self.relative
         absolute = relative * magnitude if self.absolute is None else self.absolute
-        return np.asarray(absolute + relative * np.abs(expected.values.astype(np.float64)))
+        with np.errstate(invalid="ignore"):  # none of an infinite value: it is another value that differs from it
+            return np.asarray(absolute + relative * np.abs(expected.values.astype(np.float64)))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -78,7 +78,8 @@ class EmbeddedTarget:
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         wanted = model_config.apply(candidate, self.source.config)
-        self._server.run_on(candidate.server_cpus)
+        with self._stopwatch.server():
+            self._server.run_on(candidate.server_cpus)
         with self._serving(candidate, self._load(model_config.to_override_json(wanted))) as endpoint:
             yield endpoint
 
@@ -86,13 +87,15 @@ class EmbeddedTarget:
     def deploy_as_written(self, candidate: Candidate) -> Iterator[Endpoint]:
         """A fresh server loads config.pbtxt from disk, without an override: the proof that the file loads."""
         self._folder.write_config(model_config.apply(candidate, self.source.config))
-        self._server.stop()
-        self._server.run_on(candidate.server_cpus)
+        with self._stopwatch.server():
+            self._server.stop()
+            self._server.run_on(candidate.server_cpus)
         with self._serving(candidate, self._load(None)) as endpoint:
             yield endpoint
 
     def close(self) -> None:
-        self._server.stop()
+        with self._stopwatch.server():
+            self._server.stop()
         self._folder.remove()
         leftovers.remove_environment_folders()
 
