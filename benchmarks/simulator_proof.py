@@ -38,6 +38,7 @@ from optimizer import runtime
 from optimizer.batcher import calibration
 from optimizer.batcher.calibration import Observation, release_time_s, service_times
 from optimizer.batcher.job import Array
+from optimizer.batcher.observations import read_batch_stats
 from optimizer.batcher.simulator import (
     ClosedLoop,
     Job,
@@ -51,7 +52,6 @@ from optimizer.batcher.simulator import (
     lognormal_jitter,
     simulate_many,
 )
-from optimizer.batcher.statistics import read_batch_stats
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.interfaces import Endpoint
 from optimizer.load.perf_analyzer import MAX_THREADS, PerfAnalyzer

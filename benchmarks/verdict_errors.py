@@ -4,9 +4,9 @@
 
 Simulated runs of known miss rate: independent latencies; latencies with a memory (a Gaussian AR(1) process, of which
 only the ranks matter here) and those of a queue (M/M/1, 70 % load); latencies that drift. A run is planned by
-``requests_needed`` and judged at every look that its plan allows, as the tuner would. Prints a Markdown table.
+``requests_needed`` and judged at its end, as the tuner does. Prints a Markdown table.
 
-A PASS is false where the mean of the true miss rates over the *whole horizon* is above 5 %; else a FAIL is. Effective
+A PASS is false where the mean of the true miss rates over the *whole run* is above 5 %; else a FAIL is. Effective
 requests are requests over the true autocorrelation time (of the requests over the latencies' own p95, in the column);
 runs that stay undecided count as infinitely many.
 Ends with 1 where more than 1 % of the PASSes or FAILs of a scenario are false, or the median exceeds 2,000.
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from objectives.confidence import CONFIDENCE, HORIZON_WINDOWS, Verdict, look_at, miss_rate_bounds, requests_needed
+from objectives.confidence import CONFIDENCE, OF_ERROR, Verdict, miss_rate_bounds, requests_needed
 from objectives.correlation import Floats, drift_probability, effective_requests
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
@@ -44,6 +44,7 @@ SHOWN = (0.01, 0.03, 0.045, 0.05, 0.055, 0.08, 0.12)
 CLOSE_RATES = (0.03, 0.045, 0.05, 0.055)
 LOAD = 0.7  # of the simulated queue
 MOST_EFFECTIVE = 2000
+RUN_WINDOWS = SERVERS * WINDOWS
 FAR_BELOW, FAR_ABOVE = 0.03, 0.08  # miss rates that must be decided within MOST_EFFECTIVE
 PILOT_RUNS = 1000
 PASS, FAIL, DRIFT, CLOSE = 1, 2, 3, 4
@@ -58,7 +59,6 @@ class Scenario:
     shown: tuple[float, ...] = SHOWN
     time_requests: float | None = None  # assumed by the plan; None: as the pilot measures it
     expected_miss_rate: float | None = None
-    horizons: int = 1
     must_decide: bool = True
     pilot: Callable[[int, int, int, int], Counts] | None = None  # without the drift
 
@@ -67,16 +67,14 @@ def scenarios() -> Iterator[Scenario]:
     still = np.zeros(1)
     yield Scenario("independent", gaussian(0.0, still), time_requests=1)
     yield Scenario("independent, planned for 1 %", gaussian(0.0, still), (0.01, 0.05, 0.055), 1, 0.01)
-    yield Scenario("independent, up to 4 horizons", gaussian(0.0, still), CLOSE_RATES, 1, horizons=4)
     for rho in (0.8, 0.97):
         yield Scenario(f"memory, AR(1) {rho:g}", gaussian(rho, still))
     yield Scenario("queue, M/M/1 at 70 %", queue)
-    yield Scenario("memory, AR(1) 0.8, up to 4 horizons", gaussian(0.8, still), CLOSE_RATES, horizons=4)
     yield Scenario("queue, planned for 1 %", queue, (0.01, 0.05, 0.055), expected_miss_rate=0.01, must_decide=False)
     near = (0.045, 0.05, 0.055)
     for share in (10, 50):  # of the true autocorrelation time
         yield Scenario(f"queue, time taken {share} times too short", queue, near, -float(share), must_decide=False)
-    at = (np.arange(HORIZON_WINDOWS) + 0.5) / HORIZON_WINDOWS
+    at = (np.arange(RUN_WINDOWS) + 0.5) / RUN_WINDOWS
     shifts = {
         "slow rise": 0.5 * at,
         "fast rise": 1.5 * at,
@@ -101,7 +99,7 @@ def gaussian(rho: float, shift: Floats) -> Callable[[int, int, int, int], Counts
     """Latencies that grow by ``shift`` (of one standard deviation) from window to window, with memory ``rho``."""
     grid = np.linspace(-2, 8, 20_001)
     over = special.ndtr(-(grid[:, None] - shift[None, :])).mean(1)
-    edges = np.interp(-RATES, -over, grid)  # thresholds whose mean miss rates over the horizon are RATES
+    edges = np.interp(-RATES, -over, grid)  # thresholds whose mean miss rates over the run are RATES
 
     def simulate(runs: int, windows: int, requests: int, seed: int) -> Counts:
         shifts = np.resize(shift, windows)
@@ -158,31 +156,21 @@ def times_of(simulate: Callable[[int, int, int, int], Counts], requests: int = 1
     return np.asarray(np.maximum(1.0, variance / (requests * RATES * (1 - RATES))))
 
 
-def judged(counts: Counts, rate: int, requests: int, horizon: int) -> tuple[NDArray[np.int8], Floats]:
-    """What ``confidence.judge`` says of each run at the first look that decides, and after how many windows."""
+def judged(counts: Counts, rate: int, requests: int) -> NDArray[np.int8]:
+    """What ``confidence.judge`` says of each run, whose own p95 is taken to be the nearest threshold."""
     runs, windows, _ = counts.shape
-    verdicts = np.full(runs, CLOSE, dtype=np.int8)
-    taken = np.full(runs, float(windows))
-    open_runs = np.arange(runs)
-    for n in range(1, windows + 1):
-        look = look_at(n, horizon, 1 - CONFIDENCE)
-        if look is None or look.windows != n:
-            continue
-        seen = counts[open_runs, :n]
-        own = np.abs(seen.sum(1) - ALLOWED * n * requests).argmin(-1)  # the threshold nearest to the run's own p95
-        tail = np.take_along_axis(seen, own[:, None, None], axis=2)[..., 0].astype(float)
-        misses, size = seen[..., rate].astype(float), np.full(n, float(requests))
-        effective = effective_requests(size, misses, tail)
-        low, high = miss_rate_bounds(misses.sum(-1) / size.sum(), effective, n, look.error, ALLOWED)
-        drifts = drift_probability(size, misses) < 1 - CONFIDENCE
-        said = np.full(len(open_runs), CLOSE)
-        said[(high <= ALLOWED) & (look.covered == 1)] = PASS
-        said[low * look.covered > ALLOWED] = FAIL
-        said[drifts] = DRIFT
-        verdicts[open_runs] = said
-        taken[open_runs] = n
-        open_runs = open_runs[said > FAIL]
-    return verdicts, taken
+    own = np.abs(counts.sum(1) - ALLOWED * windows * requests).argmin(-1)
+    tail = np.take_along_axis(counts, own[:, None, None], axis=2)[..., 0].astype(float)
+    misses, size = counts[..., rate].astype(float), np.full(windows, float(requests))
+    effective = effective_requests(size, misses, tail)
+    low, high = miss_rate_bounds(
+        misses.sum(-1) / size.sum(), effective, windows, OF_ERROR * (1 - CONFIDENCE), ALLOWED
+    )
+    said = np.full(runs, CLOSE, dtype=np.int8)
+    said[high <= ALLOWED] = PASS
+    said[low > ALLOWED] = FAIL
+    said[drift_probability(size, misses) < 1 - CONFIDENCE] = DRIFT
+    return said
 
 
 def nearest(rate: float) -> int:
@@ -217,20 +205,19 @@ def print_from_columns(runs: int, only: str) -> list[str]:
             continue
         time_requests = 1.0 if load == 0 else float(times_of(queue)[nearest(ALLOWED)])
         expected = EXPECTED_SHARE * ALLOWED
-        windows = SERVERS * WINDOWS
-        size = math.ceil(requests_needed(QUANTILE, expected, CONFIDENCE, time_requests) / windows)
+        size = math.ceil(requests_needed(QUANTILE, RUN_WINDOWS, expected, CONFIDENCE, time_requests) / RUN_WINDOWS)
         for rate in (0.01, 0.02, 0.03, 0.045, 0.055, 0.08):
             bound = Constraint("latency-p95", -math.log(rate) / (1 - load))
             said: list[Verdict] = []
             for seed in range(math.ceil(runs / 50)):
-                latencies = _latencies(50, windows * size, load, seed + 1).reshape(50, windows, size)
-                said += [judge_one(measured(run), bound, CONFIDENCE, None).verdict for run in latencies]
+                latencies = _latencies(50, RUN_WINDOWS * size, load, seed + 1).reshape(50, RUN_WINDOWS, size)
+                said += [judge_one(measured(run), bound).verdict for run in latencies]
             share = {verdict: 100 * said.count(verdict) / len(said) for verdict in Verdict}
             false = share[Verdict.PASS if rate > ALLOWED else Verdict.FAIL]
             if false > 100 * (1 - CONFIDENCE):
                 wrong.append(f"{name} from columns at {rate:.2%}")
             print(f"| {name} | {rate:.2%} | {share[Verdict.PASS]:.2f} | {share[Verdict.FAIL]:.2f} | "
-                  f"{share[Verdict.UNDECIDED]:.2f} | {false:.2f} | {windows * size / time_requests:,.0f} |",
+                  f"{share[Verdict.UNDECIDED]:.2f} | {false:.2f} | {RUN_WINDOWS * size / time_requests:,.0f} |",
                   flush=True)  # fmt: skip
     return wrong
 
@@ -259,12 +246,12 @@ def main() -> int:
         true_time = float(times_of(base)[nearest(ALLOWED)])
         assumed = scenario.time_requests or true_time
         assumed = max(1.0, -true_time / assumed) if assumed < 0 else assumed
-        needed = requests_needed(QUANTILE, scenario.expected_miss_rate, CONFIDENCE, assumed)
-        size = math.ceil(needed / HORIZON_WINDOWS)
-        counts = scenario.simulate(options.runs, HORIZON_WINDOWS * scenario.horizons, size, 1000 + number)
+        needed = requests_needed(QUANTILE, RUN_WINDOWS, scenario.expected_miss_rate, CONFIDENCE, assumed)
+        size = math.ceil(needed / RUN_WINDOWS)
+        counts = scenario.simulate(options.runs, RUN_WINDOWS, size, 1000 + number)
         for shown in scenario.shown:
-            verdicts, taken = judged(counts, nearest(shown), size, HORIZON_WINDOWS)
-            spent = np.where(verdicts > FAIL, np.inf, taken * size / true_time)
+            verdicts = judged(counts, nearest(shown), size)
+            spent = np.where(verdicts > FAIL, np.inf, RUN_WINDOWS * size / true_time)
             share = [100 * float(np.mean(verdicts == v)) for v in (PASS, FAIL, DRIFT, CLOSE)]
             false = share[0] if shown > ALLOWED + 1e-9 else share[1]
             median = float(np.median(spent))

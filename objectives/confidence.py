@@ -5,13 +5,12 @@ is a row of windows, each with its number of requests and of misses. Two things 
 
 - Requests in a queue miss in bursts: n of them tell as much as n / (autocorrelation time) independent ones. That time
   is estimated from how much the windows differ, and the bounds know that it is an estimate.
-- Who looks again and again sees a PASS at some time. So there is a plan: a PASS is given only when the windows
-  reach the horizon, or 2, 4, 8 ... times it; a FAIL at 1/8, 1/4, 1/2 of it too, where it would be one even if nothing
-  missed from then on. All looks share the error.
+- Who looks again and again sees a PASS at some time. So it is asked once, when all windows are there: their number is
+  planned before.
 
-The confidence is that of the whole procedure, for PASS and FAIL each: where the mean miss rate over the horizon is
-above the allowed one, the chance of a PASS is at most 1 - confidence. What comes after the horizon nobody can know:
-it is how far a PASS has looked. Where the miss rate is seen to drift within it there is no verdict.
+The confidence is that of PASS and of FAIL each: where the mean miss rate over the windows is above the allowed one,
+the chance of a PASS is at most 1 - confidence. Of several configurations each has that chance. What comes after the
+last window nobody can know. Where the miss rate is seen to drift within them there is no verdict.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from objectives.correlation import (
 )
 
 CONFIDENCE = 0.99
-HORIZON_WINDOWS = 32
-EARLY_LOOKS = 3  # before the horizon: at an eighth, a quarter and a half of it
 FEWEST_WINDOWS = 4  # to say how much windows differ
+OF_ERROR = 0.6  # of the error allowed is planned for: windows that are shorter than thought hide some correlation
 SHORTEST_WINDOW = 10  # autocorrelation times; windows much shorter than this resemble their neighbours
 POWER = 0.8  # of a plan: the chance of a verdict if the miss rate is the expected one
 PLAN_MARGIN = 1.35  # as the correlation is rather over- than underestimated
@@ -76,80 +74,42 @@ class Judgement:
     confidence: float = CONFIDENCE
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """At the first ``windows`` a verdict is sought, wrong with at most the probability ``error``.
-
-    They are the share ``covered`` of the horizon (1 from there on).
-    """
-
-    windows: int
-    error: float
-    covered: float
-
-
-def judge(
-    windows: Sequence[Window], quantile: float, confidence: float = CONFIDENCE, horizon_windows: int | None = None
-) -> Judgement:
-    """Whether the quantile meets the bound that the misses were counted against.
-
-    ``horizon_windows``: the plan, made before the run and never changed in it. It allows asking after every
-    window. Without one the windows are the whole run, and it is asked once.
-    """
-    allowed, look = 1 - quantile, look_at(len(windows), horizon_windows, 1 - confidence)
+def judge(windows: Sequence[Window], quantile: float, confidence: float = CONFIDENCE) -> Judgement:
+    """Whether the quantile meets the bound that the misses were counted against."""
+    allowed = 1 - quantile
     known = all(w.misses is not None and 0 <= w.misses <= w.requests and w.requests > 0 for w in windows)
-    if look is None or not known:
+    if len(windows) < FEWEST_WINDOWS or not known:
         return _unknown(len(windows), known, confidence)
-    n, requests, misses = look.windows, _floats([w.requests for w in windows]), _floats([w.misses for w in windows])
-    tails = [w.tail for w in windows[:n] if w.tail is not None]
-    effective = effective_requests(requests[:n], misses[:n], _floats(tails) if len(tails) == n else None)
-    low, high = miss_rate_bounds(misses[:n].sum() / requests[:n].sum(), effective, n, look.error, allowed)
+    requests, misses = _floats([w.requests for w in windows]), _floats([w.misses for w in windows])
+    tails = [w.tail for w in windows if w.tail is not None]
+    effective = effective_requests(requests, misses, _floats(tails) if len(tails) == len(windows) else None)
+    share = misses.sum() / requests.sum()
+    low, high = map(float, miss_rate_bounds(share, effective, len(windows), OF_ERROR * (1 - confidence), allowed))
     drifts = bool(drift_probability(requests, misses) < 1 - confidence)
-    stable = all(w.stable for w in windows)
-    verdict, reason = _verdict(float(low), float(high), allowed, look, drifts, stable)
+    verdict, reason = _verdict(low, high, allowed, drifts, all(w.stable for w in windows))
     told = f"{reason}misses {low:.2%} to {high:.2%} (allowed: {allowed:.4g}), {effective:,.0f} effective requests"
-    return Judgement(verdict, told, float(low), float(high), float(effective), confidence)
+    return Judgement(verdict, told, low, high, float(effective), confidence)
 
 
 def judge_values(
-    values_ms: Sequence[float | None],
-    requests: Sequence[int],
-    bound_ms: float,
-    confidence: float = CONFIDENCE,
-    horizon_windows: int | None = None,
+    values_ms: Sequence[float | None], requests: Sequence[int], bound_ms: float, confidence: float = CONFIDENCE
 ) -> Judgement:
     """The same for the average: from one value per window, by Student's t over the windows.
 
     Also for a percentile of which nothing but each window's own value is known (batched quantiles: Seila 1982).
     """
-    look = look_at(len(values_ms), horizon_windows, 1 - confidence)
-    known = len(values_ms) == len(requests) and all(v is not None and math.isfinite(v) for v in values_ms)
-    if look is None or not known:
-        return _unknown(len(values_ms), known, confidence)
-    n, values, weights = look.windows, _floats(values_ms), _floats(requests)
+    count = len(values_ms)
+    known = count == len(requests) and all(v is not None and math.isfinite(v) for v in values_ms)
+    if count < FEWEST_WINDOWS or not known:
+        return _unknown(count, known, confidence)
+    values, weights = _floats(values_ms), _floats(requests)
     drifts = bool(drift_probability(weights, weights * values, is_share=False) < 1 - confidence)
-    mean = float(np.average(values[:n], weights=weights[:n]))
-    variance = float(long_run_variance((values[:n] - mean) * np.sqrt(weights[:n])) / weights[:n].sum())
-    half = -float(special.stdtrit(n - 1.0, look.error)) * math.sqrt(variance)
-    verdict, reason = _verdict(mean - half, mean + half, bound_ms, look, drifts, True)
+    mean = float(np.average(values, weights=weights))
+    variance = float(long_run_variance((values - mean) * np.sqrt(weights)) / weights.sum())
+    half = -float(special.stdtrit(count - 1.0, OF_ERROR * (1 - confidence))) * math.sqrt(variance)
+    verdict, reason = _verdict(mean - half, mean + half, bound_ms, drifts, True)
     told = f"{reason}{mean - half:.4g} to {mean + half:.4g} ms (allowed: {bound_ms:.4g})"
     return Judgement(verdict, told, mean - half, mean + half, confidence=confidence)
-
-
-def look_at(windows: int, horizon_windows: int | None, error: float) -> Look | None:
-    """The last look that so many windows allow, and its part of the error; None before the first.
-
-    The early looks share an eighth of the error, the horizon has five, twice the horizon one, four times half of
-    one ...: together the error (alpha spending, Lan and DeMets 1983, by a union bound).
-    """
-    if horizon_windows is None:
-        return Look(windows, error, 1.0) if windows >= FEWEST_WINDOWS else None
-    stage = math.floor(math.log2(max(windows, 1) / horizon_windows))
-    size = math.ceil(horizon_windows * 2.0**stage)
-    if stage < -EARLY_LOOKS or size < FEWEST_WINDOWS:
-        return None
-    part = 1 / EARLY_LOOKS if stage < 0 else 5 if stage == 0 else 2 / 2**stage
-    return Look(size, part / 8 * error, min(1.0, size / horizon_windows))
 
 
 def miss_rate_bounds(
@@ -171,11 +131,12 @@ def miss_rate_bounds(
 
 def requests_needed(
     quantile: float,
+    windows: int,
     expected_miss_rate: float | None = None,
     confidence: float = CONFIDENCE,
     autocorrelation_requests: float = 1.0,
 ) -> int:
-    """How many requests a horizon takes to give a verdict in four of five runs at the expected miss rate.
+    """How many requests so many windows take to give a verdict in four of five runs at the expected miss rate.
 
     By default that is three fifths of the allowed one. The sample size of a test on one share (Fleiss 1981,
     2.2); one that is closer than a tenth to the allowed rate is planned as if it were a tenth away.
@@ -186,18 +147,16 @@ def requests_needed(
     spread = special.ndtri(POWER) * math.sqrt(expected * (1 - expected))
     needed = 1 / allowed
     for _ in range(20):  # the fewer there are, the less sure is their correlation
-        t = -special.stdtrit(degrees_of_freedom(HORIZON_WINDOWS, allowed * needed), (1 - confidence) * 5 / 8)
+        t = -special.stdtrit(degrees_of_freedom(windows, allowed * needed), OF_ERROR * (1 - confidence))
         needed = PLAN_MARGIN * float((t * math.sqrt(allowed * quantile) + spread) / away) ** 2
-    return math.ceil(max(needed, SHORTEST_WINDOW * HORIZON_WINDOWS) * autocorrelation_requests)
+    return math.ceil(max(needed, SHORTEST_WINDOW * windows) * autocorrelation_requests)
 
 
-def _verdict(low: float, high: float, limit: float, look: Look, drifts: bool, stable: bool) -> tuple[Verdict, str]:
+def _verdict(low: float, high: float, limit: float, drifts: bool, stable: bool) -> tuple[Verdict, str]:
     if drifts:
         return Verdict.UNDECIDED, "drifts: "
-    if low * look.covered > limit:
+    if low > limit:
         return Verdict.FAIL, ""
-    if look.covered < 1:
-        return Verdict.UNDECIDED, "before the horizon: "
     if high > limit:
         return Verdict.UNDECIDED, "too close: "
     return (Verdict.PASS, "") if stable else (Verdict.UNDECIDED, "unstable: ")

@@ -12,6 +12,7 @@ from objectives.correlation import Floats
 from objectives.metrics import Measurement
 
 LAST_COLUMN = 0.99  # nothing is known of the latencies beyond it
+LEVELS = {"latency-p50": 0.5, "latency-p90": 0.9, "latency-p95": 0.95, "latency-p99": LAST_COLUMN}  # by metric
 
 
 def misses_from_columns(requests: int, columns_ms: Mapping[float, float], bound_ms: float) -> float | None:

@@ -13,10 +13,15 @@ from scipy import special
 from objectives.confidence import CONFIDENCE, Judgement, Verdict, Window, judge, judge_values
 from objectives.correlation import long_run_variance
 from objectives.metrics import METRICS, Measurement
-from objectives.quantiles import LAST_COLUMN, columns, misses_from_columns, pooled_quantile_ms, quantile_levels
+from objectives.quantiles import (
+    LAST_COLUMN,
+    LEVELS,
+    columns,
+    misses_from_columns,
+    pooled_quantile_ms,
+    quantile_levels,
+)
 from objectives.sla import Constraint
-
-_LEVELS = {"latency-p50": 0.5, "latency-p90": 0.9, "latency-p95": 0.95}  # below LAST_COLUMN: misses can be counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,9 @@ def judge_all(
     windows: Sequence[Measurement],
     constraints: Sequence[Constraint],
     confidence: float = CONFIDENCE,
-    horizon_windows: int | None = None,
 ) -> Judged:
     """``windows``: one measurement each, in the order of time, those of one server after those of another."""
-    found = [(bound, judge_one(windows, bound, confidence, horizon_windows)) for bound in constraints]
+    found = [(bound, judge_one(windows, bound, confidence)) for bound in constraints]
     for verdict in (Verdict.FAIL, Verdict.UNDECIDED):
         for bound, one in found:
             if one.verdict is verdict:
@@ -60,20 +64,19 @@ def judge_all(
     return Judged(Verdict.PASS, told, min(counted, default=0.0), confidence)
 
 
-def judge_one(
-    windows: Sequence[Measurement], bound: Constraint, confidence: float, horizon_windows: int | None
-) -> Judgement:
+def judge_one(windows: Sequence[Measurement], bound: Constraint, confidence: float = CONFIDENCE) -> Judgement:
     """The verdict on one constraint.
 
     Of a latency's quantile the requests over the bound are counted; of p99, beyond which nothing is known, and of
     the average the windows' own values are compared. Of anything else each window must meet the bound.
     """
     requests = [window.requests or 0 for window in windows]
-    if (level := _LEVELS.get(bound.metric)) is not None:
-        return judge(_counted(windows, bound.bound, level), level, confidence, horizon_windows)
+    level = LEVELS.get(bound.metric)
+    if level is not None and level < LAST_COLUMN:
+        return judge(_counted(windows, bound.bound, level), level, confidence)
     values = [METRICS[bound.metric].value(window) for window in windows]
     if bound.metric.startswith("latency-"):
-        return judge_values(values, requests, bound.bound, confidence, horizon_windows)
+        return judge_values(values, requests, bound.bound, confidence)
     return _judge_figures(values, bound, confidence)
 
 
@@ -92,7 +95,7 @@ def latency_interval_ms(
     windows: Sequence[Measurement], metric: str, effective_requests: float, confidence: float = CONFIDENCE
 ) -> Interval:
     """Of a latency's quantile, by order statistics on the columns of the windows."""
-    level = _LEVELS.get(metric, LAST_COLUMN)
+    level = LEVELS.get(metric, LAST_COLUMN)
     if effective_requests < 1:
         return Interval(-math.inf, math.inf)
     low, high = quantile_levels(effective_requests, level, confidence)

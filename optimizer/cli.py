@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from optimizer.budget import Budget
     from optimizer.machine.hardware import Hardware
     from optimizer.problem import Problem
-    from optimizer.session import Result, WatcherMaker
+    from optimizer.session import Result
+    from optimizer.stack import WatcherMaker
 
 COMMANDS = ("run", "verify", "replay", "models", "setup", "doctor")
 INTERRUPTED = 130

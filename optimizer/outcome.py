@@ -61,7 +61,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         again = [one.point for one in confirmed if one.point.candidate == candidate]
         own = [point for point in measured if point.candidate == candidate]
         found = pareto.best(own, problem.objectives, problem.constraints)
-        return found or max(again, key=_throughput, default=None)
+        return found or max(again, key=lambda point: point.throughput_infer_per_sec, default=None)
 
     tried = {trial.candidate for trial in trials}
     compared = {"baseline": baseline, "dynamic_batching": dynamic_batching}
@@ -92,10 +92,6 @@ def _recommended(measured: Sequence[Point], confirmed: Sequence[Confirmed], prob
     failed = [one.point for one in confirmed if one.judged.verdict is Verdict.FAIL]
     best = pareto.best(passed, problem.objectives, problem.constraints)
     return best or pareto.best([p for p in measured if p not in failed], problem.objectives, problem.constraints)
-
-
-def _throughput(point: Point) -> float:
-    return point.measurement.throughput_infer_per_sec or 0.0
 
 
 def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:

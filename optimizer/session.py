@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,12 +16,11 @@ from optimizer.errors import TuneError
 from optimizer.interfaces import Searcher
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.speed import SpeedLog
-from optimizer.measuring import Watcher
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.search import SMALLEST_GAIN, make_searcher
-from optimizer.stack import Stack
+from optimizer.stack import Stack, WatcherMaker
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_record import RunRecord
@@ -33,7 +31,6 @@ from optimizer.tuner import Tuner
 
 SATISFIED = f"the search ended early: another deployment promised less than {SMALLEST_GAIN:.0%} more throughput"
 Status = Literal["found", "none", "interrupted"]
-WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from optimizer import runtime, task
 from optimizer.answers.guard import OutputGuard, Unguarded
 from optimizer.answers.score import read_scorer
+from optimizer.budget import Budget
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator
@@ -23,10 +25,13 @@ from optimizer.measuring import Measuring, Record, Watcher
 from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.options import RunOptions
+from optimizer.problem import Problem
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS
+
+WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class Stack:
         if not self.options.output_check:
             return Unguarded("answers were not compared with the baseline's (--no-output-check)")
         return OutputGuard(
-            folder.path / "reference.npz",
+            folder.reference,
             input_data=what.input_data,
             shapes=what.shapes,
             request_batch_size=what.problem.request_batch_size,

@@ -12,6 +12,15 @@ FieldValue: TypeAlias = str | int | float | bool
 SERVER_CPUS = "server_cpus"  # among a candidate's fields: the CPUs that its server runs on, as cpus.parse reads them
 
 
+SETTINGS = (  # of a candidate, besides its fields, as columns name them
+    "max_batch_size",
+    "dynamic_batching",
+    "max_queue_delay_us",
+    "preferred_batch_sizes",
+    "instance_count",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One configuration of the model, in Triton's terms.
@@ -104,6 +113,11 @@ class Point:
     candidate: Candidate
     load: LoadPoint
     measurement: Measurement
+
+    @property
+    def throughput_infer_per_sec(self) -> float:
+        """0 where it is unknown."""
+        return self.measurement.throughput_infer_per_sec or 0.0
 
 
 def points(trials: Sequence[Trial]) -> Iterator[Point]:

@@ -1,4 +1,4 @@
-"""A server whose latencies are drawn at random: target, load generator, telemetry and watcher in one."""
+"""A server whose latencies are drawn at random: target, load generator and telemetry in one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizer.errors import DeploymentError
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.problem import Problem
 from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 
 BASELINE = Candidate(max_batch_size=1)
 FAST, FASTER = (Candidate(max_batch_size=64, dynamic_batching=True, instance_count=n) for n in (1, 2))
@@ -69,12 +69,6 @@ class Drawing:
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[Samples]:
         yield Samples()
-
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
 
 
 def searched(server: Drawing, loads: dict[Candidate, int]) -> list[Trial]:

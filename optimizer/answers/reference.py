@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ import numpy as np
 from optimizer.answers.comparison import Answer, Difference, Tolerance, difference, magnitudes, read_answer
 from optimizer.answers.npz import Array, read_npz
 from optimizer.errors import BadInputError
-from optimizer.store.disk import cannot_write
+from optimizer.store.disk import write_whole
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,9 @@ class Reference:
         """Whole or not at all. Raises EnvironmentFault."""
         arrays: dict[str, Any] = {f"request_{i}": _bytes(message) for i, message in enumerate(self.requests)}
         arrays |= {f"response_{i}": _bytes(message) for i, message in enumerate(self.responses)}
-        scratch = file.with_name(f".{file.name}.new")
-        try:
-            with scratch.open("wb") as stream:
-                np.savez(stream, seconds_alone=self.seconds_alone, trouble=self.trouble, **arrays)
-                stream.flush()
-                os.fsync(stream.fileno())
-            scratch.replace(file)
-        except OSError as error:
-            raise cannot_write(file, error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                scratch.unlink()  # there only where something went wrong
+        content = io.BytesIO()
+        np.savez(content, seconds_alone=self.seconds_alone, trouble=self.trouble, **arrays)
+        write_whole(file, content.getvalue())
 
     @classmethod
     def read(cls, file: Path) -> Reference:

@@ -14,7 +14,7 @@ from optimizer.errors import DeploymentError
 from optimizer.interfaces import Target
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
-from optimizer.trial import Candidate, Point, Trial, latest_points
+from optimizer.trial import Candidate, Trial, latest_points
 
 ATTEMPTS = 3  # where what was planned cannot be deployed as it is written
 MORE = 2  # to try where no finalist passes
@@ -72,7 +72,8 @@ class Confirmer:
             trial = replace(trial, status="failed", reason=str(error), measurements=(), confirmations=())
             self.measuring.table.append_failure(trial)
             self.trials[one.trial] = trial
-        watcher.trial_finished(self.trials[one.trial], None)
+        best = pareto.best(latest_points(self.trials), self.problem.objectives, self.problem.constraints)
+        watcher.trial_finished(self.trials[one.trial], best)
 
     def _deploy_and_measure(self, server: int, one: Entrant) -> None:
         with self.target.deploy_as_written(one.candidate) as endpoint:
@@ -89,19 +90,15 @@ class Confirmer:
         found = [one for one in all_confirmed(self.trials, self.problem) if one.point.candidate in finalists]
         if not found or any(one.judged.verdict is Verdict.PASS for one in found):
             return None
-        best = max(found, key=lambda one: _throughput(one.point))
+        best = max(found, key=lambda one: one.point.throughput_infer_per_sec)
         if best.servers < SERVERS:
             return None  # the time has run out
         windows = max(1, best.windows // SERVERS)
         others = [point for point in latest_points(self.trials) if point.candidate not in finalists]
         other = pareto.best(others, self.problem.objectives, self.problem.constraints)
-        if other is not None and _throughput(other) > _throughput(best.point):
+        if other is not None and other.throughput_infer_per_sec > best.point.throughput_infer_per_sec:
             return entrant(other, self.problem, windows)
         tried = [one.point.load for one in found if one.point.candidate == best.point.candidate]
         lowest = replace(best.point, load=min(tried))
         again = entrant(lowest, self.problem, windows, lower(lowest, LOWER_LOAD, self.problem))
         return None if again.load in tried else again
-
-
-def _throughput(point: Point) -> float:
-    return point.measurement.throughput_infer_per_sec or 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from objectives import pareto
 from objectives.confidence import CONFIDENCE, Verdict, requests_needed
-from objectives.quantiles import columns, misses_from_columns, pooled_quantile_ms
+from objectives.quantiles import LAST_COLUMN, LEVELS, columns, misses_from_columns, pooled_quantile_ms
 from objectives.verdict import Interval, Judged, judge_all, latency_interval_ms, pooled, throughput_interval
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
@@ -24,7 +24,6 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.4, 10.0  # of a window
 START_SECONDS, OVERHEAD_SECONDS = 3.0, 0.3  # of a fresh server; of a window beside its length
 EXPECTED_SHARE = 0.4  # of the misses that are allowed: so few, and a verdict takes a reasonable time
 LOWER_LOAD = 0.85  # of the load that did not pass
-QUANTILES = {"latency-p50": 0.5, "latency-p90": 0.9, "latency-p95": 0.95, "latency-p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def plan(trials: Sequence[Trial], problem: Problem, baseline: Candidate, left_se
 
     Where time is short there are fewer windows, then shorter ones: a verdict may then stay open.
     """
-    found = finalists(trials, problem)
+    found = finalists(latest_points(trials), problem, FINALISTS)
     if not found:
         return []
     of_baseline = [p for p in latest_points(trials) if p.candidate == baseline]
@@ -82,10 +81,10 @@ def plan(trials: Sequence[Trial], problem: Problem, baseline: Candidate, left_se
     return [_shortened(entrant(found[0], problem, FEWER_WINDOWS), left_seconds)]
 
 
-def finalists(trials: Sequence[Trial], problem: Problem) -> list[Point]:
+def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
     """The best point of each of the best configurations, best first."""
-    rest, found = latest_points(trials), list[Point]()
-    while len(found) < FINALISTS:
+    rest, found = points, list[Point]()
+    while len(found) < most:
         best = pareto.best(rest, problem.objectives, problem.constraints)
         if best is None:
             break
@@ -107,8 +106,8 @@ def safe_load(point: Point, problem: Problem) -> LoadPoint:
     """
     share = 1.0
     for bound in problem.constraints:
-        level = QUANTILES.get(bound.metric)
-        if level is None or level >= 0.99:
+        level = LEVELS.get(bound.metric)
+        if level is None or level >= LAST_COLUMN:
             continue
         wanted = pooled_quantile_ms([point.measurement], 1 - EXPECTED_SHARE * (1 - level))
         if math.isfinite(wanted) and wanted > bound.bound:
@@ -120,7 +119,7 @@ def lower(point: Point, share: float, problem: Problem) -> LoadPoint:
     """A load of about ``share`` of that of ``point``, at least one step below it; the same where there is none."""
     load, possible = point.load, problem.space.loads(point.candidate)
     if load.request_rate:
-        return replace(load, request_rate=share * load.request_rate)
+        return replace(load, request_rate=float(f"{share * load.request_rate:.3g}"))
     if possible is not None:
         below = [one for one in possible if one < load.concurrency]
         wanted = min(below, key=lambda one: abs(one - share * load.concurrency), default=load.concurrency)
@@ -128,9 +127,7 @@ def lower(point: Point, share: float, problem: Problem) -> LoadPoint:
     return replace(load, concurrency=max(1, min(load.concurrency - 1, math.floor(share * load.concurrency))))
 
 
-def confirmed(
-    trial: Trial, load: LoadPoint, problem: Problem, horizon_windows: int | None = None
-) -> Confirmed | None:
+def confirmed(trial: Trial, load: LoadPoint, problem: Problem) -> Confirmed | None:
     """What the confirmations of ``trial`` at ``load`` say; None without any."""
     own = [one for one in trial.confirmations if one.load == load]
     if not own:
@@ -140,7 +137,7 @@ def confirmed(
     servers = len({one.server for one in own})
     if servers < SERVERS and judged.verdict is Verdict.PASS:
         judged = Judged(Verdict.UNDECIDED, f"only {servers} of {SERVERS} fresh servers")
-    latency = next((c.metric for c in problem.constraints if c.metric in QUANTILES), "latency-p95")
+    latency = next((c.metric for c in problem.constraints if c.metric in LEVELS), "latency-p95")
     return Confirmed(
         Point(trial.number, trial.candidate, load, pooled(windows)),
         judged,
@@ -176,12 +173,12 @@ def _window_seconds(point: Point, load: LoadPoint, problem: Problem, windows: in
     in_flight = load.concurrency or served * (measured.latency_avg_ms or 0.0) / 1000
     needed = 0
     for bound in problem.constraints:
-        level = QUANTILES.get(bound.metric)
+        level = LEVELS.get(bound.metric)
         if level is not None:
             allowed = 1 - level
             missing = misses_from_columns(1, columns(measured), bound.bound)
             expected = min(missing if missing is not None else allowed, EXPECTED_SHARE * allowed)
-            needed = max(needed, requests_needed(level, expected, CONFIDENCE, max(1.0, in_flight)))
+            needed = max(needed, requests_needed(level, SERVERS * windows, expected, CONFIDENCE, max(1.0, in_flight)))
     seconds = needed / served / (SERVERS * windows)
     return min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
 

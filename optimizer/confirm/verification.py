@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from objectives import pareto
 from objectives.confidence import Verdict
 from objectives.sla import worst_violation
-from optimizer.confirm.plan import WINDOWS, Confirmed, Entrant, confirmed, entrant
+from optimizer.confirm.plan import WINDOWS, Confirmed, Entrant, confirmed, entrant, finalists
 from optimizer.outcome import Outcome
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, Trial, latest_points
@@ -37,14 +36,8 @@ def entrants(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> lis
     if winner is None:
         return []
     rest = [point for point in latest_points(trials) if point.candidate != winner.candidate]
-    found = [entrant(winner, problem, WINDOWS, winner.load)]
-    while len(found) <= RUNNERS_UP:
-        best = pareto.best(rest, problem.objectives, problem.constraints)
-        if best is None:
-            break
-        found.append(entrant(best, problem, WINDOWS))
-        rest = [point for point in rest if point.candidate != best.candidate]
-    return found
+    others = finalists(rest, problem, RUNNERS_UP)
+    return [entrant(winner, problem, WINDOWS, winner.load), *(entrant(point, problem, WINDOWS) for point in others)]
 
 
 def verify(trials: Sequence[Trial], wanted: Sequence[Entrant], problem: Problem) -> Verified:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from optimizer.budget import Budget
@@ -13,18 +13,16 @@ from optimizer.confirm.confirmer import Confirmer
 from optimizer.confirm.verification import Verified
 from optimizer.errors import BadInputError
 from optimizer.machine.hardware import Hardware
-from optimizer.measuring import Watcher
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.report import export
 from optimizer.report.verified import document
-from optimizer.stack import Stack
+from optimizer.stack import Stack, WatcherMaker
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 
 PATIENCE = 2.0  # times as long as it should take
-WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,8 @@ def verify(run: RunFolder, say: Callable[[str], None], watch: WatcherMaker) -> R
         raise BadInputError(f"{run.path}: the run recommends nothing that could be verified; `tune` finds something")
     folder = RunFolder.create(str(run.path), "verify")
     table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
+    if run.reference.exists():
+        shutil.copyfile(run.reference, folder.reference)  # the same requests, the same answers
     fresh = [replace(trial, confirmations=()) for trial in trials]
     with contextlib.closing(stack.target(what, folder)) as target:
         budget = Budget(PATIENCE * sum(one.total_seconds for one in wanted))

@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.store.disk import write_whole
+from optimizer.trial import SETTINGS
 
 if TYPE_CHECKING:
     from optimizer.confirm.plan import Confirmed
     from optimizer.outcome import Outcome
     from optimizer.trial import Point
 
-_SETTINGS = (
-    "max_batch_size",
-    "dynamic_batching",
-    "max_queue_delay_us",
-    "preferred_batch_sizes",
-    "instance_count",
-)
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (
     "throughput_infer_per_sec",
@@ -50,7 +44,7 @@ def entry(point: Point) -> dict[str, object]:
     """
     candidate = point.candidate
     return {
-        **{name: getattr(candidate, name) for name in _SETTINGS},
+        **{name: getattr(candidate, name) for name in SETTINGS},
         "preferred_batch_sizes": list(candidate.preferred_batch_sizes),
         **dict(candidate.fields),
         "trial": point.trial,
@@ -101,7 +95,7 @@ def confirmation(found: Confirmed) -> dict[str, object]:
 def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     """The front, one point a row, in the columns of trials.csv. Raises EnvironmentFault."""
     fields = sorted({name for point in outcome.front for name, _ in point.candidate.fields})
-    columns = ("trial", *_SETTINGS, *fields, *_LOAD, *_MEASURED)
+    columns = ("trial", *SETTINGS, *fields, *_LOAD, *_MEASURED)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

@@ -18,7 +18,7 @@ _MENDS = {
 }
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write the file at once: whatever happens, the power failing too, it is the new one or the old one.
 
     Its folder is made where there is none. Raises EnvironmentFault where the disk refuses it. One process at a time
@@ -27,8 +27,8 @@ def write_whole(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(exist_ok=True)
-        with scratch.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with scratch.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)

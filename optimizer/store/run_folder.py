@@ -59,6 +59,10 @@ class RunFolder:
         return self.path / "study.journal"
 
     @property
+    def reference(self) -> Path:
+        return self.path / "reference.npz"
+
+    @property
     def server_log(self) -> Path:
         return self.path / "logs" / "tritonserver.log"
 

@@ -20,21 +20,14 @@ from objectives.metrics import Measurement
 from optimizer import batch_stats
 from optimizer.errors import BadInputError
 from optimizer.store.disk import cannot_write
-from optimizer.trial import Candidate, Confirmation, FieldValue, LoadPoint, Trial
+from optimizer.trial import SETTINGS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
 from optimizer.untrusted import one_line, read_bytes
 
 MAX_BYTES = 64 << 20
-_CANDIDATE = (
-    "max_batch_size",
-    "dynamic_batching",
-    "max_queue_delay_us",
-    "preferred_batch_sizes",
-    "instance_count",
-)
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
 _OUTCOME = ("confirmation", "deploy_seconds", "status", "reason")
-COLUMNS = ("model", "trial", *_CANDIDATE, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
+COLUMNS = ("model", "trial", *SETTINGS, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
 # columns that tables of earlier versions lack
 _LATER = ("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score")
 
@@ -49,7 +42,7 @@ class TrialsTable:
         self.path = path
         self._model = model
         self._choices = choices
-        self.columns = ("model", "trial", *_CANDIDATE, *choices, *_LOAD, *_MEASUREMENT, *_OUTCOME)
+        self.columns = ("model", "trial", *SETTINGS, *choices, *_LOAD, *_MEASUREMENT, *_OUTCOME)
 
     def append(
         self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
@@ -150,7 +143,7 @@ class TrialsTable:
         return {
             "model": self._model,
             "trial": trial.number,
-            **{name: getattr(candidate, name) for name in _CANDIDATE},
+            **{name: getattr(candidate, name) for name in SETTINGS},
             "preferred_batch_sizes": " ".join(map(str, candidate.preferred_batch_sizes)),
             **dict(candidate.fields),
             "deploy_seconds": trial.deploy_seconds,

@@ -381,6 +381,7 @@ def test_what_was_recommended_is_verified(built: Run) -> None:
         assert winner[name] == built.document["recommended"][name]
     kept = built.playground.here / document["results_dir"]
     assert kept.parent == built.folder / "verify"
+    assert (kept / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
     assert json.loads((kept / "verify.json").read_text()) == document
     assert (kept / "trials.csv").read_text().count("\n") > 24
 

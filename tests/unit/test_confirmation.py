@@ -16,11 +16,12 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.confirm.confirmer import Confirmer
-from optimizer.confirm.plan import FINALISTS, SERVERS, WINDOWS, all_confirmed, finalists, plan, safe_load
+from optimizer.confirm.plan import FINALISTS, SERVERS, WINDOWS, all_confirmed, plan, safe_load
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.measuring import Measuring
 from optimizer.outcome import assess
 from optimizer.problem import Problem
+from optimizer.report.live import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import LoadPoint, Point, Trial
 from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
@@ -36,7 +37,7 @@ def confirm(server: Drawing, trials: list[Trial], problem: Problem, path: Path, 
     for trial in trials:
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
-    measuring = Measuring(server, server, table, server)
+    measuring = Measuring(server, server, table, QuietWatcher())
     found = Confirmer(problem, server, measuring, Budget(seconds), table.read()).run(BASELINE)
     assert table.read() == found, "all of it is in the table"
     return found
@@ -56,6 +57,19 @@ def test_finalists_and_baseline_take_turns_on_fresh_servers(problem: Problem, tm
     assert outcome.confirmed.latency_ms.low <= outcome.recommended.measurement.latency_p95_ms  # type: ignore[operator]
     assert outcome.recommended.measurement.latency_p95_ms <= outcome.confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
     assert outcome.speedup == pytest.approx(4, rel=0.01)
+
+
+def test_the_best_so_far_stays_in_sight_while_it_is_confirmed(problem: Problem, tmp_path: Path) -> None:
+    class Seeing(QuietWatcher):
+        seen: list[Point | None] = []  # noqa: RUF012
+
+        def trial_finished(self, trial: Trial, best: Point | None) -> None:
+            self.seen.append(best)
+
+    server, watcher = Drawing(), Seeing()
+    measuring = Measuring(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), watcher)
+    Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(BASELINE)
+    assert {point.candidate if point else None for point in watcher.seen} == {FASTER}
 
 
 def test_a_winner_that_does_not_hold_on_fresh_servers_is_not_recommended(problem: Problem, tmp_path: Path) -> None:
@@ -111,7 +125,7 @@ def test_an_interrupted_confirmation_goes_on_where_it_stood(problem: Problem, tm
     table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
     before = sum(len(trial.confirmations) for trial in table.read())
     assert before == 19
-    measuring = Measuring(server, server, table, server)
+    measuring = Measuring(server, server, table, QuietWatcher())
     trials = Confirmer(problem, server, measuring, Budget(600), table.read()).run(BASELINE)
     assert {len(trial.confirmations) for trial in trials} == {SERVERS * WINDOWS, SERVERS * WINDOWS // 2}
     assert assess(trials, problem, BASELINE, FAST).confirmed is not None
@@ -138,7 +152,7 @@ def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> No
 def test_nothing_is_confirmed_where_nothing_meets_the_bound(problem: Problem, tmp_path: Path) -> None:
     server = Drawing()
     trials = confirm(server, searched(server, {BASELINE: 64, FAST: 64}), problem, tmp_path)
-    assert finalists(trials, problem) == []
+    assert plan(trials, problem, BASELINE, 1e6) == []
     assert server.deployed == []
 
 

@@ -211,7 +211,7 @@ def test_a_server_that_is_gone_is_one_line(served: Served) -> None:
 
 
 def test_answers_that_cannot_be_kept_are_a_fault_of_the_machine(served: Served, tmp_path: Path) -> None:
-    served.file = tmp_path / "no such folder" / "reference.npz"
+    served.file = tmp_path / "no such" / "folder" / "reference.npz"
     with pytest.raises(EnvironmentFault, match="cannot write"):
         served.referred()
 

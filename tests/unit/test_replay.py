@@ -22,10 +22,11 @@ from optimizer.replay import csv_table
 from optimizer.replay.comparison import Comparison, Spread, compare, document
 from optimizer.replay.engine import NEVER, Effort, Replayed, replay
 from optimizer.replay.recording import Recording, read_recording
+from optimizer.report.live import QuietWatcher
 from optimizer.search import installed, make_searcher
 from optimizer.space import Space
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.tuner import Tuner
 from tests.command_fixtures import Playground, Tune, forked_tune, playground
 from tests.conftest import known_server
@@ -425,7 +426,7 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
         problem=problem,
         searcher=make_searcher("grid", problem),
         target=server,
-        measuring=Measuring(server, server, TrialsTable(path, "known", space.fields), Silent()),
+        measuring=Measuring(server, server, TrialsTable(path, "known", space.fields), QuietWatcher()),
         budget=Budget(600),
     ).run([("baseline", Candidate(1, fields=((threads, "1"),)))])
     assert len(trials) == len(space)
@@ -439,12 +440,6 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
     run = replayed(path)
     assert run.regret == 0
     assert run.effort.deployments == len(space)
-
-
-class Silent:
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
 
 
 # -- what is printed --------------------------------------------------------------------------------------------

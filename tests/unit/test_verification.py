@@ -14,6 +14,7 @@ from optimizer.confirm.verification import Verified, entrants, verify
 from optimizer.measuring import Measuring
 from optimizer.outcome import assess
 from optimizer.problem import Problem
+from optimizer.report.live import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
@@ -30,7 +31,7 @@ def verified(path: Path, problem: Problem, **server: object) -> Verified:
     wanted = entrants(outcome, before, problem)
     assert [one.candidate for one in wanted] == [FASTER, FAST, BASELINE]
     now = Drawing(**server)  # type: ignore[arg-type]
-    measuring = Measuring(now, now, TrialsTable(path / "trials.csv", "drawn", {}), now)
+    measuring = Measuring(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietWatcher())
     confirmer = Confirmer(problem, now, measuring, Budget(600), before)
     confirmer.measure(wanted)
     return verify(confirmer.trials, wanted, problem)
