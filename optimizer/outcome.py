@@ -20,8 +20,8 @@ FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 class Outcome:
     """``recommended`` is None where no stable point meets the constraints; ``closest`` is then the nearest.
 
-    It is the best whose confirmation passes, without any such the best that has not failed one; ``confirmed`` is
-    what its confirmation says, None where there was none.
+    It is the best whose confirmation passes, without any such the best that has not failed one; ``again`` are all
+    points that were confirmed, the recommended one's confirmation is ``confirmed``, None where there was none.
 
     ``baseline`` and ``dynamic_batching`` are the best points of the configuration as given and of plain
     ``dynamic_batching {}`` under the same constraints, None where they have none; ``untried`` names those of
@@ -37,8 +37,16 @@ class Outcome:
     measurements: int
     holds_back: str = ""
     untried: frozenset[str] = frozenset()
-    confirmed: Confirmed | None = None
+    again: tuple[Confirmed, ...] = ()
     confirmations: int = 0
+
+    @property
+    def confirmed(self) -> Confirmed | None:
+        return self.confirmation_of(self.recommended)
+
+    def confirmation_of(self, point: Point | None) -> Confirmed | None:
+        """What fresh servers say of ``point``; None where only the search measured it."""
+        return next((one for one in self.again if one.point is point), None)
 
     @property
     def speedup(self) -> float | None:
@@ -76,7 +84,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         holds_back="" if recommended else _holds_back(trials, closest, problem),
         untried=frozenset(role for role, candidate in compared.items() if candidate not in tried),
         confirmations=sum(len(trial.confirmations) for trial in trials),
-        confirmed=next((one for one in confirmed if one.point is recommended), None),
+        again=tuple(confirmed),
     )
 
 

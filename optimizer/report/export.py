@@ -58,14 +58,14 @@ def document(
 ) -> dict[str, object]:
     """The result of a run, ready for JSON; ``trials`` and ``measurements`` are counts. ``extra`` follows."""
     return {
-        "recommended": _entry(outcome.recommended),
+        "recommended": _entry(outcome, outcome.recommended),
         "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
-        "baseline": _entry(outcome.baseline),
-        "dynamic_batching": _entry(outcome.dynamic_batching),
+        "baseline": _entry(outcome, outcome.baseline),
+        "dynamic_batching": _entry(outcome, outcome.dynamic_batching),
         "speedup": outcome.speedup,
         "speedup_over_dynamic_batching": outcome.speedup_over_dynamic_batching,
-        "pareto": [entry(point) for point in outcome.front],
-        "closest": _entry(outcome.closest),
+        "pareto": [_entry(outcome, point) for point in outcome.front],
+        "closest": _entry(outcome, outcome.closest),
         "holds_back": outcome.holds_back or None,
         "trials": outcome.trials,
         "measurements": outcome.measurements,
@@ -109,8 +109,10 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _entry(point: Point | None) -> dict[str, object] | None:
-    return entry(point) if point else None
+def _entry(outcome: Outcome, point: Point | None) -> dict[str, object] | None:
+    """With the verdict of its confirmation, None where only the search measured it."""
+    confirmed = outcome.confirmation_of(point)
+    return {**entry(point), "verdict": confirmed.judged.verdict.value if confirmed else None} if point else None
 
 
 def _known(value: object) -> object:

@@ -141,15 +141,13 @@ def assert_entry(entry: dict[str, Any]) -> None:
 
 
 def test_the_recommendation_is_the_best_that_meets_the_sla(found: Run) -> None:
+    """Of those known as well as it is: what the search alone saw in a quick moment of the machine is no rival."""
     document = found.document
     recommended = document["recommended"]
-    assert recommended["latency_p95_ms"] <= SLA_MS
-    for entry in (document["baseline"], document["dynamic_batching"]):
-        assert entry["latency_p95_ms"] <= SLA_MS
-        assert entry["throughput_infer_per_sec"] <= recommended["throughput_infer_per_sec"]
-    assert recommended["throughput_infer_per_sec"] == max(
-        entry["throughput_infer_per_sec"] for entry in document["pareto"]
-    )
+    rivals = [document["baseline"], document["dynamic_batching"], *document["pareto"]]
+    assert all(entry["latency_p95_ms"] <= SLA_MS for entry in [recommended, *rivals])
+    equals = [entry["throughput_infer_per_sec"] for entry in rivals if entry["verdict"] == recommended["verdict"]]
+    assert recommended["throughput_infer_per_sec"] == max(equals)
 
 
 def test_the_gains_are_the_ratios_of_the_throughputs(found: Run) -> None:

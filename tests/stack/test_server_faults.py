@@ -110,6 +110,19 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def suspend(process: psutil.Process) -> bool:
+    """Until its last thread stands still: on a busy machine one may still answer after the signal was sent."""
+    process.suspend()
+    tasks = Path(f"/proc/{process.pid}/task")
+
+    def stands() -> bool:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in tasks.glob("*/stat")]
+        return set(states) == {"T"}
+
+    assert eventually(stands, 10)
+    return True
+
+
 def limit_memory(process: psutil.Process) -> None:
     """Of the server and of the stubs that it will start."""
     process.rlimit(psutil.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
@@ -203,7 +216,7 @@ def test_a_server_stopped_while_loading_is_noticed_and_replaced(source: ModelSou
         def loading() -> bool:
             return target.log.read_bytes().count(b"loading: faulty") > loads
 
-        with meanwhile(loading, before.suspend):
+        with meanwhile(loading, lambda: suspend(before)):
             error = refusal(target, candidate("loading: hang"))
         assert isinstance(error, ServerCrashed)
         assert str(error).startswith("tritonserver no longer answers while loading")
@@ -239,9 +252,8 @@ def test_what_is_stopped_between_two_deployments_is_replaced(
     before = server(target)
     stopped = before.parent() if victim == "supervisor" else before
     assert stopped is not None
-    stopped.suspend()
-    if victim == "supervisor":
-        before.suspend()
+    for process in {stopped, before}:
+        suspend(process)
     assert_serves(target, load_generator)
     assert is_gone(before)
     assert is_gone(stopped)
@@ -277,7 +289,7 @@ def test_a_server_stopped_while_measuring_is_noticed_and_replaced(
     with target.deploy(candidate()) as endpoint:
         before = server(target, endpoint)
     measuring = load_generator.log.exists
-    with meanwhile(measuring, before.suspend), pytest.raises(ServerCrashed) as caught:
+    with meanwhile(measuring, lambda: suspend(before)), pytest.raises(ServerCrashed) as caught:
         measured(target, load_generator, "none", HARMLESS)
     assert str(caught.value).startswith("tritonserver no longer answers while ")
     assert is_gone(before)
