@@ -33,7 +33,7 @@ def command_line(options: RunOptions) -> str:
         if options.budget_seconds != default.budget_seconds
         else None,
         "--max-trials": options.max_trials,
-        "--search": options.search if options.search != default_search(options.objectives, options.load) else None,
+        "--search": options.search if options.search != default_search(options.objectives) else None,
         "--seed": options.seed,
         "--protocol": options.protocol if options.protocol != default.protocol else None,
         "--measurement-interval": f"{_plain(options.measurement_interval_ms)}ms"

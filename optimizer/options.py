@@ -9,9 +9,9 @@ SLA_METRICS = ("avg", "p50", "p90", "p95", "p99")
 THROUGHPUT = ("throughput",)
 
 
-def default_search(objectives: tuple[str, ...], load: str = "concurrency") -> str:
-    """The search method where none is asked for: the simulation ranks by the throughput of a closed loop alone."""
-    return "simulated" if objectives == THROUGHPUT and load == "concurrency" else "tpe"
+def default_search(objectives: tuple[str, ...]) -> str:
+    """The search method where none is asked for: the simulation ranks by throughput alone."""
+    return "simulated" if objectives == THROUGHPUT else "tpe"
 
 
 @dataclass(frozen=True, slots=True)

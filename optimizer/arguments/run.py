@@ -148,9 +148,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         raise BadInputError(f"--arrivals {shown(given.arrivals)} is about --load rate: give that too")
     if given.load == "rate" and given.protocol == "http":
         raise BadInputError("--load rate sends by gRPC only: leave --protocol http out")
-    search = given.search or default_search(objectives, given.load)
-    if search == "simulated" and given.load == "rate":
-        raise BadInputError("--search simulated ranks by requests in flight: with --load rate take tpe or another")
+    search = given.search or default_search(objectives)
     if search == "simulated" and objectives[0] != "throughput":
         raise BadInputError(
             f"--search simulated ranks by throughput; with --objective {given.objective} "

@@ -25,6 +25,7 @@ from optimizer.search.figures import (
     log_simulated,
     with_tails,
 )
+from optimizer.search.in_flight import in_flight
 from optimizer.search.server_model import ServerModel, fit
 from optimizer.search.service import group_of
 from optimizer.trial import Candidate, Point, Trial, latest_points
@@ -63,8 +64,11 @@ class Guide:
         left = [candidate for candidate in self._problem.space.candidates() if candidate not in tried]
         if not left:
             return None
-        latency = judged_latency(self._problem, latest_points(trials))
-        measured = [point for point in latest_points(trials) if is_known(point, latency)]
+        points = latest_points(trials)
+        if self._problem.open_loop:
+            points = in_flight(points, self._problem)
+        latency = judged_latency(self._problem, points)
+        measured = [point for point in points if is_known(point, latency)]
         if not measured:
             return Decision(left[0], self._loads(left[0])[0], math.inf)
         view = _View(self._problem, trials, measured, latency, self._seed)
@@ -149,9 +153,12 @@ class _View:
         figures = np.array([log_figures(point, latency) for point in measured])
         simulated = self._tails(self.simulated(known), known)
         learned = np.array([features(problem.space, *cell) for cell in known])
+        residuals = self._tails(figures, known) - simulated
+        # arrivals at random have a longer tail than the closed loop that is simulated, whatever the candidate
+        self._longer_tail = np.array([0.0, float(np.median(residuals[:, 1])) if problem.open_loop else 0.0])
         self._correction = Correction(
             learned,
-            self._tails(figures, known) - simulated,
+            residuals - self._longer_tail,
             [point.trial for point in measured],
             np.array([noise_of(point) for point in measured]),
             self._model.error,
@@ -197,7 +204,9 @@ class _View:
         inputs = np.array([features(self._problem.space, *cell) for cell in cells])
         mean, deviation = self._correction.predict(inputs)
         simulated = self._tails(self.simulated(cells), cells)
-        return Belief(mean + simulated, deviation, log_loads(cells, self._problem.request_batch_size))
+        return Belief(
+            mean + simulated + self._longer_tail, deviation, log_loads(cells, self._problem.request_batch_size)
+        )
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
         return with_tails(figures, cells, self._problem.request_batch_size)
