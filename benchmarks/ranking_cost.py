@@ -263,6 +263,9 @@ class _Stack:
 
     def close(self) -> None: ...
 
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)]
+
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:

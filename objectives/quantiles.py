@@ -62,6 +62,24 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float) -> float:
     return float(np.interp(-math.log(1 - level), -np.log(shares), edges))  # ascending, as edges are
 
 
+def tail_share(windows: Sequence[Measurement], bound_ms: float) -> float:
+    """Of all requests, about how many are over a bound that may lie beyond LAST_COLUMN: the tail is taken to go on as
+    it falls between a window's last two columns. 1 where a window tells nothing."""
+    requests, missed = 0, 0.0
+    for window in windows:
+        known = columns(window)
+        if len(known) < 2:
+            return 1.0
+        share = float(_miss_shares(known, bound_ms))
+        (before, before_ms), (last, last_ms) = sorted(known.items())[-2:]
+        if bound_ms > last_ms:
+            falls = math.log((1 - before) / (1 - last)) / max(last_ms - before_ms, 1e-9)
+            share = (1 - last) * math.exp(-falls * (bound_ms - last_ms))
+        requests += window.requests or 1
+        missed += share * (window.requests or 1)
+    return missed / requests if requests else 1.0
+
+
 def _miss_shares(columns_ms: Mapping[float, float], bounds_ms: Floats | float) -> Floats:
     """Of each bound; positive, as nothing is known beyond the last column."""
     levels, values = [0.0, *sorted(columns_ms)], [0.0, *sorted(columns_ms.values())]

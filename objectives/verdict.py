@@ -20,6 +20,7 @@ from objectives.quantiles import (
     misses_from_columns,
     pooled_quantile_ms,
     quantile_levels,
+    tail_share,
 )
 from objectives.sla import Constraint
 
@@ -51,14 +52,32 @@ def judge_all(
     constraints: Sequence[Constraint],
     confidence: float = CONFIDENCE,
 ) -> Judged:
-    """``windows``: one measurement each, in the order of time, those of one server after those of another."""
+    """``windows``: one measurement each, in the order of time, those of one server after those of another.
+
+    With one that is lost or unstable there is no PASS, and a FAIL only where the others fail by themselves.
+    """
+    lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
+    if lost is not None or not windows:
+        why = f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else "nothing was measured"
+        return Judged(Verdict.UNDECIDED, why, confidence=confidence)
+    stable = [window for window in windows if window.stable]
+    if len(stable) == len(windows):
+        return _judge_stable(windows, constraints, confidence)
+    without = _judge_stable(stable, constraints, confidence) if stable else None
+    if without is not None and without.verdict is Verdict.FAIL:
+        return without
+    reason = next((window.reason for window in windows if not window.stable and window.reason), "windows disagree")
+    told = f"{len(windows) - len(stable)} of {len(windows)} measurements were unstable: {reason}"
+    effective = without.effective_requests if without else 0.0
+    return Judged(Verdict.UNDECIDED, told, effective, confidence)
+
+
+def _judge_stable(windows: Sequence[Measurement], constraints: Sequence[Constraint], confidence: float) -> Judged:
     found = [(bound, judge_one(windows, bound, confidence)) for bound in constraints]
     for verdict in (Verdict.FAIL, Verdict.UNDECIDED):
         for bound, one in found:
             if one.verdict is verdict:
                 return Judged(verdict, f"{bound}: {one.reason}", one.effective_requests, confidence)
-    if not windows or any(not _is_usable(window) for window in windows):
-        return Judged(Verdict.UNDECIDED, "a measurement is missing or unstable", confidence=confidence)
     told = "; ".join(f"{bound}: {one.reason}" for bound, one in found)
     counted = [one.effective_requests for _, one in found if one.effective_requests]
     return Judged(Verdict.PASS, told, min(counted, default=0.0), confidence)
@@ -67,8 +86,9 @@ def judge_all(
 def judge_one(windows: Sequence[Measurement], bound: Constraint, confidence: float = CONFIDENCE) -> Judgement:
     """The verdict on one constraint.
 
-    Of a latency's quantile the requests over the bound are counted; of p99, beyond which nothing is known, and of
-    the average the windows' own values are compared. Of anything else each window must meet the bound.
+    Of a latency's quantile the requests over the bound are counted. Of p99, beyond which nothing is known, and of
+    the average the windows' own values are compared; for p99 no more may be estimated to miss than are allowed, as a
+    few windows with many misses do not show in the others' p99. Of anything else each window must meet the bound.
     """
     requests = [window.requests or 0 for window in windows]
     level = LEVELS.get(bound.metric)
@@ -76,7 +96,12 @@ def judge_one(windows: Sequence[Measurement], bound: Constraint, confidence: flo
         return judge(_counted(windows, bound.bound, level), level, confidence)
     values = [METRICS[bound.metric].value(window) for window in windows]
     if bound.metric.startswith("latency-"):
-        return judge_values(values, requests, bound.bound, confidence)
+        found = judge_values(values, requests, bound.bound, confidence)
+        share = tail_share(windows, bound.bound) if level is not None else 0.0
+        if found.verdict is Verdict.PASS and share > 1 - LAST_COLUMN:
+            told = f"some windows are far beyond it, about {share:.2%} of all requests: {found.reason}"
+            return replace(found, verdict=Verdict.UNDECIDED, reason=told)
+        return found
     return _judge_figures(values, bound, confidence)
 
 
@@ -94,8 +119,15 @@ def throughput_interval(windows: Sequence[Measurement], confidence: float = CONF
 def latency_interval_ms(
     windows: Sequence[Measurement], metric: str, effective_requests: float, confidence: float = CONFIDENCE
 ) -> Interval:
-    """Of a latency's quantile, by order statistics on the columns of the windows."""
+    """Of a latency's quantile, by order statistics on the columns of the windows.
+
+    Of p99, beyond which nothing is known, and of the average, by Student's t over the windows' own.
+    """
     level = LEVELS.get(metric, LAST_COLUMN)
+    if level >= LAST_COLUMN:
+        values = [METRICS[metric].value(window) for window in windows]
+        found = judge_values(values, [window.requests or 0 for window in windows], math.inf, confidence)
+        return Interval(found.low, found.high)
     if effective_requests < 1:
         return Interval(-math.inf, math.inf)
     low, high = quantile_levels(effective_requests, level, confidence)

@@ -173,16 +173,16 @@ def _verify(arguments: list[str]) -> int:
     from optimizer.confirm.verify import verify
     from optimizer.report.verified import document, print_verified
 
-    result = verify(given.run, *_shown_on(_terminal()))
+    result = verify(given.run, given.options, *_shown_on(_terminal()))
     folder = str(result.folder.path)
     if given.as_json:
         import json
 
-        print(json.dumps(document(result.verified, result.before, folder), indent=2))
+        print(json.dumps(document(result.verified, result.before, folder, result.notes), indent=2))
     else:
         from rich.console import Console
 
-        print_verified(Console(), result.verified, result.before, result.problem, folder)
+        print_verified(Console(), result.verified, result.before, result.problem, folder, result.notes)
     return 0 if result.verified.holds else 1
 
 

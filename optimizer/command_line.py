@@ -47,6 +47,7 @@ def command_line(options: RunOptions) -> str:
         "--storage": without_password(options.storage),
         "--out": options.out if options.out != default.out else None,
     }
+    words += [] if options.output_check else ["--no-output-check"]
     for flag, value in flags.items():
         if value is not None:
             words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]

@@ -75,6 +75,13 @@ class LoadGenerator(Protocol):
         """
         ...
 
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """One to ``count`` measurements of about ``seconds`` each: as many as are taken of one stretch of the load.
+
+        Raises as ``measure``.
+        """
+        ...
+
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """Called once a deployment, before its first measurement. What it saw in passing, where it saw anything.
 

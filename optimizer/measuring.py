@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
@@ -62,7 +63,8 @@ class Measuring:
 
     def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
         """``trial`` with one more measurement. One that fails is recorded with its reason. Raises ServerCrashed."""
-        return self.keep(trial, load, self._take(trial, endpoint, load, None))
+        (measurement,) = self._take(trial, endpoint, load, lambda: [self.load_generator.measure(endpoint, load)])
+        return self.keep(trial, load, measurement)
 
     def keep(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
         measurement = replace(measurement, score=self._score)
@@ -70,35 +72,55 @@ class Measuring:
         self.watcher.measured(trial.number, load, measurement)
         return replace(trial, measurements=(*trial.measurements, (load, measurement)))
 
-    def confirm(self, trial: Trial, endpoint: Endpoint, load: LoadPoint, server: int, seconds: float) -> Trial:
-        """``trial`` with one more confirmation, measured on the ``server``-th fresh server for about ``seconds``.
+    def confirm(
+        self, trial: Trial, endpoint: Endpoint, load: LoadPoint, server: int, seconds: float, count: int = 1
+    ) -> Trial:
+        """``trial`` with one to ``count`` more confirmations, measured on the ``server``-th fresh server for about
+        ``seconds`` each.
 
         One that was disturbed is never a PASS. Raises ServerCrashed.
         """
-        measurement = replace(self._take(trial, endpoint, load, seconds), score=self._score)
-        if reason := disturbance(measurement):
-            measurement = replace(measurement, stable=False, reason=reason)
-        self.table.append(trial, load, measurement, confirmation=server)
-        self.watcher.measured(trial.number, load, measurement)
-        return replace(trial, confirmations=(*trial.confirmations, Confirmation(server, load, measurement)))
+        taken = self._take(
+            trial, endpoint, load, lambda: self.load_generator.windows(endpoint, load, seconds, count), server
+        )
+        for measurement in taken:
+            measurement = replace(measurement, score=self._score)
+            if reason := disturbance(measurement):
+                measurement = replace(measurement, stable=False, reason=reason)
+            self.table.append(trial, load, measurement, confirmation=server)
+            self.watcher.measured(trial.number, load, measurement)
+            trial = trial.confirmed_by(Confirmation(server, load, measurement))
+        return trial
 
-    def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint, seconds: float | None) -> Measurement:
-        """Once more where something else was at work on the CPUs; the less disturbed one counts."""
+    def _take(
+        self,
+        trial: Trial,
+        endpoint: Endpoint,
+        load: LoadPoint,
+        measure: Callable[[], list[Measurement]],
+        confirmation: int | None = None,
+    ) -> list[Measurement]:
+        """Once more where something else was at work on the CPUs; what was less disturbed counts."""
         try:
-            measurement = self._once(endpoint, load, seconds)
-            again = self._once(endpoint, load, seconds) if disturbance(measurement) else measurement
+            found = self._once(endpoint, measure)
+            again = self._once(endpoint, measure) if any(map(disturbance, found)) else found
         except ServerCrashed as error:
-            self.table.append(trial, load, Measurement(reason=str(error)))
+            self.table.append(trial, load, Measurement(reason=str(error)), confirmation)
             raise
-        return min(measurement, again, key=lambda one: one.other_cpu_share or 0.0)
+        return min(found, again, key=_badness)
 
-    def _once(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None) -> Measurement:
+    def _once(self, endpoint: Endpoint, measure: Callable[[], list[Measurement]]) -> list[Measurement]:
         try:
             with self.telemetry.record(endpoint) as samples:
-                measurement = self.load_generator.measure(endpoint, load, seconds)
+                found = measure()
         except ServerCrashed:
             raise
         except MeasurementError as error:
-            return Measurement(reason=str(error))
+            return [Measurement(reason=str(error))]
         known = {name: value for name, value in asdict(samples).items() if value is not None}
-        return replace(measurement, **known)
+        return [replace(measurement, **known) for measurement in found]
+
+
+def _badness(found: Sequence[Measurement]) -> tuple[bool, float]:
+    lost = any(one.throughput_infer_per_sec is None for one in found)
+    return lost, max(one.other_cpu_share or 0.0 for one in found)

@@ -20,8 +20,9 @@ FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 class Outcome:
     """``recommended`` is None where no stable point meets the constraints; ``closest`` is then the nearest.
 
-    It is the best whose confirmation passes, without any such the best that has not failed one; ``again`` are all
-    points that were confirmed, the recommended one's confirmation is ``confirmed``, None where there was none.
+    It is the best whose confirmation passes; without any such the best whose confirmation leaves it open, but for the
+    baseline, which is confirmed to be compared with; else the best that was not confirmed. ``again`` are all points
+    that were confirmed; ``confirmed`` is what is known of the recommended one, None where it is none of them.
 
     ``baseline`` and ``dynamic_batching`` are the best points of the configuration as given and of plain
     ``dynamic_batching {}`` under the same constraints, None where they have none; ``untried`` names those of
@@ -62,7 +63,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     """The outcome of ``trials`` so far."""
     confirmed = all_confirmed(trials, problem)
     measured = _measured(trials, confirmed)
-    recommended = _recommended(measured, confirmed, problem)
+    recommended = _recommended(measured, confirmed, problem, baseline)
     closest = None if recommended else pareto.closest(measured, problem.constraints)
 
     def best_of(candidate: Candidate) -> Point | None:
@@ -95,11 +96,19 @@ def _measured(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[P
     return searched + [one.point for one in confirmed]
 
 
-def _recommended(measured: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem) -> Point | None:
-    passed = [one.point for one in confirmed if one.judged.verdict is Verdict.PASS]
-    failed = [one.point for one in confirmed if one.judged.verdict is Verdict.FAIL]
-    best = pareto.best(passed, problem.objectives, problem.constraints)
-    return best or pareto.best([p for p in measured if p not in failed], problem.objectives, problem.constraints)
+def _recommended(
+    measured: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem, baseline: Candidate
+) -> Point | None:
+    def of(verdict: Verdict) -> list[Point]:
+        return [one.point for one in confirmed if one.judged.verdict is verdict]
+
+    open_still = [point for point in of(Verdict.UNDECIDED) if point.candidate != baseline]
+    rest = [point for point in measured if point not in of(Verdict.FAIL)]
+    for points_of_a_kind in (of(Verdict.PASS), open_still, rest):
+        best = pareto.best(points_of_a_kind, problem.objectives, problem.constraints)
+        if best is not None:
+            return best
+    return None
 
 
 def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:

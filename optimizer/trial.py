@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from objectives.metrics import Measurement
@@ -87,6 +87,11 @@ class Confirmation:
     load: LoadPoint
     measurement: Measurement
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it gave no figures: the server crashed, or the load generator failed or fell behind."""
+        return self.measurement.throughput_infer_per_sec is None
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -103,6 +108,13 @@ class Trial:
     reason: str = ""
     deploy_seconds: float | None = None
     confirmations: tuple[Confirmation, ...] = ()
+
+    def confirmed_by(self, again: Confirmation) -> Trial:
+        """With one confirmation more; it takes the place of a lost one just before it."""
+        kept = self.confirmations
+        if kept and kept[-1].is_lost and (kept[-1].server, kept[-1].load) == (again.server, again.load):
+            kept = kept[:-1]
+        return replace(self, confirmations=(*kept, again))
 
 
 @dataclass(frozen=True, slots=True)

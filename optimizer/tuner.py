@@ -99,7 +99,8 @@ class Tuner:
             try:
                 tried_again(lambda: self._deploy_and_sweep(rules), lambda: self._is_worth_retrying(trial.candidate))
             except DeploymentError as error:
-                self._current = replace(self._current, status="failed", reason=str(error))
+                # what was measured before a crash does not make it a candidate; its rows stay in the table
+                self._current = replace(self._current, status="failed", reason=str(error), measurements=())
                 self.measuring.table.append_failure(self._current)
                 self._give_up_if_nothing_deploys(error)
             trial = self._current
@@ -176,5 +177,6 @@ class Tuner:
                     return
                 warm = True
             self._current = self.measuring.measure(self._current, endpoint, load)
-            if self._current.measurements[-1][1].throughput_infer_per_sec is None:
+            nothing = self._current.measurements[-1][1].throughput_infer_per_sec is None
+            if nothing and not self.problem.open_loop:  # else the rate was too high for the load generator
                 return

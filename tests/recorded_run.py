@@ -50,6 +50,9 @@ class SlowLoad:
         time.sleep(MEASURE_SECONDS)
         return self.table.measure(endpoint, load, seconds)
 
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)]
+
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
         self.table.warm_up(endpoint, load)
 

@@ -31,6 +31,7 @@ from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line
 
+ANEW = ("budget", "max_trials", "storage", "out", "json")  # may be given with --resume
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
@@ -202,16 +203,28 @@ def _cpus(flag: str, text: str | None) -> str | None:
         raise BadInputError(f"{flag} {shown(text or '')}: {error}") from None
 
 
-def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None) -> tuple[RunFolder, RunOptions]:
-    """The options of the run that is continued; budget, trials and storage may be given anew."""
-    if given.model is not None:
-        raise BadInputError(f"--resume {given.resume} has its own model; leave {given.model!r} out")
-    folder = RunFolder.find(given.resume, given.out)
+def checked_options(folder: RunFolder) -> RunOptions:
+    """Those in the run.json of ``folder``, which may come from anywhere: its values are held to what the command
+    line's are. Raises BadInputError."""
     options = folder.read_options()
-    try:  # a run.json may come from anywhere: its values are held to what the command line's are
+    try:
         read_run_arguments(shlex.split(command_line(options))[1:])
     except BadInputError as error:
         raise BadInputError(f"{one_line(str(folder.info))}: {error}") from None
+    return options
+
+
+def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None) -> tuple[RunFolder, RunOptions]:
+    """The options of the run that is continued; what is in ANEW may be given anew."""
+    if given.model is not None:
+        raise BadInputError(f"--resume {given.resume} has its own model; leave {given.model!r} out")
+    usual = vars(_run_parser().parse_args([]))
+    other = [name for name, value in vars(given).items() if value != usual[name] and name not in (*ANEW, "resume")]
+    if other:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in other)
+        raise BadInputError(f"--resume {given.resume} goes on with what the run began with; leave {flags} out")
+    folder = RunFolder.find(given.resume, given.out)
+    options = checked_options(folder)
     options = replace(
         options,
         budget_seconds=options.budget_seconds if budget is None else budget,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from optimizer.arguments.run import checked_options
 from optimizer.arguments.values import Parser
+from optimizer.options import RunOptions
 from optimizer.store.run_folder import RunFolder
 
 VERIFY_EPILOG = """\
@@ -24,6 +26,7 @@ example:
 @dataclass(frozen=True)
 class VerifyArguments:
     run: RunFolder
+    options: RunOptions
     as_json: bool
 
 
@@ -43,4 +46,5 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     parser.add_argument("--out", default="results", metavar="DIR", help="folder in which RUN may lie (results)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     given = parser.parse_args(words)
-    return VerifyArguments(RunFolder.find(given.run, given.out, "RUN"), given.json)
+    run = RunFolder.find(given.run, given.out, "RUN")
+    return VerifyArguments(run, checked_options(run), given.json)

@@ -12,12 +12,14 @@ from optimizer.confirm.plan import LOWER_LOAD, SERVERS, Entrant, all_confirmed, 
 from optimizer.crashes import tried_again
 from optimizer.errors import DeploymentError
 from optimizer.interfaces import Target
+from optimizer.load.windows import OVERLOADED
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, Trial, latest_points
 
 ATTEMPTS = 3  # where what was planned cannot be deployed as it is written
 MORE = 2  # to try where no finalist passes
+MOST_LOST = 1  # measurements that give no figures, on one server: measured again
 
 
 @dataclass
@@ -40,9 +42,9 @@ class Confirmer:
         for _ in range(ATTEMPTS):
             entrants = plan(self.trials, self.problem, baseline, self.budget.left_seconds())
             self.measure(entrants)
-            finalists = {one.candidate for one in entrants if self.trials[one.trial].status == "ok"}
-            finalists = finalists - {baseline} or finalists
-            if finalists:
+            left = {one.candidate for one in entrants if self.trials[one.trial].status == "ok"}
+            finalists = left - {baseline} or left
+            if finalists != {baseline} or all(one.candidate == baseline for one in entrants):
                 break
         for _ in range(MORE):
             again = self._next_best(finalists)
@@ -79,13 +81,22 @@ class Confirmer:
         with self.target.deploy_as_written(one.candidate) as endpoint:
             self.measuring.begin(endpoint)
             self.measuring.load_generator.warm_up(endpoint, one.load)
-            while done(trial := self.trials[one.trial], one, server) < one.windows and self.budget.left_seconds() > 0:
-                self.trials[one.trial] = self.measuring.confirm(trial, endpoint, one.load, server, one.seconds)
+            lost = 0
+            while self.budget.left_seconds() > 0 and lost <= MOST_LOST:
+                trial = self.trials[one.trial]
+                missing = one.windows - done(trial, one, server)
+                if missing <= 0:
+                    return
+                trial = self.measuring.confirm(trial, endpoint, one.load, server, one.seconds, missing)
+                self.trials[one.trial] = trial
+                last = trial.confirmations[-1]
+                lost += last.is_lost
+                if last.measurement.reason.startswith(OVERLOADED):
+                    return  # it will be so again
 
     def _next_best(self, finalists: set[Candidate]) -> Entrant | None:
-        """Where none of ``finalists`` has passed: the best of them at a lower load, or a better one of the rest.
-
-        The search's figure of the latter is as lucky as theirs was; at a lower load about as much is lost.
+        """Where none of ``finalists`` has passed: the best of them at a lower load, as much is known of it by now;
+        where that does not pass either, one of the rest for which the search saw more.
         """
         found = [one for one in all_confirmed(self.trials, self.problem) if one.point.candidate in finalists]
         if not found or any(one.judged.verdict is Verdict.PASS for one in found):
@@ -94,11 +105,12 @@ class Confirmer:
         if best.servers < SERVERS:
             return None  # the time has run out
         windows = max(1, best.windows // SERVERS)
-        others = [point for point in latest_points(self.trials) if point.candidate not in finalists]
-        other = pareto.best(others, self.problem.objectives, self.problem.constraints)
-        if other is not None and other.throughput_infer_per_sec > best.point.throughput_infer_per_sec:
-            return entrant(other, self.problem, windows)
         tried = [one.point.load for one in found if one.point.candidate == best.point.candidate]
         lowest = replace(best.point, load=min(tried))
         again = entrant(lowest, self.problem, windows, lower(lowest, LOWER_LOAD, self.problem))
+        others = [point for point in latest_points(self.trials) if point.candidate not in finalists]
+        other = pareto.best(others, self.problem.objectives, self.problem.constraints)
+        lowered = again.load not in tried and len(tried) == 1
+        if not lowered and other is not None and other.throughput_infer_per_sec > best.point.throughput_infer_per_sec:
+            return entrant(other, self.problem, windows)
         return None if again.load in tried else again

@@ -15,7 +15,7 @@ from objectives.confidence import CONFIDENCE, Verdict, requests_needed
 from objectives.quantiles import LAST_COLUMN, LEVELS, columns, misses_from_columns, pooled_quantile_ms
 from objectives.verdict import Interval, Judged, judge_all, latency_interval_ms, pooled, throughput_interval
 from optimizer.problem import Problem
-from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial, latest_points
 
 SERVERS = 3  # fresh ones, for each configuration
 WINDOWS, FEWER_WINDOWS = 8, 4  # on each server; the baseline, of which no verdict is asked, takes fewer
@@ -24,6 +24,8 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.4, 10.0  # of a window
 START_SECONDS, OVERHEAD_SECONDS = 3.0, 0.3  # of a fresh server; of a window beside its length
 EXPECTED_SHARE = 0.4  # of the misses that are allowed: so few, and a verdict takes a reasonable time
 LOWER_LOAD = 0.85  # of the load that did not pass
+LOWER_RATE = 0.95  # in an open loop, where latency falls steeply below the capacity
+MOST_RISE = 0.1  # of the bound: that a queue grows by within some seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def entrant(point: Point, problem: Problem, windows: int, load: LoadPoint | None
 def safe_load(point: Point, problem: Problem) -> LoadPoint:
     """The load of ``point``, or the one below it at which about EXPECTED_SHARE of the allowed requests miss.
 
-    In a closed loop at saturation latency is proportional to the requests in flight.
+    In a closed loop at saturation latency is proportional to the requests in flight; in an open one it takes little
+    less.
     """
     share = 1.0
     for bound in problem.constraints:
@@ -112,6 +115,8 @@ def safe_load(point: Point, problem: Problem) -> LoadPoint:
         wanted = pooled_quantile_ms([point.measurement], 1 - EXPECTED_SHARE * (1 - level))
         if math.isfinite(wanted) and wanted > bound.bound:
             share = min(share, bound.bound / wanted)
+    if share < 1 and point.load.request_rate:
+        share = LOWER_RATE
     return point.load if share == 1 else lower(point, share, problem)
 
 
@@ -137,6 +142,9 @@ def confirmed(trial: Trial, load: LoadPoint, problem: Problem) -> Confirmed | No
     servers = len({one.server for one in own})
     if servers < SERVERS and judged.verdict is Verdict.PASS:
         judged = Judged(Verdict.UNDECIDED, f"only {servers} of {SERVERS} fresh servers")
+    if judged.verdict is Verdict.PASS and (rise_ms := _rise_ms(own)) > MOST_RISE * _latency_bound_ms(problem):
+        told = f"the mean latency rose by {rise_ms:.3g} ms on each server: the rate may be more than it can serve"
+        judged = Judged(Verdict.UNDECIDED, told)
     latency = next((c.metric for c in problem.constraints if c.metric in LEVELS), "latency-p95")
     return Confirmed(
         Point(trial.number, trial.candidate, load, pooled(windows)),
@@ -157,7 +165,25 @@ def all_confirmed(trials: Sequence[Trial], problem: Problem) -> list[Confirmed]:
 
 def done(trial: Trial, entrant: Entrant, server: int) -> int:
     """The windows of ``entrant`` that were measured on the ``server``-th server already."""
-    return sum(one.server == server and one.load == entrant.load for one in trial.confirmations)
+    own = (one for one in trial.confirmations if one.server == server and one.load == entrant.load)
+    return sum(not one.is_lost for one in own)
+
+
+def _rise_ms(own: Sequence[Confirmation]) -> float:
+    """By how much the mean latency at a rate rose on each server, from the first third of its windows to the last, on
+    average; 0 where it did not on one of them. In a closed loop no queue can grow."""
+    rises = []
+    for server in {one.server for one in own}:
+        means = [one.measurement.latency_avg_ms or 0.0 for one in own if one.server == server]
+        third = len(means) // 3
+        if third == 0 or not own[0].load.request_rate:
+            return 0.0
+        rises.append((sum(means[-third:]) - sum(means[:third])) / third)
+    return sum(rises) / len(rises) if rises and min(rises) > 0 else 0.0
+
+
+def _latency_bound_ms(problem: Problem) -> float:
+    return min((c.bound for c in problem.constraints if c.metric.startswith("latency-")), default=math.inf)
 
 
 def _window_seconds(point: Point, load: LoadPoint, problem: Problem, windows: int) -> float:

@@ -11,8 +11,10 @@ from optimizer.budget import Budget
 from optimizer.confirm import verification
 from optimizer.confirm.confirmer import Confirmer
 from optimizer.confirm.verification import Verified
-from optimizer.errors import BadInputError
+from optimizer.errors import BadInputError, DeploymentError
 from optimizer.machine.hardware import Hardware
+from optimizer.machine.speed import SpeedLog
+from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.report import export
@@ -34,13 +36,20 @@ class Result:
     problem: Problem
     hardware: Hardware
     folder: RunFolder
+    notes: tuple[str, ...]
 
 
-def verify(run: RunFolder, say: Callable[[str], None], watch: WatcherMaker) -> Result:
-    """Raises BadInputError where the run recommends nothing, and TuneError as a run does."""
-    options = run.read_options()
+def verify(run: RunFolder, options: RunOptions, say: Callable[[str], None], watch: WatcherMaker) -> Result:
+    """Raises BadInputError where the run recommends nothing, or its profile has other bounds by now; TuneError as a
+    run does."""
     stack = Stack.detect(options, Stopwatch(), say)
     what = stack.task()
+    asked, then = [str(bound) for bound in what.problem.constraints], run.read_constraints()
+    if asked != then:
+        raise BadInputError(
+            f"{run.path}: it was run for {', '.join(then) or 'no bounds'}, but its profile now asks for "
+            f"{', '.join(asked) or 'none'}; undo that, or run `tune` again"
+        )
     with run.locked():
         trials = TrialsTable(run.trials, what.source.name, what.problem.space.fields).read()
     before = assess(trials, what.problem, what.baseline, what.dynamic_batching)
@@ -55,9 +64,13 @@ def verify(run: RunFolder, say: Callable[[str], None], watch: WatcherMaker) -> R
     with contextlib.closing(stack.target(what, folder)) as target:
         budget = Budget(PATIENCE * sum(one.total_seconds for one in wanted))
         with watch(what.problem, budget, stack.hardware) as watcher:
-            measuring = stack.measuring(what, folder, table, watcher)
-            confirmer = Confirmer(what.problem, target, measuring, budget, fresh)
+            measuring, speed = stack.measuring(what, folder, table, watcher), SpeedLog()
+            if measuring.guard.needs_reference:
+                with contextlib.suppress(DeploymentError), target.deploy(what.baseline) as endpoint:
+                    measuring.guard.reference(endpoint)
+            confirmer = Confirmer(what.problem, target, measuring, budget, fresh, speed.probe)
             confirmer.measure(wanted)
     found = verification.verify(confirmer.trials, wanted, what.problem)
-    export.write_json(folder.path / "verify.json", document(found, before, str(folder.path)))
-    return Result(found, before, what.problem, stack.hardware, folder)
+    notes = tuple(note for note in (measuring.guard.note, speed.note()) if note)
+    export.write_json(folder.path / "verify.json", document(found, before, str(folder.path), notes))
+    return Result(found, before, what.problem, stack.hardware, folder, notes)

@@ -46,6 +46,9 @@ class RecordedTable:
             raise MeasurementError(f"not in the table: {load} of {endpoint.candidate}")
         return measurement
 
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)]
+
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
         """A table is always warm, and a glance at it is a measurement."""
 

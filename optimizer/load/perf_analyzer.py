@@ -99,6 +99,10 @@ class PerfAnalyzer:
                 continue
             return replace(measurement, stable=not unstable, reason=unstable)
 
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """One: in a closed loop each launch is at its steady load within a few requests."""
+        return [self.measure(endpoint, load, seconds)]
+
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """Two short windows: in the first, requests page weights in and grow buffers; the second is the glance.
 

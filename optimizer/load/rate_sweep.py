@@ -25,6 +25,8 @@ LOWEST_RATE = 1.0
 def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRules) -> LoadPoint | None:
     """The load to measure next, or None when the search is over. ``rules.start`` is the first rate (requests/s)."""
     seen = {load.request_rate: measurement for load, measurement in measured}
+    if rules.lowest:  # latency is asked for, at what must be served at least
+        return None if seen else _at(rules.throughput_floor / rules.request_batch_size or float(rules.start), rules)
     if not seen:
         return _at(float(rules.start), rules)
     if len(seen) >= rules.max_loads:

@@ -53,7 +53,7 @@ class Poisson:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """Recorded intervals, stretched in time to the wanted rate and repeated from their start."""
+    """Recorded intervals, stretched in time to the wanted rate and repeated; each seed has its own beginning."""
 
     intervals: Floats
 
@@ -78,7 +78,9 @@ class Recorded:
         return cls(intervals)
 
     def plan(self, rate: float, seconds: float, seed: int) -> Floats:
-        intervals = self.intervals / (self.intervals.mean() * rate)
+        # each measurement begins somewhere else: together they see all of the recording
+        begin = np.random.default_rng(seed).integers(len(self.intervals))
+        intervals = np.roll(self.intervals, -begin) / (self.intervals.mean() * rate)
         repeats = math.ceil(seconds / intervals.sum()) + 1
         times = np.concatenate(([0.0], np.cumsum(np.tile(intervals, repeats))))
         return times[: np.searchsorted(times, seconds)]

@@ -22,6 +22,7 @@ from optimizer.load.server_statistics import is_alive, read_statistics, with_sta
 from optimizer.load.windows import (
     FIRST_WINDOW_MS,
     LONGEST_WINDOW_MS,
+    OVERLOADED,
     REQUESTS_PER_WINDOW,
     SPREAD_LIMIT,
     STRETCH,
@@ -74,24 +75,30 @@ class OpenLoop:
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Three windows as perf_analyzer's; where they disagree, or the client fell behind, once more.
 
-        With ``seconds`` given, once and for so long: one of many such measurements, whose differences are judged by
-        whoever repeats them. An overloaded server's measurement is not stable.
+        With ``seconds`` given, once and for so long, whatever differs within. An overloaded server's measurement is
+        not stable.
 
         Raises MeasurementError where there is no figure (a request failed, none was answered, or the client cannot
         keep up with the rate), ServerCrashed where the server or its model died or hangs.
         """
         if seconds is not None:
-            return self._launch(endpoint, load, seconds, math.inf)
+            return self._launch(endpoint, load, seconds, math.inf)[0]
         seconds = self._seconds(load.request_rate)
         if self.patience:
             try:
-                measurement = self._launch(endpoint, load, seconds, SPREAD_LIMIT)
-                if measurement.stable or measurement.reason.startswith("overloaded"):
+                (measurement,) = self._launch(endpoint, load, seconds, SPREAD_LIMIT)
+                if measurement.stable or measurement.reason.startswith(OVERLOADED):
                     return measurement
                 seconds *= 2
             except LateError:
                 pass
-        return self._launch(endpoint, load, seconds, SPREAD_LIMIT)
+        return self._launch(endpoint, load, seconds, SPREAD_LIMIT)[0]
+
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """All ``count`` of one stretch: a queue that grows slowly would be small again at the beginning of each. One
+        where the server was overloaded.
+        """
+        return self._launch(endpoint, load, seconds * count, math.inf, count)
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """A moment of the load; None where it says nothing yet.
@@ -99,7 +106,7 @@ class OpenLoop:
         Raises ServerCrashed where the server no longer answers. Whatever else goes wrong, ``measure`` will tell.
         """
         try:
-            seen = self._launch(endpoint, load, GLANCE_SECONDS, math.inf)
+            (seen,) = self._launch(endpoint, load, GLANCE_SECONDS, math.inf)
         except ServerCrashed:
             raise
         except MeasurementError:
@@ -113,7 +120,9 @@ class OpenLoop:
         window_ms = max(STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / rate)
         return WINDOWS * min(window_ms, LONGEST_WINDOW_MS) / 1000
 
-    def _launch(self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float) -> Measurement:
+    def _launch(
+        self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
+    ) -> list[Measurement]:
         seconds += LEAD_IN_SECONDS
         if load.request_rate * seconds > MOST_PLANNED:
             raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
@@ -126,9 +135,10 @@ class OpenLoop:
             raise ServerCrashed(f"{cause(record.error) or record.overload}; the server no longer answers")
         if record.hangs or model_died(record.error):
             raise ServerCrashed(cause(record.error))
-        measurement = judge(record, load, seconds, self.latency_bound_ms, spread_limit)
-        measurement = replace(measurement, measure_seconds=round(client_seconds, 3))
-        return with_statistics(measurement, before, self._statistics(endpoint))
+        found = judge(record, load, seconds, self.latency_bound_ms, spread_limit, parts)
+        after = self._statistics(endpoint)
+        took_seconds = round(client_seconds / len(found), 3)
+        return [with_statistics(replace(one, measure_seconds=took_seconds), before, after) for one in found]
 
     def _run_client(
         self, endpoint: Endpoint, messages: list[bytes], planned_seconds: Floats, seconds: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -63,21 +63,37 @@ class Requests:
     def late_share(self, limit_ms: float) -> float:
         return float(np.mean(self.late_by_ms > limit_ms))
 
+    def parts(self, count: int) -> list[Requests]:
+        """Equal parts of the time, in its order."""
+        edges = LEAD_IN_SECONDS + self.span_seconds * np.arange(1, count) / count
+        places = np.searchsorted(self.planned_seconds, edges)
+        return [
+            replace(
+                self,
+                planned_seconds=self.planned_seconds[begin:end],
+                late_by_ms=self.late_by_ms[begin:end],
+                latencies_ms=self.latencies_ms[begin:end],
+                answered=self.answered[begin:end],
+            )
+            for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
+        ]
+
     def windows(self, rate: float) -> list[Window]:
         """Thirds of the time. Throughput is what of ``rate`` is answered: the arrivals' own chance is left out."""
-        edges = LEAD_IN_SECONDS + self.span_seconds * np.arange(1, WINDOWS) / WINDOWS
-        parts = np.searchsorted(self.planned_seconds, edges)
-        latencies, answered = np.split(self.latencies_ms, parts), np.split(self.answered, parts)
         return [
-            Window(rate * float(ok.mean()), _quantile(ms, 0.95)) if len(ms) else Window(0.0, 0.0)
-            for ms, ok in zip(latencies, answered, strict=True)
+            Window(rate * float(part.answered.mean()), _quantile(part.latencies_ms, 0.95))
+            if len(part.latencies_ms)
+            else Window(0.0, 0.0)
+            for part in self.parts(WINDOWS)
         ]
 
 
 def judge(
-    record: Record, load: LoadPoint, seconds: float, latency_bound_ms: float, spread_limit: float
-) -> Measurement:
-    """What the client saw under ``load``, planned for ``seconds``; a bound of 0 is none.
+    record: Record, load: LoadPoint, seconds: float, latency_bound_ms: float, spread_limit: float, parts: int = 1
+) -> list[Measurement]:
+    """What the client saw under ``load``, planned for ``seconds``, in so many equal parts of the time.
+
+    A bound of 0 is none. Of an overloaded server there is one measurement.
 
     Not stable where the server was overloaded, or thirds of the time disagree (by ``spread_limit``, and not all on
     one side of the bound). Raises MeasurementError where a request failed or none was answered, LateError where too
@@ -89,13 +105,24 @@ def judge(
     if not np.any(record.answered_ns != NEVER):
         waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
         raise MeasurementError(f"no request was answered within {waited}")
+    if not len(requests.planned_seconds):
+        raise MeasurementError(f"no request fell due within {seconds:.3g} s at {load.request_rate:,.6g} requests/s")
     _check_kept_up(record, requests, load, latency_bound_ms)
     samples_rate = load.request_rate * load.request_batch_size
-    reason = record.overload or _disagreement(requests.windows(samples_rate), latency_bound_ms, spread_limit)
-    # an overloaded server answers what was sent long ago: its capacity is what it answered in the time
-    answered = int(np.sum(record.answered_ns >= LEAD_IN_SECONDS * 1e9 if record.overload else requests.answered))
+    if record.overload:
+        # it answers what was sent long ago: its capacity is what it answered in the time
+        answered = int(np.sum(record.answered_ns >= LEAD_IN_SECONDS * 1e9))
+        return [_measurement(requests, answered, requests.span_seconds, load, record.overload)]
+    reason = _disagreement(requests.windows(samples_rate), latency_bound_ms, spread_limit)
+    span_seconds = requests.span_seconds / parts
+    return [_measurement(own, int(own.answered.sum()), span_seconds, load, reason) for own in requests.parts(parts)]
+
+
+def _measurement(requests: Requests, answered: int, seconds: float, load: LoadPoint, reason: str) -> Measurement:
+    if not len(requests.latencies_ms):
+        return Measurement(reason=f"no request fell due within {seconds:.3g} s")
     return Measurement(
-        throughput_infer_per_sec=answered * load.request_batch_size / requests.span_seconds,
+        throughput_infer_per_sec=answered * load.request_batch_size / seconds,
         latency_avg_ms=float(requests.latencies_ms.mean()),
         latency_p50_ms=_quantile(requests.latencies_ms, 0.50),
         latency_p90_ms=_quantile(requests.latencies_ms, 0.90),

@@ -60,7 +60,9 @@ def verdict(outcome: Outcome) -> str:
     """What the confirmation on fresh servers says of the recommendation, or that there was none."""
     found = outcome.confirmed
     if found is None:
-        return "UNDECIDED: not measured again on fresh servers, the time had run out"
+        tried = [one for one in outcome.again if one.point is not outcome.baseline]
+        why = "what was measured again did not pass" if tried else "the time had run out"
+        return f"UNDECIDED: not measured again on fresh servers, {why}"
     judged = found.judged
     latency = METRICS[found.latency]
     figures = [words.interval(METRICS["throughput"], found.throughput)]

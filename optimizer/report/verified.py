@@ -11,14 +11,23 @@ from objectives.metrics import METRICS
 from optimizer.report import export, words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optimizer.confirm.plan import Confirmed
     from optimizer.confirm.verification import Verified
     from optimizer.outcome import Outcome
     from optimizer.problem import Problem
 
 
-def print_verified(console: Console, verified: Verified, before: Outcome, problem: Problem, results_dir: str) -> None:
-    """The answer, then each configuration as it was and as it is."""
+def print_verified(
+    console: Console,
+    verified: Verified,
+    before: Outcome,
+    problem: Problem,
+    results_dir: str,
+    notes: Sequence[str] = (),
+) -> None:
+    """The answer, then each configuration as it was and as it is, then ``notes``."""
     holds = verified.holds
     goal = words.bounds(problem.constraints) or "no bound"
     answer = "holds" if holds else "does not hold"
@@ -37,10 +46,12 @@ def print_verified(console: Console, verified: Verified, before: Outcome, proble
         _say(console, f"not measured: {words.configuration(candidate)}: {reason}", "red")
     _say(console)
     _say(console, f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
+    for note in notes:
+        _say(console, f"note: {note}", "yellow")
     _say(console, f"results {results_dir}")
 
 
-def document(verified: Verified, before: Outcome, results_dir: str) -> dict[str, object]:
+def document(verified: Verified, before: Outcome, results_dir: str, notes: Sequence[str] = ()) -> dict[str, object]:
     """What ``--json`` prints and verify.json keeps."""
     return {
         "holds": verified.holds,
@@ -53,6 +64,7 @@ def document(verified: Verified, before: Outcome, results_dir: str) -> dict[str,
             {"configuration": words.configuration(candidate), "reason": reason}
             for candidate, reason in verified.failed
         ],
+        "notes": list(notes),
         "results_dir": results_dir,
     }
 

@@ -146,6 +146,14 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
+    def read_constraints(self) -> list[str]:
+        """The bounds that the run was held to, as they are written. Raises BadInputError."""
+        try:
+            info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
+            return [str(bound) for bound in info["problem"]["constraints"]]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
     def _no_record(self, why: str) -> BadInputError:
         return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")
 

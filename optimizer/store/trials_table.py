@@ -103,7 +103,8 @@ class TrialsTable:
             number, self._candidate(row), deploy_seconds=_float(row["deploy_seconds"])
         )
         if not row["concurrency"] and not row["request_rate"]:
-            trials[number] = replace(trial, status="failed", reason=one_line(row["reason"]), measurements=())
+            reason = one_line(row["reason"])
+            trials[number] = Trial(number, trial.candidate, (), "failed", reason, trial.deploy_seconds)
             return
         load = LoadPoint(
             int(row["request_batch_size"]), int(row["concurrency"] or 0), float(row["request_rate"] or 0)
@@ -119,8 +120,7 @@ class TrialsTable:
         batch_stats.from_text(row.get("batch_stats") or "")  # raises ValueError
         measurement = Measurement(**values, reason=one_line(row["reason"]))  # type: ignore[arg-type]
         if server := row.get("confirmation"):
-            again = Confirmation(int(server), load, measurement)
-            trials[number] = replace(trial, confirmations=(*trial.confirmations, again))
+            trials[number] = trial.confirmed_by(Confirmation(int(server), load, measurement))
         else:
             trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
 

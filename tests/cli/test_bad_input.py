@@ -90,7 +90,6 @@ FLAGS = [
     bad("--load fast mlp", "--load", "concurrency", "rate"),
     bad("--arrivals constant mlp", "--arrivals constant", "--load rate"),
     bad("--load rate --protocol http mlp", "--load rate", "gRPC"),
-    bad("--load rate --search simulated mlp", "--search simulated", "tpe"),
     bad("--min-score high mlp", "--min-score high: ", "0.9"),
     bad("--min-score nan mlp", "--min-score nan: ", "0.9"),
     bad("--server-cpus 8191 mlp", "--server-cpus 8191: ", "not among those that can be used"),

@@ -48,7 +48,17 @@ def test_poisson_intervals_are_exponential_and_of_the_seed() -> None:
 def test_a_recording_is_stretched_and_repeated(tmp_path: Path) -> None:
     recorded = Recorded.read(recording(tmp_path, "100\n300\r\n 200 \n"))
     times = recorded.plan(10.0, 0.65, seed=0)  # 200 µs on average, stretched to 100 ms
-    assert times == pytest.approx([0, 0.05, 0.2, 0.3, 0.35, 0.5, 0.6])
+    assert times == pytest.approx([0, 0.1, 0.15, 0.3, 0.4, 0.45, 0.6])  # from the third on
+
+
+def test_each_measurement_sees_another_part_of_a_recording(tmp_path: Path) -> None:
+    """A burst at its end is in some of them, although each is but a tenth as long."""
+    recorded = Recorded(np.array([1000.0] * 900 + [10.0] * 100))
+    rate = 1e6 / recorded.intervals.mean()
+    plans = [recorded.plan(rate, 0.09, seed) for seed in range(30)]
+    assert any(np.diff(plan).min() < 5e-5 for plan in plans)
+    assert any(np.diff(plan).min() > 5e-4 for plan in plans)
+    assert np.array_equal(plans[3], recorded.plan(rate, 0.09, 3))
 
 
 def test_a_recording_longer_than_the_run_gives_its_beginning(tmp_path: Path) -> None:

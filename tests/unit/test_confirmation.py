@@ -16,14 +16,15 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.confirm.confirmer import Confirmer
-from optimizer.confirm.plan import FINALISTS, SERVERS, WINDOWS, all_confirmed, plan, safe_load
+from optimizer.confirm.plan import FINALISTS, SERVERS, WINDOWS, all_confirmed, confirmed, plan, safe_load
+from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.measuring import Measuring
 from optimizer.outcome import assess
 from optimizer.problem import Problem
 from optimizer.report.live import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import LoadPoint, Point, Trial
+from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
 
 
@@ -96,6 +97,89 @@ def test_servers_that_disagree_leave_it_undecided(problem: Problem, tmp_path: Pa
     (found,) = [one for one in all_confirmed(trials, problem) if one.point.load.concurrency == 13]
     assert found.judged.verdict is Verdict.UNDECIDED
     assert "drift" in found.judged.reason
+
+
+class Losing(Drawing):
+    """Gives no figures for ``never``; where that is None, not for the first confirmation on each server."""
+
+    def __init__(self, never: Candidate | None = None) -> None:
+        super().__init__()
+        self.never, self.lost_on = never, set[int]()
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        first = self.never is None and len(self.deployed) not in self.lost_on
+        if seconds is not None and (first or endpoint.candidate == self.never):
+            self.lost_on.add(len(self.deployed))
+            raise MeasurementError("the load generator cannot keep up")
+        return super().measure(endpoint, load, seconds)
+
+
+def test_a_measurement_that_is_lost_is_made_again(problem: Problem, tmp_path: Path) -> None:
+    server = Losing()
+    outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.windows == SERVERS * WINDOWS
+    assert "cannot keep up" in (tmp_path / "trials.csv").read_text(), "nothing that happened is lost"
+
+
+def test_what_is_lost_again_and_again_leaves_it_undecided_and_says_why(problem: Problem, tmp_path: Path) -> None:
+    server = Losing(never=FASTER)
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    (found,) = [one for one in all_confirmed(trials, problem) if one.point.candidate == FASTER]
+    assert found.judged.verdict is Verdict.UNDECIDED
+    assert found.judged.reason == "a measurement was lost: the load generator cannot keep up"
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+
+
+def test_a_crash_while_it_is_confirmed_leaves_what_the_search_measured(problem: Problem, tmp_path: Path) -> None:
+    class Crashing(Drawing):
+        left = 2
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if seconds is not None and endpoint.candidate == FASTER and self.left:
+                self.left -= 1
+                raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    server = Crashing()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert all(measurement.throughput_infer_per_sec for trial in trials for _, measurement in trial.measurements)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
+def test_what_is_open_is_recommended_before_what_was_never_confirmed(problem: Problem, tmp_path: Path) -> None:
+    other = Candidate(64, True, 500, instance_count=2)
+    served = {BASELINE: 300.0, FAST: 1100.0, FASTER: 1200.0, other: 1050.0}
+    server = Drawing(slow={BASELINE: (3.0,), FASTER: (2.0,), FAST: (1.0, 1.0, 1.3)}, served=served)
+    before = searched(server, {**LOADS, other: 11})
+    measuring = Measuring(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietWatcher())
+    confirmer = Confirmer(problem, server, measuring, Budget(600), before)
+    confirmer.measure(plan(before, problem, BASELINE, 600))
+    outcome = assess(confirmer.trials, problem, BASELINE, FAST)
+    verdicts = {one.point.candidate: one.judged.verdict for one in outcome.again}
+    assert (verdicts[FASTER], verdicts[FAST]) == (Verdict.FAIL, Verdict.UNDECIDED)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+
+
+@pytest.mark.parametrize(("rise_ms", "verdict"), [(0.0, Verdict.PASS), (0.5, Verdict.UNDECIDED)])
+def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: Verdict, problem: Problem) -> None:
+    load, server = LoadPoint(1, request_rate=1000.0), Drawing()
+    confirmations = []
+    for number in range(1, SERVERS + 1):
+        for window in range(WINDOWS):
+            seen = server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0)
+            later_ms = rise_ms * window + (seen.latency_avg_ms or 0)
+            confirmations.append(Confirmation(number, load, replace(seen, latency_avg_ms=later_ms)))
+    found = confirmed(Trial(0, FAST, confirmations=tuple(confirmations)), load, problem)
+    assert found is not None
+    assert found.judged.verdict is verdict
+    assert ("more than it can serve" in found.judged.reason) is (rise_ms > 0)
 
 
 def test_what_cannot_be_deployed_as_written_gives_way_to_the_next(problem: Problem, tmp_path: Path) -> None:

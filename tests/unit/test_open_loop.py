@@ -32,7 +32,8 @@ def record(latency_ms: float | np.ndarray = 5.0, late_ms: float | np.ndarray = 0
 
 
 def judged(happened: Record, bound_ms: float = 20.0, spread_limit: float = SPREAD_LIMIT) -> Measurement:
-    return judge(happened, LOAD, SECONDS, bound_ms, spread_limit)
+    (found,) = judge(happened, LOAD, SECONDS, bound_ms, spread_limit)
+    return found
 
 
 def test_latency_counts_from_the_plan() -> None:
@@ -141,6 +142,27 @@ def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[floa
     assert found.stable is stable
     assert found.stable is (found.reason == "")
     assert judged(in_thirds(*p95s_ms), spread_limit=math.inf).stable
+
+
+def test_a_stretch_is_cut_into_windows_in_the_order_of_time() -> None:
+    growing = np.concatenate([np.zeros(200), np.repeat([5.0, 10.0, 15.0, 20.0], 500)])
+    found = judge(record(latency_ms=growing), LOAD, SECONDS, 30.0, math.inf, 4)
+    assert [one.latency_p95_ms for one in found] == [5.0, 10.0, 15.0, 20.0]
+    assert [one.requests for one in found] == [500] * 4
+    assert all(one.stable and one.throughput_infer_per_sec == pytest.approx(4000) for one in found)
+
+
+def test_of_an_overload_there_is_one_window() -> None:
+    (found,) = judge(overloaded(), LOAD, SECONDS, 20.0, math.inf, 4)
+    assert not found.stable
+
+
+def test_a_stretch_in_which_nothing_falls_due_is_told() -> None:
+    early = PLANNED < RATE * LEAD_IN_SECONDS
+    happened = record()
+    sent = Record(happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early], happened.ended_ns)
+    with pytest.raises(MeasurementError, match="no request fell due"):
+        judged(sent)
 
 
 def test_without_a_bound_thirds_must_agree() -> None:

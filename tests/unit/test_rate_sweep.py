@@ -68,6 +68,13 @@ def test_what_cannot_beat_the_best_is_given_up() -> None:
     assert len(sweep(1000, start=900, to_beat=500.0)) > 1
 
 
+def test_where_latency_is_asked_for_the_least_that_must_be_served_is_measured() -> None:
+    rules = SweepRules(4, 64, (), start=100, lowest=True, throughput_floor=2000.0)
+    load = next_rate((), rules)
+    assert load == LoadPoint(4, request_rate=500.0)
+    assert next_rate(((load, Measurement(2000.0, stable=True)),), rules) is None
+
+
 def test_where_no_rate_meets_the_bound_it_ends() -> None:
     slow = SweepRules(1, 256, (Constraint("latency-p95", 1.0),), start=100, max_loads=50)
     measured: list[tuple[LoadPoint, Measurement]] = []
