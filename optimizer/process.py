@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+COMMANDS = "commands.log"  # beside the logs: what was started, so that it can be by hand
 CHECK_SECONDS = 1.0  # between looks at a command that runs
 MOST_READ, MOST_LOG = 2**20, 2**26  # bytes of a command's output: returned, and let onto the disk
 
@@ -33,6 +35,8 @@ class SupervisedProcess:
         shm_prefix: str = "",
     ) -> None:
         self.log = log
+        with log.with_name(COMMANDS).open("a") as told:
+            told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(map(str, command))}\n")
         numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:
             self._process = subprocess.Popen(

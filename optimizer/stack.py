@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.machine.telemetry import GpuTelemetry, ProcessTelemetry
 from optimizer.measuring import Measuring, Record, Watcher
 from optimizer.open_loop.arrivals import arrivals
-from optimizer.open_loop.generator import OpenLoop
+from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
 from optimizer.stopwatch import Stopwatch
@@ -90,6 +91,8 @@ class Stack:
     def _load_generator(self, what: Task, folder: RunFolder, on: frozenset[int]) -> LoadGenerator:
         window_ms = round(self.options.measurement_interval_ms or FIRST_WINDOW_MS)
         if what.problem.open_loop:
+            for left in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # by a run that was killed
+                shutil.rmtree(left, ignore_errors=True)
             return OpenLoop(
                 folder.perf_analyzer_log.with_name("open_loop.log"),
                 arrivals(self.options.arrivals),

@@ -46,6 +46,7 @@ GLANCE_SECONDS = 0.2
 MOST_MESSAGES, MOST_MESSAGE_BYTES = 256, 32 << 20  # different requests: sent in turn, and kept in memory
 MOST_PLANNED = 2_000_000  # requests of one measurement
 CLIENT_SECONDS = 90.0  # the client's own, at most: its start, two requests alone, the end of an overload
+SCRATCH = "open-loop-"  # folders of the client's files, beside the log
 PACKAGES = Path(__file__).parents[2]
 
 
@@ -150,7 +151,7 @@ class OpenLoop:
             "OPENBLAS_NUM_THREADS": "1",  # its threads spin for a while when numpy is imported
         }
         try:
-            with tempfile.TemporaryDirectory(dir=self.log.parent, prefix="open-loop-") as scratch:
+            with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
                 job = Job(endpoint.grpc, self.latency_bound_ms)
                 job.write(folder, messages, (1e9 * planned_seconds).astype(np.int64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 from optimizer import model_config, runtime
 from optimizer.command_line import command_line, without_password
 from optimizer.machine.hardware import Hardware
-from optimizer.machine.notes import machine_notes
+from optimizer.machine.notes import Note, machine_notes
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome
+from optimizer.process import COMMANDS
 from optimizer.report import export
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
@@ -35,6 +36,7 @@ class RunRecord:
     hardware: Hardware
     notes: tuple[str, ...]
     stopwatch: Stopwatch
+    at_start: dict[str, Note] = field(default_factory=machine_notes)
 
     def write(
         self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None, reason: str = ""
@@ -87,7 +89,8 @@ class RunRecord:
                     **{name: metadata.version(name) for name in VERSIONS},
                 },
                 "notes": list(self.notes),
-                "machine": machine_notes(),
+                "machine": {"at_start": self.at_start, "when_written": machine_notes()},
+                "commands": f"logs/{COMMANDS}",
                 "times": self.stopwatch.report(),
                 "result": document,
             },
