@@ -12,13 +12,15 @@ CRASHES = 3  # of one configuration: it is infeasible
 def tried_again(attempt: Callable[[], None], worth_it: Callable[[], bool]) -> None:
     """Run ``attempt``, which deploys and measures, until it does not crash, while it is ``worth_it``.
 
-    Raises DeploymentError with the last crash's reason after CRASHES of them, and any other error of ``attempt``.
+    Raises DeploymentError with the last crash's reason after CRASHES of them, ServerCrashed where it is not worth it
+    before, and any other error of ``attempt``.
     """
     for crash in range(1, CRASHES + 1):
         try:
             attempt()
             return
         except ServerCrashed as error:
-            if crash == CRASHES or not worth_it():
-                times = "" if crash == 1 else f"crashed {crash} times: "
-                raise DeploymentError(f"{times}{error}", log=error.log) from error
+            if crash == CRASHES:
+                raise DeploymentError(f"crashed {crash} times: {error}", log=error.log) from error
+            if not worth_it():
+                raise

@@ -11,7 +11,7 @@ from objectives import pareto
 from objectives.metrics import METRICS
 from optimizer.budget import Budget
 from optimizer.crashes import tried_again
-from optimizer.errors import DeploymentError, ServerFault
+from optimizer.errors import DeploymentError, ServerCrashed, ServerFault
 from optimizer.interfaces import Endpoint, Searcher, Target
 from optimizer.load.rate_sweep import next_rate
 from optimizer.load.sweep import SweepRules, is_hopeless, latency_bounds, next_load
@@ -99,14 +99,19 @@ class Tuner:
             try:
                 tried_again(lambda: self._deploy_and_sweep(rules), lambda: self._is_worth_retrying(trial.candidate))
             except DeploymentError as error:
-                # what was measured before a crash does not make it a candidate; its rows stay in the table
-                self._current = replace(self._current, status="failed", reason=str(error), measurements=())
-                self.measuring.table.append_failure(self._current)
-                self._give_up_if_nothing_deploys(error)
+                self._fail(error)
             trial = self._current
         self.trials.append(trial)
         self.searcher.observe(trial)
         self.measuring.watcher.trial_finished(trial, self.best())
+
+    def _fail(self, error: DeploymentError) -> None:
+        """The current trial is infeasible, whatever it served before; its rows stay in the table."""
+        if isinstance(error, ServerCrashed) and _figures(self._current):
+            return  # only the time was up, before it could be tried again
+        self._current = replace(self._current, status="failed", reason=str(error), measurements=())
+        self.measuring.table.append_failure(self._current)
+        self._give_up_if_nothing_deploys(error)
 
     def _deploy_and_sweep(self, rules: SweepRules) -> None:
         """What is measured is in ``self._current`` at once, whatever happens next."""
@@ -180,3 +185,7 @@ class Tuner:
             nothing = self._current.measurements[-1][1].throughput_infer_per_sec is None
             if nothing and not self.problem.open_loop:  # else the rate was too high for the load generator
                 return
+
+
+def _figures(trial: Trial) -> bool:
+    return any(measurement.throughput_infer_per_sec is not None for _, measurement in trial.measurements)

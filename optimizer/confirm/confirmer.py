@@ -10,7 +10,7 @@ from objectives.confidence import Verdict
 from optimizer.budget import Budget
 from optimizer.confirm.plan import LOWER_LOAD, SERVERS, Entrant, all_confirmed, done, entrant, lower, plan
 from optimizer.crashes import tried_again
-from optimizer.errors import DeploymentError
+from optimizer.errors import DeploymentError, ServerCrashed
 from optimizer.interfaces import Target
 from optimizer.load.windows import OVERLOADED
 from optimizer.measuring import Measuring
@@ -70,6 +70,8 @@ class Confirmer:
         watcher.trial_started(trial.number, trial.candidate, "confirm")
         try:
             tried_again(lambda: self._deploy_and_measure(server, one), lambda: self.budget.left_seconds() > 0)
+        except ServerCrashed:
+            return  # the time is up; that measurement is lost
         except DeploymentError as error:
             trial = replace(trial, status="failed", reason=str(error), measurements=(), confirmations=())
             self.measuring.table.append_failure(trial)

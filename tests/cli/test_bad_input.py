@@ -440,6 +440,18 @@ def test_resuming_with_a_model(tune: Tune, playground: Playground) -> None:
     assert_says(tune_without_server(tune, playground, "--resume", "run", "mlp"), ("--resume run", "'mlp'", "out"))
 
 
+def test_resuming_with_other_settings(tune: Tune, playground: Playground) -> None:
+    write_run(playground.here / "run", record())
+    given = ("--resume", "run", "--sla-p95", "5ms", "--seed", "3", "--budget", "5m")
+    assert_says(tune_without_server(tune, playground, *given), ("--resume run", "leave --seed, --sla-p95 out"))
+
+
+def test_verifying_a_broken_record(forked_tune: Tune, playground: Playground) -> None:
+    write_run(playground.here / "run", record(objectives=["speed"]))
+    ended = tune_without_server(forked_tune, playground, "verify", "run")
+    assert_says(ended, ("run/run.json: ", "--objective speed"))
+
+
 BROKEN_RECORDS = {
     "": ("line 1 column 1",),
     '{"options": ': ("line 1 column 13",),

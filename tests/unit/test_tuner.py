@@ -14,7 +14,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.deploy.recorded import RecordedTable
-from optimizer.errors import MeasurementError
+from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint, LoadGenerator, Samples, Target
 from optimizer.measuring import Measuring
 from optimizer.outcome import Outcome, assess
@@ -195,6 +195,51 @@ def test_a_measurement_that_fails_is_recorded_and_the_search_goes_on(study: Stud
     assert outcome.recommended is not None
     assert outcome.recommended.candidate.instance_count == 1
     assert "exit code 99" in (study.folder / "trials.csv").read_text()
+
+
+def test_three_crashes_make_a_candidate_infeasible_whatever_it_served_before(
+    study: Study, known_table: list[Trial]
+) -> None:
+    class Crashing(RecordedTable):
+        crashes = 0
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if endpoint.candidate.instance_count == 2 and load.concurrency > 8:
+                self.crashes += 1
+                raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    study.target = study.load_generator = study.telemetry = table = Crashing(known_table)
+    tuner = study.tuner()
+    trials = tuner.run(COMPARISONS)
+    failed = [trial for trial in trials if trial.status == "failed"]
+    assert failed
+    assert table.crashes == 3 * len(failed)
+    for trial in failed:
+        assert trial.reason == "crashed 3 times: tritonserver died (SIGSEGV) while measuring"
+        assert trial.measurements == ()
+    best = tuner.best()
+    assert best is not None
+    assert best.candidate.instance_count == 1
+    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
+
+
+def test_a_crash_when_the_time_is_up_leaves_what_was_measured(study: Study, known_table: list[Trial]) -> None:
+    class Crashing(RecordedTable):
+        measured = 0
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            self.measured += 1
+            if endpoint.candidate == PLAIN and self.measured > 3:
+                tuner.budget = Budget(0)
+                raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    study.target = study.load_generator = study.telemetry = Crashing(known_table)
+    tuner = study.tuner()
+    trials = tuner.run(COMPARISONS)
+    assert [trial.status for trial in trials] == ["ok", "ok"]
+    assert trials[1].measurements
 
 
 def test_telemetry_is_part_of_the_measurement(study: Study, known_table: list[Trial]) -> None:
