@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from objectives.confidence import CONFIDENCE, OF_ERROR, Verdict, miss_rate_bounds, requests_needed
+from objectives.confidence import OF_ERROR, Verdict, miss_rate_bounds, requests_needed
 from objectives.correlation import Floats, drift_probability, effective_requests
 from objectives.metrics import Measurement
-from objectives.sla import Constraint
+from objectives.sla import CONFIDENCE, Constraint
 from objectives.verdict import judge_one
 from optimizer.confirm.plan import EXPECTED_SHARE, SERVERS, WINDOWS
 from optimizer.machine import hardware

@@ -30,8 +30,8 @@ from objectives.correlation import (
     effective_requests,
     long_run_variance,
 )
+from objectives.sla import CONFIDENCE
 
-CONFIDENCE = 0.99
 FEWEST_WINDOWS = 4  # to say how much windows differ
 OF_ERROR = 0.6  # of the error allowed is planned for: windows that are shorter than thought hide some correlation
 SHORTEST_WINDOW = 10  # autocorrelation times; windows much shorter than this resemble their neighbours

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from scipy import special
 
-from objectives.confidence import CONFIDENCE, Judgement, Verdict, Window, judge, judge_values
+from objectives.confidence import Judgement, Verdict, Window, judge, judge_values
 from objectives.correlation import long_run_variance
 from objectives.metrics import METRICS, Measurement
 from objectives.quantiles import (
@@ -22,7 +22,7 @@ from objectives.quantiles import (
     quantile_levels,
     tail_share,
 )
-from objectives.sla import Constraint
+from objectives.sla import CONFIDENCE, Constraint
 
 
 @dataclass(frozen=True, slots=True)

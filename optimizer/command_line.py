@@ -27,6 +27,7 @@ def command_line(options: RunOptions) -> str:
         "--min-throughput": options.min_throughput,
         "--max-memory": f"{_plain(options.max_memory_bytes)}B" if options.max_memory_bytes else None,
         "--min-score": _plain(options.min_score) if options.min_score is not None else None,
+        "--confidence": f"{_plain(100 * options.confidence)}%" if options.confidence != default.confidence else None,
         "--model-repository": options.model_repository,
         "--target": options.target if options.target != default.target else None,
         "--budget": f"{_plain(options.budget_seconds)}s"

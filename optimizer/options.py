@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from objectives.sla import CONFIDENCE
+
 SLA_METRICS = ("avg", "p50", "p90", "p95", "p99")
 THROUGHPUT = ("throughput",)
 
@@ -29,6 +31,7 @@ class RunOptions:
     min_throughput: str | None = None
     max_memory_bytes: float | None = None
     min_score: float | None = None
+    confidence: float = CONFIDENCE
     output_check: bool = True
     budget_seconds: float = 240.0
     max_trials: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from objectives.metrics import METRICS, Metric
-from objectives.sla import Constraint
+from objectives.sla import CONFIDENCE, Constraint
 from optimizer.space import Space
 
 
@@ -14,7 +14,8 @@ class Problem:
     """All that a search method is told: what may vary and what is good, never how it is measured.
 
     ``open_loop``: requests are sent at a rate, whatever has been answered, instead of so many in flight.
-    ``cpu_count``: of the machine that serves, where it serves on its CPU and that is known.
+    ``cpu_count``: of the machine that serves, where it serves on its CPU and that is known. ``confidence``: of the
+    verdict on the constraints.
     """
 
     model: str
@@ -25,3 +26,4 @@ class Problem:
     constraints: tuple[Constraint, ...] = ()
     open_loop: bool = False
     cpu_count: int | None = None
+    confidence: float = CONFIDENCE

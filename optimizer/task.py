@@ -180,6 +180,7 @@ def _task(
         objectives=tuple(METRICS[name] for name in options.objectives),
         constraints=tuple(bounds),
         open_loop=options.load == "rate",
+        confidence=options.confidence,
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
     given = model_config.candidate_of(source.config, tuple(space.fields))

@@ -31,6 +31,7 @@ from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line
 
+LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 ANEW = ("budget", "max_trials", "storage", "out", "json")  # may be given with --resume
 EPILOG = """\
 commands:
@@ -87,6 +88,7 @@ def _run_parser() -> argparse.ArgumentParser:
     bounds.add_argument("--min-throughput", metavar="RATE", help="such as 4000/s (inferences) or 500req/s")
     bounds.add_argument("--max-memory", metavar="SIZE", help="such as 4GiB: of the GPU, else of the server")
     bounds.add_argument("--min-score", metavar="SCORE", help="of the profile's labelled data (see README)")
+    bounds.add_argument("--confidence", metavar="SHARE", help="of the verdict: 99%%, 99.9%% (99%%)")
     bounds.add_argument(
         "--no-output-check",
         action="store_true",
@@ -169,6 +171,9 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         min_throughput=given.min_throughput,
         max_memory_bytes=None if memory is None else parsed("--max-memory", memory, parse_bytes),
         min_score=None if given.min_score is None else parsed("--min-score", given.min_score, _score),
+        confidence=default.confidence
+        if given.confidence is None
+        else parsed("--confidence", given.confidence, _confidence),
         output_check=not given.no_output_check,
         budget_seconds=default.budget_seconds if budget is None else budget,
         max_trials=trials,
@@ -194,6 +199,16 @@ def _score(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError("write a number such as 0.9")
     return value
+
+
+def _confidence(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not LEAST_CONFIDENCE <= share <= MOST_CONFIDENCE:
+        raise ValueError(f"write a share such as 99%, from {LEAST_CONFIDENCE:.0%} to {100 * MOST_CONFIDENCE:g}%")
+    return round(share, 9)
 
 
 def _cpus(flag: str, text: str | None) -> str | None:

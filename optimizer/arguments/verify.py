@@ -12,8 +12,8 @@ from optimizer.store.run_folder import RunFolder
 
 VERIFY_EPILOG = """\
 The recommendation and the two next best configurations are deployed on fresh
-servers, in turn, three times each, and measured for as long as a verdict at
-99 % confidence takes. The recommendation holds where it passes, and where
+servers, in turn, three times each, and measured for as long as a verdict with
+the run's confidence takes. The recommendation holds where it passes, and where
 neither of the others now serves more within the bounds, beyond chance.
 
 exit codes: 0 it holds, 1 it does not, 2 bad input, 3 environment, 130 interrupted

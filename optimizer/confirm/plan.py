@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from objectives import pareto
-from objectives.confidence import CONFIDENCE, Verdict, requests_needed
+from objectives.confidence import Verdict, requests_needed
 from objectives.quantiles import LAST_COLUMN, LEVELS, columns, misses_from_columns, pooled_quantile_ms
 from objectives.verdict import Interval, Judged, judge_all, latency_interval_ms, pooled, throughput_interval
 from optimizer.problem import Problem
@@ -138,7 +138,7 @@ def confirmed(trial: Trial, load: LoadPoint, problem: Problem) -> Confirmed | No
     if not own:
         return None
     windows = [one.measurement for one in own]
-    judged = judge_all(windows, problem.constraints)
+    judged = judge_all(windows, problem.constraints, problem.confidence)
     servers = len({one.server for one in own})
     if servers < SERVERS and judged.verdict is Verdict.PASS:
         judged = Judged(Verdict.UNDECIDED, f"only {servers} of {SERVERS} fresh servers")
@@ -151,9 +151,9 @@ def confirmed(trial: Trial, load: LoadPoint, problem: Problem) -> Confirmed | No
         judged,
         servers,
         len(windows),
-        throughput_interval(windows),
+        throughput_interval(windows, problem.confidence),
         latency,
-        latency_interval_ms(windows, latency, judged.effective_requests),
+        latency_interval_ms(windows, latency, judged.effective_requests, problem.confidence),
     )
 
 
@@ -204,7 +204,8 @@ def _window_seconds(point: Point, load: LoadPoint, problem: Problem, windows: in
             allowed = 1 - level
             missing = misses_from_columns(1, columns(measured), bound.bound)
             expected = min(missing if missing is not None else allowed, EXPECTED_SHARE * allowed)
-            needed = max(needed, requests_needed(level, SERVERS * windows, expected, CONFIDENCE, max(1.0, in_flight)))
+            asked = requests_needed(level, SERVERS * windows, expected, problem.confidence, max(1.0, in_flight))
+            needed = max(needed, asked)
     seconds = needed / served / (SERVERS * windows)
     return min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
 

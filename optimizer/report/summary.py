@@ -70,7 +70,7 @@ def verdict(outcome: Outcome) -> str:
         figures.append(f"{words.short(latency.name)} {words.interval(latency, found.latency_ms)}")
     measured = f"{words.count(found.windows, 'measurement')} on {words.count(found.servers, 'fresh server')}"
     because = "" if judged.verdict is Verdict.PASS else f": {judged.reason}"
-    return f"{judged.verdict.value} at {judged.confidence:.0%} confidence{because} ({', '.join(figures)}; {measured})"
+    return f"{words.verdict(judged)}{because} ({', '.join(figures)}; {measured})"
 
 
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]]:

@@ -41,7 +41,7 @@ def print_verified(
         if place == 0 and before.recommended is not None:
             _say(console, f"  was  {words.performance(before.recommended, one.latency)}")
         _say(console, f"  now  {words.performance(one.point, one.latency)}")
-        _say(console, f"  {one.judged.verdict.value} at {one.judged.confidence:.0%} confidence, {_intervals(one)}")
+        _say(console, f"  {words.verdict(one.judged)}, {_intervals(one)}")
     for candidate, reason in verified.failed:
         _say(console, f"not measured: {words.configuration(candidate)}: {reason}", "red")
     _say(console)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Constraint
-from objectives.verdict import Interval
+from objectives.verdict import Interval, Judged
 from optimizer.trial import Candidate, LoadPoint, Point
 from optimizer.untrusted import one_line
 
@@ -51,6 +51,11 @@ def clock(seconds: float) -> str:
 def count(amount: int, noun: str) -> str:
     """1 instance · 2,000 instances."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def verdict(judged: Judged) -> str:
+    """PASS at 99% confidence."""
+    return f"{judged.verdict.value} at {100 * judged.confidence:g}% confidence"
 
 
 def quantity(metric: Metric, value: float | None) -> str:

@@ -91,6 +91,8 @@ FLAGS = [
     bad("--arrivals constant mlp", "--arrivals constant", "--load rate"),
     bad("--load rate --protocol http mlp", "--load rate", "gRPC"),
     bad("--min-score high mlp", "--min-score high: ", "0.9"),
+    bad("--confidence 99.99999% mlp", "--confidence 99.99999%: ", "99%", "from 80% to 99.99%"),
+    bad("--confidence sure mlp", "--confidence sure: ", "99%"),
     bad("--min-score nan mlp", "--min-score nan: ", "0.9"),
     bad("--server-cpus 8191 mlp", "--server-cpus 8191: ", "not among those that can be used"),
     bad("--client-cpus some mlp", "--client-cpus some: ", "0-3"),
@@ -443,7 +445,7 @@ def test_resuming_with_a_model(tune: Tune, playground: Playground) -> None:
 def test_resuming_with_other_settings(tune: Tune, playground: Playground) -> None:
     write_run(playground.here / "run", record())
     given = ("--resume", "run", "--sla-p95", "5ms", "--seed", "3", "--budget", "5m")
-    assert_says(tune_without_server(tune, playground, *given), ("--resume run", "leave --seed, --sla-p95 out"))
+    assert_says(tune_without_server(tune, playground, *given), ("--resume run", "leave --sla-p95, --seed out"))
 
 
 def test_verifying_a_broken_record(forked_tune: Tune, playground: Playground) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ def options(draw: st.DrawFn) -> RunOptions:
     """All that the command line can ask for."""
     objectives = draw(OBJECTIVES)
     ranks = objectives[0] == "throughput"
+    load: Literal["concurrency", "rate"] = draw(st.sampled_from(["concurrency", "rate"]))
     return RunOptions(
         model=draw(TEXTS),
         sla_ms=draw(st.dictionaries(st.sampled_from(SLA_METRICS), POSITIVE)),
@@ -37,7 +39,14 @@ def options(draw: st.DrawFn) -> RunOptions:
         max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
         search=draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"])),
         seed=draw(st.integers(0, 2**32 - 1)),
-        protocol=draw(st.sampled_from(["grpc", "http"])),
+        protocol="grpc" if load == "rate" else draw(st.sampled_from(["grpc", "http"])),
+        load=load,
+        arrivals=draw(st.sampled_from(["poisson", "constant", "intervals.txt"])) if load == "rate" else "poisson",
+        min_score=draw(st.one_of(st.none(), st.floats(-1e6, 1e6))),
+        output_check=draw(st.booleans()),
+        confidence=draw(st.sampled_from([0.99, 0.8, 0.95, 0.999, 0.9999])),
+        server_cpus=draw(st.sampled_from([None, "0"])),
+        client_cpus=draw(st.sampled_from([None, "0"])),
         measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
         request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1))),
         storage=draw(WITHOUT_PASSWORD),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from objectives.confidence import (
-    CONFIDENCE,
     Verdict,
     Window,
     judge,
@@ -19,6 +18,7 @@ from objectives.confidence import (
 )
 from objectives.correlation import autocorrelation_time
 from objectives.quantiles import misses_from_columns, quantile_levels
+from objectives.sla import CONFIDENCE
 
 PASS, FAIL, UNDECIDED = Verdict.PASS, Verdict.FAIL, Verdict.UNDECIDED
 
