@@ -61,6 +61,11 @@ def write_sleeper(repository: Path, milliseconds: float) -> Path:
     folder = repository / "sleeper"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
+    (folder / "1" / "model.py").write_text(sleeper_program(milliseconds))
+    return folder
+
+
+def sleeper_program(milliseconds: float) -> str:
     program = f"""\
         import time
 
@@ -76,8 +81,7 @@ def write_sleeper(repository: Path, milliseconds: float) -> Path:
                     answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
                 return answers
         """
-    (folder / "1" / "model.py").write_text(textwrap.dedent(program))
-    return folder
+    return textwrap.dedent(program)
 
 
 FAULT = "parameters.fault.string_value"  # the field of a configuration that says how it fails
