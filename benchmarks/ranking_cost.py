@@ -226,6 +226,8 @@ def _problem_of_profile(name: str) -> Problem:
 class _Timed:
     """A Searcher that notes how long each suggestion took, with what it learned since the one before."""
 
+    is_exhaustive = False
+
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
         self._observing_s = 0.0

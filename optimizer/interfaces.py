@@ -35,6 +35,11 @@ class Samples:
 class Searcher(Protocol):
     """Decides what is tried next. Sees trials, never servers."""
 
+    @property
+    def is_exhaustive(self) -> bool:
+        """Whether every candidate is to be measured at every load, for a table of all."""
+        ...
+
     def suggest(self) -> Candidate | None:
         """The next candidate, valid and canonical and not observed before; None to end the search."""
         ...

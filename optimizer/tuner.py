@@ -14,7 +14,7 @@ from optimizer.crashes import tried_again
 from optimizer.errors import DeploymentError, ServerCrashed, ServerFault
 from optimizer.interfaces import Endpoint, Searcher, Target
 from optimizer.load.rate_sweep import next_rate
-from optimizer.load.sweep import SweepRules, is_hopeless, latency_bounds, next_load
+from optimizer.load.sweep import SweepRules, doubled, is_hopeless, latency_bounds, next_load
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.stopwatch import Stopwatch
@@ -146,7 +146,10 @@ class Tuner:
         What is compared with needs its own best load; what is searched need only show that it is no better.
         """
         best, expected = self.best(), self.searcher.expected_load(candidate)
-        searched = candidate not in self._compared and self.problem.objectives == (METRICS["throughput"],)
+        every = self.searcher.is_exhaustive and not self.problem.open_loop
+        by_throughput = self.problem.objectives == (METRICS["throughput"],)
+        searched = by_throughput and candidate not in self._compared and not every
+        possible = self.problem.space.loads(candidate)
         if self.problem.open_loop:
             start = best.load.request_rate if best else FIRST_RATE
             max_loads = RATES if searched else COMPARED_RATES
@@ -161,8 +164,9 @@ class Tuner:
             lowest=METRICS["throughput"] not in self.problem.objectives,
             throughput_floor=max((c.bound for c in self.problem.constraints if c.metric == "throughput"), default=0),
             to_beat=best.measurement.throughput_infer_per_sec if best and searched else None,
-            loads=self.problem.space.loads(candidate),
+            loads=possible,
             max_loads=max_loads,
+            every=(possible or doubled(self.problem.max_concurrency)) if every else (),
         )
 
     def _next_load(self, trial: Trial, rules: SweepRules) -> LoadPoint | None:

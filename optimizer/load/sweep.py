@@ -34,7 +34,7 @@ class SweepRules:
     ``to_beat`` is a throughput (infer/s): a deployment that misses the bounds before it reaches so much is
     given up. None asks for its best load in any case. ``lowest``: the lowest load that serves
     ``throughput_floor`` (infer/s) instead of the highest. ``loads``: the concurrencies that can be measured at
-    all, ascending; None is any.
+    all, ascending; None is any. ``every``: those that are measured in any case, and no others, for a table of all.
     """
 
     request_batch_size: int
@@ -46,6 +46,12 @@ class SweepRules:
     lowest: bool = False
     throughput_floor: float = 0.0
     loads: tuple[int, ...] | None = None
+    every: tuple[int, ...] = ()
+
+
+def doubled(most: int) -> tuple[int, ...]:
+    """1, 2, 4, … and ``most``."""
+    return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
 
 
 def latency_bounds(constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
@@ -59,6 +65,9 @@ def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     In a closed loop latency grows with concurrency (Little's law: at saturation in proportion), so the bound
     is bracketed by proportional steps and closed in on by interpolation.
     """
+    if rules.every:
+        known = {load.concurrency for load, _ in measured}
+        return next((_at(one, rules) for one in rules.every if one not in known), None)
     if not measured:
         first = _nearest(1 if rules.lowest else min(round(rules.start), rules.max_concurrency), 0, None, rules)
         return None if first is None else _at(first, rules)

@@ -19,6 +19,8 @@ class GridSearcher:
     So each pair of values meets early, as in a covering array. Ties are broken in an order drawn by ``seed``.
     """
 
+    is_exhaustive = True
+
     def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0) -> None:
         self._ledger = Ledger(problem, study)
         self._left = list(problem.space.candidates())

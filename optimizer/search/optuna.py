@@ -40,6 +40,8 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
 class OptunaSearcher:
     """A Searcher that asks the sampler of ``study``, and draws from the rest where that repeats itself."""
 
+    is_exhaustive = False
+
     def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0) -> None:
         self._ledger = Ledger(problem, study)
         self._space = problem.space

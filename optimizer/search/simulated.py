@@ -27,6 +27,8 @@ class SimulatedSearcher:
     when that is below ``smallest_gain`` (a share of the throughput).
     """
 
+    is_exhaustive = False
+
     def __init__(self, problem: Problem, study: optuna.Study, smallest_gain: float, seed: int = 0) -> None:
         self._study = study
         self._ledger = Ledger(problem, study)

@@ -320,9 +320,11 @@ def test_the_simulated_search_stops_by_itself_on_a_server_that_is_no_triton(boun
     assert 2 < run.effort.deployments < 14
 
 
-def test_few_loads_are_measured() -> None:
-    run = replayed(KNOWN)
+def test_few_loads_are_measured_but_by_grid_which_takes_all() -> None:
+    run = replayed(KNOWN, "random")
     assert run.effort.deployments <= run.effort.measurements <= 3 * run.effort.deployments
+    whole = read_recording(KNOWN)
+    assert replayed(KNOWN).effort.measurements == sum(row.load is not None for row in whole.rows)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -334,7 +336,7 @@ def test_a_seed_decides_everything(method: str) -> None:
 
 def test_max_trials_ends_the_search() -> None:
     """The baseline is a trial as any other; under 20 ms it is at its best with 4 requests in flight."""
-    run = replayed(KNOWN, trials=1)
+    run = replayed(KNOWN, "random", trials=1)
     assert run.effort.deployments == 1
     assert run.recommended is not None
     assert (run.recommended.candidate, run.recommended.load) == (Candidate(1), LoadPoint(1, 4))

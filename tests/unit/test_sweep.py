@@ -10,7 +10,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer.load.sweep import SweepRules, is_hopeless, next_load
+from optimizer.load.sweep import SweepRules, doubled, is_hopeless, next_load
 from optimizer.trial import LoadPoint
 
 P95_20MS = (Constraint("latency-p95", 20.0),)
@@ -168,3 +168,16 @@ def test_a_glance_that_knows_the_p99_goes_by_it() -> None:
     rules = SweepRules(1, 256, (Constraint("latency-p99", 20.0),), to_beat=3000)
     assert is_hopeless(Measurement(1000, latency_p95_ms=10.0, latency_p99_ms=40.0), rules)
     assert not is_hopeless(Measurement(1000, latency_p95_ms=40.0, latency_p99_ms=19.0), rules)
+
+
+# -- a table of all -----------------------------------------------------------------------------------------------
+
+
+def test_every_load_is_measured_whatever_is_seen() -> None:
+    rules = SweepRules(2, 20, (Constraint("latency-p95", 1.0),), max_loads=3, to_beat=1e9, every=doubled(20))
+    measured: tuple[tuple[LoadPoint, Measurement], ...] = ()
+    while (load := next_load(measured, rules)) is not None:
+        measured = (*measured, (load, Measurement(10.0, latency_p95_ms=500.0)))
+    assert [load.concurrency for load, _ in measured] == [1, 2, 4, 8, 16, 20]
+    assert doubled(1) == (1,)
+    assert doubled(16) == (1, 2, 4, 8, 16)

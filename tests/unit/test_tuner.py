@@ -236,6 +236,7 @@ def test_a_crash_when_the_time_is_up_leaves_what_was_measured(study: Study, know
             return super().measure(endpoint, load, seconds)
 
     study.target = study.load_generator = study.telemetry = Crashing(known_table)
+    study.search = "random"
     tuner = study.tuner()
     trials = tuner.run(COMPARISONS)
     assert [trial.status for trial in trials] == ["ok", "ok"]
@@ -262,7 +263,7 @@ def test_a_hopeless_deployment_is_given_up_after_its_first_short_window(
             bad = endpoint.candidate not in (BASELINE, PLAIN)
             return Measurement(1.0 if bad else 1e6, latency_p95_ms=900.0 if bad else 1.0, requests=9)
 
-    study.load_generator = Glancing(known_table)
+    study.load_generator, study.search = Glancing(known_table), "random"
     trials = study.tuner(max_trials=6).run(COMPARISONS)
     for trial in trials[2:]:
         ((load, measurement),) = trial.measurements
