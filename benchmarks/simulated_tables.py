@@ -29,6 +29,7 @@ from optimizer.batcher.simulator import (
     ServiceTimes,
     Simulated,
     Trace,
+    Window,
     lognormal_jitter,
     simulate_many,
     trace,
@@ -42,6 +43,7 @@ REQUEST_BATCH_SIZE = 4
 CONCURRENCIES = (2, 4, 8, 16, 32, 64)
 THREADS = "parameters.intra_op_thread_count.string_value"
 DELAYS_US = ("off", 0, 200, 1000, 5000)
+WINDOW = Window(warm_up_requests=1000, requests=16_000)  # so long that chance hardly shows
 POLICIES = ("none", "max/2")
 PLAIN = Space((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
 THREADED = Space((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
@@ -89,7 +91,7 @@ class Server:
             for candidate, load in cells
         ]
         jitter = lognormal_jitter(self.jitter, self.seed)
-        found = simulate_many(jobs, jitter=jitter, threads=threads)
+        found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
         return [_measurement(simulated, own, self.way_s) for simulated, own in zip(found, traces, strict=True)]
 

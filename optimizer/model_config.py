@@ -121,6 +121,14 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     return config
 
 
+def has_fixed_shapes(config: ModelConfig) -> bool:
+    """Whether every request of a batch must be of one shape because there is but one; where not, Triton compares the
+    shapes of each request that comes."""
+    return not any(
+        (-1 in tensor.dims and not tensor.allow_ragged_batch) or tensor.is_shape_tensor for tensor in config.input
+    )
+
+
 def to_text(config: ModelConfig) -> str:
     """config.pbtxt. In its texts whatever is not printable is escaped, marks that turn the direction too."""
     text = str(text_format.MessageToString(config, as_utf8=True))

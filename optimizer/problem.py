@@ -15,7 +15,8 @@ class Problem:
 
     ``open_loop``: requests are sent at a rate, whatever has been answered, instead of so many in flight.
     ``cpu_count``: of the machine that serves, where it serves on its CPU and that is known. ``confidence``: of the
-    verdict on the constraints.
+    verdict on the constraints. ``fixed_shapes``: no input's size may differ from request to request, which decides
+    when Triton's batcher looks at what has come.
     """
 
     model: str
@@ -27,3 +28,4 @@ class Problem:
     open_loop: bool = False
     cpu_count: int | None = None
     confidence: float = CONFIDENCE
+    fixed_shapes: bool = True

@@ -181,6 +181,7 @@ def _task(
         constraints=tuple(bounds),
         open_loop=options.load == "rate",
         confidence=options.confidence,
+        fixed_shapes=model_config.has_fixed_shapes(source.config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
     given = model_config.candidate_of(source.config, tuple(space.fields))

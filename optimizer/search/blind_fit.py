@@ -10,8 +10,9 @@ import numpy as np
 from optimizer.batcher.simulator import ServiceTimes
 from optimizer.problem import Problem
 from optimizer.search.figures import Array, log_figures, log_simulated
-from optimizer.search.server_model import FITTED_POINTS, SMALLEST_S, ServerModel, gap_s, largest_batch
+from optimizer.search.server_model import ServerModel, largest_batch
 from optimizer.search.service import Group
+from optimizer.search.surroundings import FITTED_POINTS, SMALLEST_S, USUAL_GAP_S, Surroundings, gap_limit_s
 from optimizer.trial import Point
 
 EVALUATIONS = 120
@@ -25,7 +26,7 @@ def fit_blindly(points: Sequence[Point], problem: Problem, latency: str, seed: i
 
     used = list(points)[-FITTED_POINTS:]
     largest = largest_batch(points, problem)
-    gap = gap_s(points)
+    gap = min(USUAL_GAP_S, gap_limit_s(points))
     cells = [(point.candidate, point.load.concurrency) for point in used]
     wanted = np.array([log_figures(point, latency) for point in used])
     first = _guess(used, latency)
@@ -55,7 +56,7 @@ def _of_vector(vector: Array, problem: Problem, largest: int, gap: float, seed: 
     def times(group: Group) -> ServiceTimes:
         return ServiceTimes(np.outer(alone, 1 + contention * np.arange(group[0])), step=batch)
 
-    return ServerModel(times, batch, way_s, gap, jitter, seed, ERROR)
+    return ServerModel(times, batch, Surroundings(way_s, gap_s=gap, jitter=jitter), seed, ERROR, problem.fixed_shapes)
 
 
 def _prior(vector: Array) -> float:

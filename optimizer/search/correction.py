@@ -7,11 +7,12 @@ for throughput, one for the tail (the judged latency over the mean latency).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.batcher.simulator import Simulated
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
 
@@ -26,51 +27,82 @@ SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # in units of a parameter's range
 MOMENT_NOISE, THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.03, 0.08
 USUAL_REQUESTS = 500
 UNSTABLE = 3.0  # times the noise
-BATCHING_FEATURES = 5
+# All of these are usual values: how much larger or smaller they are on this server is told by the measurements
+ERROR_SCALES, NOISE_SCALES = (0.6, 1.0), (0.1, 0.3, 1.0, 2.0)
+SCALE_SPREAD = 0.8  # of the logarithm of either scale, before anything is measured
+BATCHING_FEATURES = 7
+# What the batcher does (the size of its batches, how busy the instances are) says more of an error than how that is
+# spelled in a configuration
+BATCH, BUSY, SPELLING = 0.25, 0.5, 0.45
 
 
 class Correction:
     """Learns from residuals [points, 2] (log throughput, log tail) at ``inputs`` [points, features].
 
     ``deployments`` [points]: the number of the trial in which each was measured; ``noise`` [points]: relative to
-    that of a usual measurement; ``batching_error``: of the simulated throughput, relative. All hyperparameters are
-    given: a handful of points says little of them. So the regression is two lines of linear algebra (Rasmussen and
-    Williams 2006, algorithm 2.1), where scikit-learn's would cost more memory than all else that a run imports.
+    that of a usual measurement; ``batching_error``: of the simulated throughput, relative.
     """
 
     def __init__(
         self, inputs: Array, residuals: Array, deployments: Sequence[int], noise: Array, batching_error: float
     ) -> None:
-        from scipy.linalg import cho_factor
+        def of_throughput(a: Array, b: Array) -> Array:
+            speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
+            return SPEED_ERROR**2 * speed + batching_error**2 * _matern(a, b, BATCHING_LENGTH)
 
-        self._inputs, self._residuals, self._batching_error = inputs, residuals, batching_error
+        def of_tail(a: Array, b: Array) -> Array:
+            return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
+
         same = np.equal.outer(deployments, deployments) * MOMENT_NOISE**2
-        covariances = self._throughput_covariance(inputs), self._tail_covariance(inputs)
-        self._factors = [
-            cho_factor(covariance + same + np.diag((usual * noise) ** 2))
-            for covariance, usual in zip(covariances, (THROUGHPUT_NOISE, TAIL_NOISE), strict=True)
-        ]
+        self._processes = (
+            _Process(of_throughput, inputs, same + np.diag((THROUGHPUT_NOISE * noise) ** 2), residuals[:, 0]),
+            _Process(of_tail, inputs, np.diag((TAIL_NOISE * noise) ** 2), residuals[:, 1]),
+        )
+
+    @property
+    def noise_scale(self) -> float:
+        """The noise of the throughput as a multiple of the usual."""
+        return self._processes[0].noise_scale
 
     def predict(self, inputs: Array) -> tuple[Array, Array]:
         """Mean and standard deviation [cells, 2] of the residuals, without any noise."""
+        found = [process.predict(inputs) for process in self._processes]
+        return np.stack([mean for mean, _ in found], 1), np.stack([deviation for _, deviation in found], 1)
+
+
+class _Process:
+    """A Gaussian process whose covariances are known but for how large the errors are, and how large the noise.
+
+    Both scales are those of the highest posterior density among a few: a handful of points says little of more
+    hyperparameters. So the regression is some lines of linear algebra (Rasmussen and Williams 2006, algorithm 2.1),
+    where scikit-learn's would cost more memory than all else that a run imports.
+    """
+
+    def __init__(
+        self, covariance: Callable[[Array, Array], Array], inputs: Array, noise: Array, learned: Array
+    ) -> None:
+        from scipy.linalg import cho_factor, cho_solve
+
+        self._covariance, self._inputs = covariance, inputs
+        errors, best = covariance(inputs, inputs), -math.inf
+        for error_scale in ERROR_SCALES:
+            for noise_scale in NOISE_SCALES:
+                factor = cho_factor(error_scale**2 * errors + noise_scale**2 * noise, lower=True)
+                weights = cho_solve(factor, learned)
+                density = -0.5 * float(learned @ weights) - float(np.log(np.diag(factor[0])).sum())
+                density -= 0.5 * (math.log(error_scale) ** 2 + math.log(noise_scale) ** 2) / SCALE_SPREAD**2
+                if density > best:
+                    best, self._scale, self._factor, self._weights = density, error_scale**2, factor, weights
+                    self.noise_scale = noise_scale
+
+    def predict(self, inputs: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation [cells]."""
         from scipy.linalg import cho_solve
 
-        crosses = self._throughput_covariance(inputs), self._tail_covariance(inputs)
-        priors = SPEED_ERROR**2 + self._batching_error**2, TAIL_ERROR**2
-        means, deviations = [], []
-        for factor, cross, prior, learned in zip(self._factors, crosses, priors, self._residuals.T, strict=True):
-            means.append(cross.T @ cho_solve(factor, learned))
-            variance = prior - np.einsum("ij,ij->j", cross, cho_solve(factor, cross))
-            deviations.append(np.sqrt(np.maximum(variance, 1e-12)))
-        return np.stack(means, 1), np.stack(deviations, 1)
-
-    def _throughput_covariance(self, inputs: Array) -> Array:
-        known = self._inputs
-        speed = _matern(known[:, :-BATCHING_FEATURES], inputs[:, :-BATCHING_FEATURES], SPEED_LENGTH)
-        return SPEED_ERROR**2 * speed + self._batching_error**2 * _matern(known, inputs, BATCHING_LENGTH)
-
-    def _tail_covariance(self, inputs: Array) -> Array:
-        return TAIL_ERROR**2 * _matern(self._inputs, inputs, BATCHING_LENGTH)
+        cross = self._scale * self._covariance(self._inputs, inputs)
+        prior = self._scale * float(self._covariance(inputs[:1], inputs[:1])[0, 0])
+        variance = prior - np.einsum("ij,ij->j", cross, cho_solve(self._factor, cross))
+        return cross.T @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
 
 
 def _matern(a: Array, b: Array, length: float) -> Array:
@@ -81,7 +113,7 @@ def _matern(a: Array, b: Array, length: float) -> Array:
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
-def features(space: Space, candidate: Candidate, concurrency: int) -> list[float]:
+def features(space: Space, candidate: Candidate, concurrency: int, simulated: Simulated) -> list[float]:
     """Settings and load on comparable scales: about one unit for a parameter's whole range. The last
     ``BATCHING_FEATURES`` are what batching depends on, those before what the speed of the server does."""
     preferred = max(candidate.preferred_batch_sizes, default=candidate.max_batch_size)
@@ -95,11 +127,13 @@ def features(space: Space, candidate: Candidate, concurrency: int) -> list[float
             else -0.5
             for path in space.fields
         ),
-        math.log2(max(candidate.max_batch_size, 1)) / 8,
-        float(candidate.dynamic_batching),
-        math.log1p(candidate.max_queue_delay_us) / 8,
-        math.log2(preferred / max(candidate.max_batch_size, 1)) if preferred else 0.0,
+        SPELLING * math.log2(max(candidate.max_batch_size, 1)) / 8,
+        SPELLING * float(candidate.dynamic_batching),
+        SPELLING * math.log1p(candidate.max_queue_delay_us) / 8,
+        SPELLING * math.log2(preferred / max(candidate.max_batch_size, 1)) if preferred else 0.0,
         math.log2(concurrency) / 6,
+        BATCH * math.log2(simulated.mean_batch_size),
+        BUSY * simulated.utilization,
     ]
 
 

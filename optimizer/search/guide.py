@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from objectives.sla import worst_violation
+from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
 from optimizer.search.correction import Correction, features, noise_of
@@ -41,11 +42,13 @@ FAILURE = 3  # successes that one failure in a group weighs up
 @dataclass(frozen=True, slots=True)
 class Decision:
     """``gain``: by how much ``candidate``, measured at ``load``, is expected to raise the best throughput
-    within the bounds, as a share of it; inf while nothing meets them and something may."""
+    within the bounds, as a share of it; inf while nothing meets them and something may. ``noise``: that of the
+    measurements, as a multiple of the usual."""
 
     candidate: Candidate
     load: int
     gain: float
+    noise: float = 1.0
 
 
 class Guide:
@@ -85,7 +88,7 @@ class Guide:
         gains, cells = np.concatenate([gains, view.gains(finer)]), cells + finer
         chosen = int(np.argmax(gains))
         if view.meets_anywhere:
-            return Decision(*cells[chosen], float(gains[chosen]))
+            return Decision(*cells[chosen], float(gains[chosen]), view.noise_scale)
         return Decision(*cells[chosen], math.inf if view.odds(cells).max() > UNLIKELY else 0.0)
 
     def _followed(self, view: _View, left: Sequence[Candidate]) -> list[Candidate]:
@@ -151,8 +154,9 @@ class _View:
         self.bound_s = min((c.bound for c in problem.constraints if c.metric == latency), default=math.inf) / 1e3
         known = [(problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
         figures = np.array([log_figures(point, latency) for point in measured])
-        simulated = self._tails(self.simulated(known), known)
-        learned = np.array([features(problem.space, *cell) for cell in known])
+        found = self._simulate(known)
+        simulated = self._tails(self._figures(found), known)
+        learned = np.array([features(problem.space, *cell, one) for cell, one in zip(known, found, strict=True)])
         residuals = self._tails(figures, known) - simulated
         # arrivals at random have a longer tail than the closed loop that is simulated, whatever the candidate
         self._longer_tail = np.array([0.0, float(np.median(residuals[:, 1])) if problem.open_loop else 0.0])
@@ -169,6 +173,10 @@ class _View:
         self._best = float(max(believed[meeting])) if meeting else None
 
     @property
+    def noise_scale(self) -> float:
+        return self._correction.noise_scale
+
+    @property
     def meets_anywhere(self) -> bool:
         """Whether a measured point meets the bounds."""
         return self._best is not None
@@ -181,8 +189,12 @@ class _View:
 
     def simulated(self, cells: Sequence[Cell]) -> Array:
         """Log throughput and log latency [cells, 2]."""
-        threads = max(1, min(4, os.cpu_count() or 1))
-        simulated = self._model.simulate(cells, threads)
+        return self._figures(self._simulate(cells))
+
+    def _simulate(self, cells: Sequence[Cell]) -> list[Simulated]:
+        return self._model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
+
+    def _figures(self, simulated: Sequence[Simulated]) -> Array:
         return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)
 
     def gains(self, cells: Sequence[Cell]) -> Array:
@@ -201,9 +213,11 @@ class _View:
         return odds(self._belief(cells), self.bound_s)
 
     def _belief(self, cells: Sequence[Cell]) -> Belief:
-        inputs = np.array([features(self._problem.space, *cell) for cell in cells])
+        found = self._simulate(cells)
+        space = self._problem.space
+        inputs = np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
         mean, deviation = self._correction.predict(inputs)
-        simulated = self._tails(self.simulated(cells), cells)
+        simulated = self._tails(self._figures(found), cells)
         return Belief(
             mean + simulated + self._longer_tail, deviation, log_loads(cells, self._problem.request_batch_size)
         )

@@ -17,6 +17,8 @@ from optimizer.search.ledger import Ledger
 from optimizer.search.result import finished_trials
 from optimizer.trial import Candidate, Trial
 
+LEAST_NOISE, MOST_NOISE = 0.25, 1.5  # of the usual: gains smaller than the noise cannot be told from it
+
 
 class SimulatedSearcher:
     """A Searcher that knows Triton's batcher.
@@ -38,7 +40,9 @@ class SimulatedSearcher:
 
     def suggest(self) -> Candidate | None:
         decision = self._guide.decide(finished_trials(self._study), self._ledger.tried())
-        if decision is None or decision.gain < self._smallest_gain:
+        if decision is None or decision.gain < self._smallest_gain * min(
+            max(decision.noise, LEAST_NOISE), MOST_NOISE
+        ):
             return None
         self._expected[decision.candidate] = decision.load
         return self._ledger.start(decision.candidate)
@@ -84,3 +88,7 @@ class SimulatedSampler(BaseSampler):
 
     def reseed_rng(self) -> None:
         self._independent.reseed_rng()
+
+
+def _told(noise: float) -> float:
+    return min(max(noise, LEAST_NOISE), MOST_NOISE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,49 +19,38 @@ SMALLEST_S = 1e-6
 # (134 µs in benchmarks/simulator_proof.md); a rate that was measured bounds it. USUAL_HOP_S: the batcher or an
 # instance is woken.
 USUAL_GAP_S, USUAL_HOP_S, USUAL_JITTER = 1e-4, 1e-4, 0.1
-GAP_SHARE = 0.4  # of the time between two requests at the highest rate measured
-CHOICES = {
-    "jitter": (0.02, 0.05, 0.1, 0.2, 0.3, 0.45),
-    "gap_s": (SMALLEST_S, 1e-5, 3e-5, 1e-4, 2e-4),
-    "hop_s": (SMALLEST_S, 2e-5, 5e-5, 1e-4, 2e-4),
-}
-ORDER = ("jitter", "gap_s", "hop_s", "jitter", "gap_s")  # one is fitted after the other
+GAP_SHARE = 0.95  # of the time between two requests at the highest rate measured
+JITTERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45)
+GAPS_S = (SMALLEST_S, 1e-5, 3e-5, 1e-4, 2e-4)
+HOPS_S = (SMALLEST_S, 2e-5, 5e-5, 1e-4, 2e-4)
+WAYS = (1.0, 0.75, 0.5)  # of what was measured, as gaps are part of that
+QUICKER = 0.2  # quantile of the ways measured
 USUAL = {"gap_s": USUAL_GAP_S, "hop_s": USUAL_HOP_S}
-DOUBT = 0.004  # what a factor e away from the usual must gain in squared errors
+DOUBT = 0.002  # what a factor e away from the usual must gain in squared errors
 OUTLIER = 0.15  # an error beyond it counts in proportion
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """``way_s`` is spent outside queue and computation by each request, and ``way_per_load_s`` for each one in flight
-    with it; ``gap_s`` lies between two arrivals, on average; ``hop_s`` passes until the batcher or an instance
-    wakes; ``jitter`` is the relative standard deviation of service times.
+    """``way_s`` is spent outside queue and computation by each request; ``gap_s`` lies between two arrivals, on
+    average; ``hop_s`` passes until the batcher or an instance wakes; ``jitter`` is the relative standard deviation of
+    service times.
     """
 
     way_s: float
-    way_per_load_s: float = 0.0
     gap_s: float = USUAL_GAP_S
     hop_s: float = USUAL_HOP_S
     jitter: float = USUAL_JITTER
 
-    def overheads(self, load: int) -> Overheads:
-        """At ``load`` requests in flight."""
-        way_s = self.way_s + self.way_per_load_s * load
-        return Overheads(way_s / 2, way_s / 2, 0.0, 0.0, self.hop_s, self.hop_s)
+    def overheads(self) -> Overheads:
+        return Overheads(self.way_s / 2, self.way_s / 2, 0.0, 0.0, self.hop_s, self.hop_s)
 
 
-def ways(points: Sequence[Point]) -> tuple[float, float] | None:
-    """``way_s`` and ``way_per_load_s`` of what was measured; None where no point tells."""
-    seen = [(point.load.concurrency, way) for point in points if (way := _way_s(point)) is not None]
-    if not seen:
-        return None
-    loads, found = np.array(seen, np.float64).T
-    # relative errors are alike at each load
-    columns = np.stack([1 / found, loads / found], 1)
-    (fixed, slope), *_ = np.linalg.lstsq(columns, np.ones(len(found)), rcond=None)
-    if len(set(loads.tolist())) < 2 or slope < 0 or fixed < 0:
-        return float(np.median(found)), 0.0
-    return float(fixed), float(slope)
+def way_s(points: Sequence[Point]) -> float | None:
+    """That of the quicker points: in the slower ones requests wait for each other on the way, which the gaps explain.
+    None where no point tells."""
+    seen = [way for point in points if (way := _way_s(point)) is not None]
+    return float(np.quantile(seen, QUICKER)) if seen else None
 
 
 def gap_limit_s(points: Sequence[Point]) -> float:
@@ -101,11 +91,12 @@ def nearest(
         unusual = sum(math.log(getattr(one, name) / usual) ** 2 for name, usual in USUAL.items())
         return float(squares.sum()) + DOUBT * unusual
 
-    limit_s, best = gap_limit_s(points), first
-    for name in ORDER:
-        values = [value for value in CHOICES[name] if name != "gap_s" or value <= max(limit_s, SMALLEST_S)]
-        best = min((replace(best, **{name: value}) for value in values), key=misfit)
-    return best
+    limit_s = max(gap_limit_s(points), SMALLEST_S)
+    best = min((replace(first, jitter=one) for one in JITTERS), key=misfit)
+    gaps_s = [gap for gap in GAPS_S if gap <= limit_s]
+    choices = itertools.product([share * first.way_s for share in WAYS], gaps_s, HOPS_S)
+    best = min((Surroundings(*choice, jitter=best.jitter) for choice in choices), key=misfit)
+    return min((replace(best, jitter=one) for one in JITTERS), key=misfit)
 
 
 def _or_nan(value: float | None) -> float:

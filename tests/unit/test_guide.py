@@ -151,9 +151,9 @@ def test_what_is_not_known_of_threads_is_not_made_up() -> None:
 
 
 def test_the_correction_is_what_was_seen_there_and_nothing_far_away() -> None:
-    inputs = np.array([[0.0] * 6, [0.0] * 5 + [0.1]])
+    inputs = np.array([[0.0] * 8, [0.0] * 7 + [0.1]])
     correction = Correction(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2), 0.1)
-    mean, deviation = correction.predict(np.array([[0.0] * 6, [50.0] * 6]))
+    mean, deviation = correction.predict(np.array([[0.0] * 8, [50.0] * 8]))
     assert mean[0] == pytest.approx([0.3, 0.1], abs=0.05)
     assert mean[1] == pytest.approx([0.0, 0.0], abs=1e-6)
     assert deviation[1] == pytest.approx([math.hypot(SPEED_ERROR, 0.1), 0.1])
@@ -161,7 +161,7 @@ def test_the_correction_is_what_was_seen_there_and_nothing_far_away() -> None:
 
 
 def test_repeating_a_measurement_in_the_same_deployment_teaches_less_than_in_another() -> None:
-    inputs, residuals = np.zeros((4, 6)), np.zeros((4, 2))
+    inputs, residuals = np.zeros((4, 8)), np.zeros((4, 2))
     same, apart = (Correction(inputs, residuals, numbers, np.ones(4), 0.1) for numbers in ([0] * 4, [0, 1, 2, 3]))
     assert same.predict(inputs[:1])[1][0, 0] > 1.5 * apart.predict(inputs[:1])[1][0, 0]
 
@@ -176,7 +176,16 @@ def test_few_requests_and_windows_that_disagree_are_noise() -> None:
 def test_every_setting_is_a_feature() -> None:
     space = Space((8, 32), (0, 500), ("none", "max/2"), (1, 2), {THREADS: ("1", "2")})
     cells = [(candidate, load) for candidate in space.candidates() for load in (4, 8)]
-    assert len({tuple(features(space, *cell)) for cell in cells}) == len(cells)
+    alike = simulate(Candidate(8), ClosedLoop(4), ServiceTimes.linear(1e-3, 1e-4, 8))
+    assert len({tuple(features(space, *cell, alike)) for cell in cells}) == len(cells)
+
+
+def test_what_the_batcher_does_is_a_feature() -> None:
+    service = ServiceTimes.linear(1e-3, 1e-4, 8)
+    batched = simulate(Candidate(8, True), ClosedLoop(8), service)
+    single = simulate(Candidate(8), ClosedLoop(8), service)
+    one, other = (features(SPACE, Candidate(8), 8, seen) for seen in (batched, single))
+    assert one != other
 
 
 # -- the guide ----------------------------------------------------------------------------------------------------

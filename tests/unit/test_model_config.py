@@ -19,6 +19,7 @@ from optimizer.model_config import (
     candidate_of,
     differences,
     explicit,
+    has_fixed_shapes,
     read,
     to_override_json,
     to_text,
@@ -361,3 +362,16 @@ def test_what_does_not_exist_or_fit_is_one_clear_line(path: str, value: FieldVal
     with pytest.raises(ValueError, match=message) as error:
         proto_path.put(config(), path, value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed"),
+    [
+        ("input { name: 'x' dims: [3, 4] }", True),
+        ("input { name: 'x' dims: -1 }", False),
+        ("input { name: 'x' dims: -1 allow_ragged_batch: true }", True),
+        ("input { name: 'x' dims: 2 is_shape_tensor: true }", False),
+    ],
+)
+def test_shapes_that_may_differ_are_known(text: str, fixed: bool) -> None:
+    assert has_fixed_shapes(text_format.Parse(text, ModelConfig())) is fixed
