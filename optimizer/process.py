@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 import subprocess
@@ -35,7 +36,8 @@ class SupervisedProcess:
         shm_prefix: str = "",
     ) -> None:
         self.log = log
-        with log.with_name(COMMANDS).open("a") as told:
+        # a disk that is full will be told by what matters more
+        with contextlib.suppress(OSError), log.with_name(COMMANDS).open("a") as told:
             told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(map(str, command))}\n")
         numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:

@@ -204,7 +204,11 @@ def test_the_results_folder_is_complete(found: Run) -> None:
         "reference.npz",
         "logs",
     }
-    assert {path.name for path in (folder / "logs").glob("*.log")} == {"tritonserver.log", "perf_analyzer.log"}
+    logs = {path.name for path in (folder / "logs").glob("*.log")}
+    assert logs == {"tritonserver.log", "perf_analyzer.log", "commands.log"}
+    commands = (folder / "logs" / "commands.log").read_text()
+    assert "--model-control-mode=explicit" in commands
+    assert "--concurrency-range" in commands
     assert (folder / "report.html").read_text().rstrip().endswith("</html>")
     with (folder / "pareto.csv").open(newline="") as file:
         front = list(csv.DictReader(file))
