@@ -146,8 +146,9 @@ def test_the_recommendation_is_the_best_that_meets_the_sla(found: Run) -> None:
     recommended = document["recommended"]
     rivals = [document["baseline"], document["dynamic_batching"], *document["pareto"]]
     assert all(entry["latency_p95_ms"] <= SLA_MS for entry in [recommended, *rivals])
-    equals = [entry["throughput_infer_per_sec"] for entry in rivals if entry["verdict"] == recommended["verdict"]]
-    assert recommended["throughput_infer_per_sec"] == max(equals)
+    for entry in rivals:
+        if entry["verdict"] == recommended["verdict"] and (entry["dynamic_batching"] or entry["verdict"] == "PASS"):
+            assert entry["throughput_infer_per_sec"] <= recommended["throughput_infer_per_sec"]
 
 
 def test_the_gains_are_the_ratios_of_the_throughputs(found: Run) -> None:
