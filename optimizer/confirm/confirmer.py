@@ -44,7 +44,7 @@ class Confirmer:
             self.measure(entrants)
             left = {one.candidate for one in entrants if self.trials[one.trial].status == "ok"}
             finalists = left - {baseline} or left
-            if finalists != {baseline} or all(one.candidate == baseline for one in entrants):
+            if finalists - {baseline} or all(one.candidate == baseline for one in entrants):
                 break
         for _ in range(MORE):
             again = self._next_best(finalists)

@@ -49,12 +49,13 @@ class ServerModel:
     def simulate(self, cells: Sequence[Cell], threads: int = 1) -> list[Simulated]:
         """What each (candidate, concurrency) would give."""
         groups = {group: self.times(group) for group in {group_of(candidate) for candidate, _ in cells}}
+        overheads = self.around.overheads()
         jobs = [
             Job(
                 candidate,
                 ClosedLoop(load),
                 groups[group_of(candidate)],
-                self.around.overheads(),
+                overheads,
                 self.request_batch_size,
                 self.fixed_shapes,
             )

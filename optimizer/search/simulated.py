@@ -40,9 +40,7 @@ class SimulatedSearcher:
 
     def suggest(self) -> Candidate | None:
         decision = self._guide.decide(finished_trials(self._study), self._ledger.tried())
-        if decision is None or decision.gain < self._smallest_gain * min(
-            max(decision.noise, LEAST_NOISE), MOST_NOISE
-        ):
+        if decision is None or decision.gain < self._smallest_gain * _told(decision.noise):
             return None
         self._expected[decision.candidate] = decision.load
         return self._ledger.start(decision.candidate)
@@ -91,4 +89,5 @@ class SimulatedSampler(BaseSampler):
 
 
 def _told(noise: float) -> float:
+    """The tolerance as a multiple of its usual value."""
     return min(max(noise, LEAST_NOISE), MOST_NOISE)

@@ -131,7 +131,7 @@ class RunFolder:
         Raises BadInputError where run.json is not one of ours.
         """
         try:
-            info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
+            info = self._read_info()
             options = info["options"]
             unknown = set(options) - {field.name for field in fields(RunOptions)}
             if unknown:
@@ -149,10 +149,12 @@ class RunFolder:
     def read_constraints(self) -> list[str]:
         """The bounds that the run was held to, as they are written. Raises BadInputError."""
         try:
-            info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
-            return [str(bound) for bound in info["problem"]["constraints"]]
+            return [str(bound) for bound in self._read_info()["problem"]["constraints"]]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
+    def _read_info(self) -> Any:
+        return json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
 
     def _no_record(self, why: str) -> BadInputError:
         return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")

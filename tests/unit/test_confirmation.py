@@ -191,6 +191,19 @@ def test_what_cannot_be_deployed_as_written_gives_way_to_the_next(problem: Probl
     assert outcome.recommended.candidate == BASELINE
 
 
+def test_where_all_that_was_planned_cannot_be_deployed_more_is_planned(problem: Problem, tmp_path: Path) -> None:
+    other = Candidate(64, True, 500)
+    server = Drawing(
+        broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, other: 900.0}
+    )
+    trials = confirm(server, searched(server, {**LOADS, other: 10}), problem, tmp_path)
+    assert [trial.status for trial in trials] == ["failed", "failed", "failed", "ok"]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.point.candidate == other
+
+
 def test_an_interrupted_confirmation_goes_on_where_it_stood(problem: Problem, tmp_path: Path) -> None:
     class Interrupting(Drawing):
         left = 20

@@ -27,6 +27,7 @@ from optimizer.search.service import Group, demand, group_of, services
 from optimizer.search.simulated import SimulatedSampler
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from tests import played_server
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 SPACE = Space((1, 8, 32), ("off", 0, 500, 2000), ("none", "max/2"), (1, 2, 3))
@@ -42,19 +43,9 @@ def served(candidate: Candidate, concurrency: int, *, told: bool = True) -> Meas
     service = ServiceTimes.linear(3e-3, 3e-4, max(candidate.max_batch_size, 1), 8, contention=0.5)
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     s = simulate(candidate, ClosedLoop(concurrency), service, overheads, jitter=lognormal_jitter(0.1))
-    measured = Measurement(s.throughput_infer_per_s, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
-    if not told:
-        return measured
-    compute_s = s.utilization * candidate.instance_count * s.mean_batch_size / s.throughput_infer_per_s
-    return replace(
-        measured,
-        latency_avg_ms=s.latency_avg_s * 1e3,
-        queue_ms=s.queue_avg_s * 1e3,
-        compute_input_ms=0.0,
-        compute_infer_ms=compute_s * 1e3,
-        compute_output_ms=0.0,
-        mean_batch_size=s.mean_batch_size,
-    )
+    if told:
+        return played_server.told(s, candidate)
+    return Measurement(s.throughput_infer_per_s, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
 
 
 def trial(number: int, candidate: Candidate, *loads: int, told: bool = True) -> Trial:

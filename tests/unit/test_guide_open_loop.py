@@ -14,6 +14,7 @@ from optimizer.search.guide import Guide
 from optimizer.search.in_flight import in_flight
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from tests.played_server import told
 
 BOUND = Constraint("latency-p95", 25.0)
 SPACE = Space((1, 8, 32), ("off", 0, 500, 2000), ("none", "max/2"), (1, 2, 3))
@@ -26,19 +27,7 @@ def served(candidate: Candidate, rate: float) -> Measurement:
     overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
     load = OpenLoop.poisson(rate, 3000)
     s = simulate(candidate, load, service, overheads, jitter=lognormal_jitter(0.1))
-    compute_s = s.utilization * candidate.instance_count * s.mean_batch_size / s.throughput_infer_per_s
-    return Measurement(
-        s.throughput_infer_per_s,
-        latency_p95_ms=s.latency_p95_s * 1e3,
-        latency_avg_ms=s.latency_avg_s * 1e3,
-        queue_ms=s.queue_avg_s * 1e3,
-        compute_input_ms=0.0,
-        compute_infer_ms=compute_s * 1e3,
-        compute_output_ms=0.0,
-        mean_batch_size=s.mean_batch_size,
-        requests=500,
-        stable=True,
-    )
+    return told(s, candidate)
 
 
 def meets(measurement: Measurement) -> bool:

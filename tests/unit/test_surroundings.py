@@ -20,6 +20,7 @@ from optimizer.search.server_model import fit
 from optimizer.search.surroundings import gap_limit_s, way_s
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Point
+from tests.played_server import told
 
 SPACE = Space((8, 32), (0, 500), ("none",), (1, 2))
 PROBLEM = Problem("m", SPACE, 1, 32, constraints=(Constraint("latency-p95", 20.0),))
@@ -33,20 +34,7 @@ def served(candidate: Candidate, load: int, way_s: float, gap_s: float, hop_s: f
     overheads = Overheads(way_s / 2, way_s / 2, wake_s=hop_s, dispatch_s=hop_s)
     jitter, gaps = lognormal_jitter(0.1, seed), exponential_delays(gap_s, seed)
     s = simulate(candidate, ClosedLoop(load), service, overheads, jitter=jitter, gaps_s=gaps, window=WINDOW)
-    compute_s = s.utilization * candidate.instance_count * s.mean_batch_size / s.throughput_infer_per_s
-    measured = Measurement(
-        s.throughput_infer_per_s,
-        latency_avg_ms=1e3 * s.latency_avg_s,
-        latency_p95_ms=1e3 * s.latency_p95_s,
-        queue_ms=1e3 * s.queue_avg_s,
-        compute_input_ms=0.0,
-        compute_infer_ms=1e3 * compute_s,
-        compute_output_ms=0.0,
-        mean_batch_size=s.mean_batch_size,
-        requests=8000,
-        stable=True,
-    )
-    return Point(candidate.instance_count, candidate, LoadPoint(1, load), measured)
+    return Point(candidate.instance_count, candidate, LoadPoint(1, load), told(s, candidate))
 
 
 @pytest.mark.parametrize(("gap_s", "hop_s"), [(1e-4, 2e-5), (1e-6, 1e-4)])
