@@ -29,7 +29,7 @@ from optimizer.task import Task
 from optimizer.trial import Trial
 from optimizer.tuner import Tuner
 
-SATISFIED = f"the search ended early: another deployment promised less than {SMALLEST_GAIN:.0%} more throughput"
+SATISFIED = f"the search ended early: another deployment promised less than about {SMALLEST_GAIN:.0%} more throughput"
 Status = Literal["found", "none", "interrupted"]
 
 
