@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+OVERLOADED = "overloaded"  # what the reason of a measurement begins with whose rate was more than could be served
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -48,6 +50,11 @@ class Measurement:
     measure_seconds: float | None = None
     score: float | None = None
     reason: str = ""
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether its rate was more than the server could serve."""
+        return self.reason.startswith(OVERLOADED)
 
 
 @dataclass(frozen=True, slots=True)

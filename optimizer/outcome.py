@@ -11,7 +11,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from optimizer.confirm.plan import Confirmed, all_confirmed
 from optimizer.problem import Problem
-from optimizer.trial import Candidate, Point, Trial, latest_points, points
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points, points
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
 
@@ -21,8 +21,9 @@ class Outcome:
     """``recommended`` is None where no stable point meets the constraints; ``closest`` is then the nearest.
 
     It is the best whose confirmation passes; without any such the best whose confirmation leaves it open, but for the
-    baseline, which is confirmed to be compared with; else the best that was not confirmed. ``again`` are all points
-    that were confirmed; ``confirmed`` is what is known of the recommended one, None where it is none of them.
+    baseline, which is confirmed to be compared with; else the best that was not confirmed, be it at a load below one
+    that failed. ``again`` are all points that were confirmed; ``confirmed`` is what is known of the recommended one,
+    None where it is none of them.
 
     ``baseline`` and ``dynamic_batching`` are the best points of the configuration as given and of plain
     ``dynamic_batching {}`` under the same constraints, None where they have none; ``untried`` names those of
@@ -63,7 +64,8 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     """The outcome of ``trials`` so far."""
     confirmed = all_confirmed(trials, problem)
     measured = _measured(trials, confirmed)
-    recommended = _recommended(measured, confirmed, problem, baseline)
+    unconfirmed = measured + _below_what_failed(trials, confirmed)
+    recommended = _recommended(unconfirmed, confirmed, problem, baseline)
     closest = None if recommended else pareto.closest(measured, problem.constraints)
 
     def best_of(candidate: Candidate) -> Point | None:
@@ -94,6 +96,19 @@ def _measured(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[P
     again = {one.point.candidate for one in confirmed}
     searched = [point for point in latest_points(trials) if point.candidate not in again]
     return searched + [one.point for one in confirmed]
+
+
+def _below_what_failed(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[Point]:
+    """What the search saw of configurations that failed on fresh servers, at lower loads than they failed at."""
+    verdicts, lowest = dict[Candidate, set[Verdict]](), dict[Candidate, LoadPoint]()
+    for one in confirmed:
+        candidate, load = one.point.candidate, one.point.load
+        verdicts.setdefault(candidate, set()).add(one.judged.verdict)
+        lowest[candidate] = min(load, lowest.get(candidate, load))
+    failed = {candidate for candidate, found in verdicts.items() if found == {Verdict.FAIL}}
+    return [
+        point for point in latest_points(trials) if point.candidate in failed and point.load < lowest[point.candidate]
+    ]
 
 
 def _recommended(

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from optimizer import runtime, task
 from optimizer.answers.guard import OutputGuard, Unguarded
@@ -32,21 +33,30 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS
 
+if TYPE_CHECKING:
+    from optimizer.deploy.remote import RemoteTarget
+
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What is measured with, on this machine. ``say`` gets a line for each slow preparation."""
+    """What is measured with, on this machine. ``say`` gets a line for each slow preparation.
+
+    ``remote`` is the address of a server that runs already; None is the embedded one.
+    """
 
     options: RunOptions
     hardware: Hardware
     on_gpu: bool
     stopwatch: Stopwatch
     say: Callable[[str], None]
+    remote: str | None = None
 
     @classmethod
-    def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Stack:
+    def detect(
+        cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None], remote: str | None = None
+    ) -> Stack:
         """Raises EnvironmentFault where this machine cannot do what is asked."""
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
@@ -58,7 +68,7 @@ class Stack:
                 "choose throughput, latency-p95 or memory"
             )
         arrivals(options.arrivals)  # a file that is none is told before anything is started
-        return cls(options, hardware, on_gpu, stopwatch, say)
+        return cls(options, hardware, on_gpu, stopwatch, say, remote)
 
     def task(self) -> Task:
         """The model, found or built, and what is to be reached. Raises BadInputError."""
@@ -70,7 +80,12 @@ class Stack:
             runtime.ensure(self.say)
         return found
 
-    def target(self, what: Task, folder: RunFolder) -> EmbeddedTarget:
+    def target(self, what: Task, folder: RunFolder) -> EmbeddedTarget | RemoteTarget:
+        if self.remote is not None:
+            from optimizer.deploy.remote import RemoteTarget
+
+            keep = runtime.cache_folder() / "remote"
+            return RemoteTarget(self.remote, what.source.name, keep=keep, say=self.say, stopwatch=self.stopwatch)
         return EmbeddedTarget(
             what.source,
             log=folder.server_log,
@@ -81,9 +96,10 @@ class Stack:
 
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
         placement = self._placement(what)
-        load_generator = self._load_generator(what, folder, placement.client)
+        client = placement.client if self.remote is None else placement.server | placement.client
+        load_generator = self._load_generator(what, folder, client)
         used = placement.server | placement.client
-        telemetry = GpuTelemetry(used) if self.on_gpu else ProcessTelemetry(used)
+        telemetry = GpuTelemetry(used) if self.on_gpu and self.remote is None else ProcessTelemetry(used)
         scorer = read_scorer(what.score) if what.score else None
         guard = self._guard(what, folder)
         return Measuring(load_generator, telemetry, table, watcher, guard, scorer, self.stopwatch)

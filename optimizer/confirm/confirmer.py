@@ -12,13 +12,13 @@ from optimizer.confirm.plan import LOWER_LOAD, SERVERS, Entrant, all_confirmed, 
 from optimizer.crashes import tried_again
 from optimizer.errors import DeploymentError, ServerCrashed
 from optimizer.interfaces import Target
-from optimizer.load.windows import OVERLOADED
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.trial import Candidate, Trial, latest_points
 
 ATTEMPTS = 3  # where what was planned cannot be deployed as it is written
-MORE = 2  # to try where no finalist passes
+MORE = 3  # to try where no finalist passes
+LOWERINGS = 2  # of one configuration's load, the second where the first failed for certain
 MOST_LOST = 1  # measurements that give no figures, on one server: measured again
 
 
@@ -93,7 +93,7 @@ class Confirmer:
                 self.trials[one.trial] = trial
                 last = trial.confirmations[-1]
                 lost += last.is_lost
-                if last.measurement.reason.startswith(OVERLOADED):
+                if last.measurement.is_overloaded:
                     return  # it will be so again
 
     def _next_best(self, finalists: set[Candidate]) -> Entrant | None:
@@ -112,7 +112,8 @@ class Confirmer:
         again = entrant(lowest, self.problem, windows, lower(lowest, LOWER_LOAD, self.problem))
         others = [point for point in latest_points(self.trials) if point.candidate not in finalists]
         other = pareto.best(others, self.problem.objectives, self.problem.constraints)
-        lowered = again.load not in tried and len(tried) == 1
+        failed = best.judged.verdict is Verdict.FAIL
+        lowered = again.load not in tried and len(tried) <= (LOWERINGS if failed else 1)
         if not lowered and other is not None and other.throughput_infer_per_sec > best.point.throughput_infer_per_sec:
             return entrant(other, self.problem, windows)
         return None if again.load in tried else again

@@ -140,6 +140,9 @@ def confirmed(trial: Trial, load: LoadPoint, problem: Problem) -> Confirmed | No
     windows = [one.measurement for one in own]
     judged = judge_all(windows, problem.constraints, problem.confidence)
     servers = len({one.server for one in own})
+    if servers >= SERVERS and all(window.is_overloaded for window in windows):
+        told = f"overloaded on each of {servers} fresh servers: {windows[0].reason}"
+        judged = Judged(Verdict.FAIL, told, confidence=problem.confidence)
     if servers < SERVERS and judged.verdict is Verdict.PASS:
         judged = Judged(Verdict.UNDECIDED, f"only {servers} of {SERVERS} fresh servers")
     if judged.verdict is Verdict.PASS and (rise_ms := _rise_ms(own)) > MOST_RISE * _latency_bound_ms(problem):

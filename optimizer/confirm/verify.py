@@ -39,10 +39,19 @@ class Result:
     notes: tuple[str, ...]
 
 
-def verify(run: RunFolder, options: RunOptions, say: Callable[[str], None], watch: WatcherMaker) -> Result:
-    """Raises BadInputError where the run recommends nothing, or its profile has other bounds by now; TuneError as a
-    run does."""
-    stack = Stack.detect(options, Stopwatch(), say)
+def verify(
+    run: RunFolder,
+    options: RunOptions,
+    say: Callable[[str], None],
+    watch: WatcherMaker,
+    remote: str | None = None,
+) -> Result:
+    """On fresh embedded servers, or on the one at ``remote`` (``host:port`` of its gRPC).
+
+    Raises BadInputError where the run recommends nothing, or its profile has other bounds by now; TuneError as a run
+    does.
+    """
+    stack = Stack.detect(options, Stopwatch(), say, remote)
     what = stack.task()
     asked, then = [str(bound) for bound in what.problem.constraints], run.read_constraints()
     if asked != then:
@@ -71,6 +80,7 @@ def verify(run: RunFolder, options: RunOptions, say: Callable[[str], None], watc
             confirmer = Confirmer(what.problem, target, measuring, budget, fresh, speed.probe)
             confirmer.measure(wanted)
     found = verification.verify(confirmer.trials, wanted, what.problem)
-    notes = tuple(note for note in (measuring.guard.note, speed.note()) if note)
+    where = f"measured on the server at {remote}: the model was loaded afresh, the server ran on" if remote else ""
+    notes = tuple(note for note in (where, measuring.guard.note, speed.note()) if note)
     export.write_json(folder.path / "verify.json", document(found, before, str(folder.path), notes))
     return Result(found, before, what.problem, stack.hardware, folder, notes)

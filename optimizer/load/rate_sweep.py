@@ -16,8 +16,7 @@ from optimizer.load.sweep import SweepRules, share_of_bound
 from optimizer.trial import LoadPoint
 
 RESOLUTION = 0.05  # a bracket this narrow (relative) is closed
-LEAP, STEP = 4.0, 1.5  # up, where the latency is far below its bound or near it
-FAR_BELOW = 0.3  # of the bound
+LEAP, STEP = 4.0, 1.5  # up, at most and at least: an overload is soon recognised, and tells the capacity
 OF_CAPACITY = 0.9  # a queue of random arrivals needs room
 LOWEST_RATE = 1.0
 
@@ -35,7 +34,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     low = max(met, default=0.0)
     high = min((rate for rate in seen if rate > low and rate not in met), default=math.inf)
     if math.isinf(high):
-        wanted = low * (LEAP if share_of_bound(seen[low], rules.constraints) < FAR_BELOW else STEP)
+        wanted = low * min(max(1 / share_of_bound(seen[low], rules.constraints), STEP), LEAP)
     elif low == 0:
         wanted = _below(high, seen[high], rules)
     elif high <= (1 + RESOLUTION) * low:
@@ -43,7 +42,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: SweepRul
     else:
         wanted = math.sqrt(low * high)
         capacity = _answered(seen[high], rules)
-        if low < OF_CAPACITY * capacity < high:
+        if (1 + RESOLUTION) * low < OF_CAPACITY * capacity < high:
             wanted = OF_CAPACITY * capacity
     if wanted < LOWEST_RATE or _is_beaten(low, high, rules):
         return None

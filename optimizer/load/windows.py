@@ -11,7 +11,6 @@ SHORTEST_WINDOW_MS = 50
 STRETCH = 1.2  # a window of perf_analyzer lasts so much longer than asked for
 LONGEST_WINDOW_MS = 15_000
 REQUESTS_PER_WINDOW = 60
-OVERLOADED = "overloaded"  # what the reason of a measurement begins with whose rate was more than could be served
 SPREAD_LIMIT = 0.35  # of the windows' throughputs and of their p95s: (max - min) / median
 
 

@@ -38,7 +38,8 @@ def disturbance(measurement: Measurement) -> str:
 
 class ProcessTelemetry:
     """Memory of the server's process tree, and the share that others took of ``cpus``: those that the server and
-    the load generator may use; None is those of this process."""
+    the load generator may use; None is those of this process. Both are unknown where the server's process is.
+    """
 
     def __init__(self, cpus: frozenset[int] | None = None) -> None:
         self._cpus = cpus
@@ -46,6 +47,9 @@ class ProcessTelemetry:
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[Samples]:
         samples = Samples()
+        if endpoint.server_pid is None:
+            yield samples
+            return
         before = Usage.now(self._cpus, endpoint.server_pid)
         yield samples
         share = Usage.now(self._cpus, endpoint.server_pid).others_since(before)

@@ -22,7 +22,6 @@ from optimizer.load.server_statistics import is_alive, read_statistics, with_sta
 from optimizer.load.windows import (
     FIRST_WINDOW_MS,
     LONGEST_WINDOW_MS,
-    OVERLOADED,
     REQUESTS_PER_WINDOW,
     SPREAD_LIMIT,
     STRETCH,
@@ -88,7 +87,7 @@ class OpenLoop:
         if self.patience:
             try:
                 (measurement,) = self._launch(endpoint, load, seconds, SPREAD_LIMIT)
-                if measurement.stable or measurement.reason.startswith(OVERLOADED):
+                if measurement.stable or measurement.is_overloaded:
                     return measurement
                 seconds *= 2
             except LateError:

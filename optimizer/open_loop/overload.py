@@ -19,6 +19,8 @@ import math
 from collections import deque
 from itertools import pairwise
 
+from objectives.metrics import OVERLOADED
+
 STOPPED_SECONDS = 0.5
 GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
 GROWN_SECONDS = 0.05
@@ -50,7 +52,7 @@ class OverloadWatch:
         grew = self._grew(now, age)
         many = unanswered > FEW * sent
         if many and (shorter > self.patience_seconds or (grew and shorter > self._grown_seconds)):
-            return f"overloaded: {unanswered:,} requests unanswered after {now:.1f} s, the oldest for {age:.2f} s"
+            return f"{OVERLOADED}: {unanswered:,} requests unanswered after {now:.1f} s, the oldest for {age:.2f} s"
         return ""
 
     def _backlog(self, now: float, unanswered: int, answered: int) -> float:

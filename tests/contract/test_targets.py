@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient
 
+from optimizer import model_config
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.recorded import RecordedTable
+from optimizer.deploy.remote import RemoteTarget
 from optimizer.errors import DeploymentError, TuneError
 from optimizer.interfaces import Target
 from optimizer.model_source import ModelSource
@@ -75,12 +80,15 @@ class TargetContract:
         raise NotImplementedError
 
     def test_close_leaves_nothing_and_may_be_called_twice(self, another: Target) -> None:
-        before = leftovers()
+        before = self.left()
         with another.deploy(GOOD[0]):
             pass
         another.close()
         another.close()
-        assert leftovers() <= before
+        assert self.left() <= before
+
+    def left(self) -> set[str]:
+        return leftovers()
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         """What is served by the target's own account; None where there is none to ask."""
@@ -104,6 +112,15 @@ class TestRecordedTable(TargetContract):
         return None
 
 
+def served_by(address: str, model: str) -> Candidate:
+    """What the server tells, without the preferred size that Triton writes where none is given."""
+    with InferenceServerClient(address) as client:
+        found = model_config.candidate_of(client.get_model_config(model).config)
+    if found.preferred_batch_sizes == (found.max_batch_size,):
+        return replace(found, preferred_batch_sizes=())
+    return found
+
+
 class TestEmbeddedTarget(TargetContract):
     @pytest.fixture
     def target(self, embedded: EmbeddedTarget) -> Target:
@@ -114,14 +131,27 @@ class TestEmbeddedTarget(TargetContract):
         return EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print)
 
     def serving(self, target: Target, model: str) -> Candidate | None:
-        from tritonclient.grpc import InferenceServerClient
-
-        from optimizer import model_config
-
         assert isinstance(target, EmbeddedTarget)
-        with InferenceServerClient(target.grpc_address) as client:
-            config = client.get_model_config(model).config
-        found = model_config.candidate_of(config)
-        if found.preferred_batch_sizes == (found.max_batch_size,):  # which Triton writes where none is given
-            found = Candidate(found.max_batch_size, True, found.max_queue_delay_us, (), found.instance_count)
-        return found
+        return served_by(target.grpc_address, model)
+
+
+class TestRemoteTarget(TargetContract):
+    """On a server that runs already, and serves the model."""
+
+    @pytest.fixture
+    def target(self, another: Target) -> Iterator[Target]:
+        with contextlib.closing(another):
+            yield another
+
+    @pytest.fixture
+    def another(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
+        with embedded.deploy(Candidate(max_batch_size=32)):
+            return RemoteTarget(embedded.grpc_address, embedded.source.name, keep=tmp_path, say=print)
+
+    def left(self) -> set[str]:
+        """The server goes on, with shared memory of its own."""
+        return {name for name in leftovers() if not name.startswith("tritune_")}
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        assert isinstance(target, RemoteTarget)
+        return served_by(target.address, model)

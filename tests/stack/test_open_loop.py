@@ -23,7 +23,7 @@ from optimizer.open_loop.arrivals import Constant
 from optimizer.open_loop.client import WARM_UPS
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError
-from optimizer.process import SupervisedProcess
+from optimizer.process import SUPERVISOR, SupervisedProcess
 from optimizer.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 from tests.repositories import write_sleeper
@@ -183,3 +183,24 @@ def test_a_client_that_cannot_keep_up_voids_the_measurement(
             neighbours.enter_context(busy)
         with pytest.raises(LateError, match=r"cannot keep up: at 1,000 requests/s .* sent more than 1\.25 ms late"):
             open_loop.measure(endpoint, at(1000), seconds=1.0)
+
+
+def test_a_client_that_is_killed_is_told_and_leaves_nothing(
+    open_loop: OpenLoop, sleeper: EmbeddedTarget, tmp_path: Path
+) -> None:
+    def kill_client() -> None:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if "optimizer.open_loop.client" in words and str(SUPERVISOR) not in words:
+                    process.kill()
+
+    with sleeper.deploy(MLP) as endpoint:
+        with (
+            once_loaded(endpoint, WARM_UPS + 20, kill_client),
+            pytest.raises(MeasurementError, match="the load generator's client ended with SIGKILL") as caught,
+        ):
+            open_loop.measure(endpoint, at(100), seconds=5.0)
+        assert not isinstance(caught.value, ServerCrashed)
+        assert [path.name for path in tmp_path.iterdir()] == ["client.log", "commands.log"]
+        assert open_loop.measure(endpoint, at(100), seconds=1.0).requests

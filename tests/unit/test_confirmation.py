@@ -99,6 +99,25 @@ def test_servers_that_disagree_leave_it_undecided(problem: Problem, tmp_path: Pa
     assert "drift" in found.judged.reason
 
 
+def test_where_it_fails_for_certain_its_load_is_lowered_twice(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (1.8,)})
+    trials = confirm(server, searched(server, {BASELINE: 64, FASTER: LOADS[FASTER]}), problem, tmp_path)
+    loads = sorted({one.load.concurrency for one in trials[1].confirmations}, reverse=True)
+    assert len(loads) == 3
+    assert loads[0] > loads[1] > loads[2]
+
+
+def test_what_served_less_before_it_failed_is_recommended_unconfirmed(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (5.0,)})
+    (baseline, trial) = searched(server, {BASELINE: 64, FASTER: LOADS[FASTER]})
+    low = LoadPoint(1, 2)
+    trial = replace(trial, measurements=((low, server.measure(Endpoint("", FAST), low)), *trial.measurements))
+    outcome = assess(confirm(server, [baseline, trial], problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.load == low
+    assert outcome.confirmed is None
+
+
 class Losing(Drawing):
     """Gives no figures for ``never``; where that is None, not for the first confirmation on each server."""
 
@@ -180,6 +199,17 @@ def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: V
     assert found is not None
     assert found.judged.verdict is verdict
     assert ("more than it can serve" in found.judged.reason) is (rise_ms > 0)
+
+
+@pytest.mark.parametrize(("servers", "verdict"), [(SERVERS, Verdict.FAIL), (SERVERS - 1, Verdict.UNDECIDED)])
+def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verdict, problem: Problem) -> None:
+    load = LoadPoint(1, request_rate=1000.0)
+    overload = Measurement(400.0, latency_p95_ms=500.0, requests=400, reason="overloaded: 99 requests unanswered")
+    confirmations = [Confirmation(server, load, overload) for server in range(1, servers + 1)]
+    found = confirmed(Trial(0, FAST, confirmations=tuple(confirmations)), load, problem)
+    assert found is not None
+    assert found.judged.verdict is verdict
+    assert "overloaded: 99 requests unanswered" in found.judged.reason
 
 
 def test_what_cannot_be_deployed_as_written_gives_way_to_the_next(problem: Problem, tmp_path: Path) -> None:

@@ -448,7 +448,10 @@ class TestVerdict:
         trials = confirmed(30.0)
         failed = next(t for t in trials if t.confirmations)
         result = outcome(trials)
-        assert result.recommended is None or result.recommended.candidate != failed.candidate
+        assert result.recommended is not None
+        assert result.confirmed is None
+        lower = result.recommended.load < failed.confirmations[0].load
+        assert lower or result.recommended.candidate != failed.candidate
 
 
 def replay(watcher: Watcher, trials: Sequence[Trial]) -> None:

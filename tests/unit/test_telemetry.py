@@ -8,17 +8,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.interfaces import Endpoint
+from optimizer.interfaces import Endpoint, Samples
 from optimizer.machine.cpu_time import Usage, process_tree, tree_by_children, tree_by_parents
 from optimizer.machine.speed import SpeedLog, SpeedProbe
 from optimizer.machine.telemetry import DISTURBED, ProcessTelemetry, disturbance, throttle_note, tree_memory_bytes
 from optimizer.trial import Candidate
 
-HERE = Endpoint("model", Candidate(1))
+HERE = Endpoint("model", Candidate(1), server_pid=os.getpid())
 
 
 @pytest.fixture
@@ -128,7 +129,13 @@ def test_a_recording_tells_the_share() -> None:
         subprocess.run(["sleep", "0.05"], check=True)
     assert samples.other_cpu_share is not None
     assert 0 <= samples.other_cpu_share <= 1
-    assert samples.server_memory_bytes is None
+    assert samples.server_memory_bytes
+
+
+def test_of_a_server_elsewhere_nothing_is_known() -> None:
+    with ProcessTelemetry().record(replace(HERE, server_pid=None)) as samples:
+        pass
+    assert samples == Samples()
 
 
 # -- what is told of it -----------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""``tune --load rate`` and ``tune verify --target remote``: a model whose batches all take the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer import runtime
+from optimizer.repository import read_repository_model
+from tests.command_fixtures import Ended, Playground, playing_in, run_tune
+from tests.production import Production
+from tests.repositories import write_sleeper
+
+BATCH_MS = 5
+SLA_MS = 30.0
+ALONE_PER_SECOND = 1000 / BATCH_MS  # what one instance serves without batches
+PROFILE = """\
+model: {repository: models, name: sleeper}
+load: {max_concurrency: 16}
+space:
+  max_queue_delay_microseconds: [off, 0]
+  instance_group_count: [1]
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    playground: Playground
+    ended: Ended
+
+    @property
+    def document(self) -> dict[str, Any]:
+        document = json.loads(self.ended.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    @property
+    def folder(self) -> Path:
+        return self.playground.here / str(self.document["results_dir"])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    with playing_in(tmp_path_factory.mktemp("rate")) as playground:
+        write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
+        (playground.here / "steady.yaml").write_text(PROFILE)
+        arguments = ["--load", "rate", "--sla-p95", f"{SLA_MS:g}ms", "--budget", "60s", "--max-trials", "2", "--json"]
+        yield Run(playground, run_tune(playground, *arguments, "steady.yaml"))
+
+
+def test_the_highest_rate_that_meets_the_bound_is_found(found: Run) -> None:
+    assert found.ended.stderr == ""
+    assert found.ended.code == 0
+    recommended = found.document["recommended"]
+    assert recommended["dynamic_batching"], "one after another they are half as fast, or slower"
+    assert recommended["latency_p95_ms"] <= SLA_MS
+    assert recommended["concurrency"] == 0
+    assert recommended["request_rate"] > 1.5 * ALONE_PER_SECOND
+    assert recommended["throughput_infer_per_sec"] == pytest.approx(recommended["request_rate"], rel=0.2)
+
+
+def test_what_serves_requests_one_by_one_is_overloaded_above_its_capacity(found: Run) -> None:
+    with (found.folder / "trials.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["trial"] == "0"]
+    beyond = [row for row in rows if float(row["request_rate"]) > 1.5 * ALONE_PER_SECOND]
+    assert all(row["stable"] == "false" or float(row["latency_p95_ms"]) > SLA_MS for row in beyond)
+    assert found.document["baseline"]["request_rate"] < 1.2 * ALONE_PER_SECOND
+
+
+def test_on_a_server_that_is_slower_it_does_not_hold(found: Run, tmp_path: Path) -> None:
+    """``--target remote``: what that server served is served again at the end."""
+    models = tmp_path / "models"
+    write_sleeper(models, milliseconds=6 * BATCH_MS)
+    slower = Production(read_repository_model(models, "sleeper", gpu=False), tmp_path / "log")
+    with contextlib.closing(slower):
+        slower.client.load_model("sleeper")
+        before = slower.serving()
+        address = slower.server.grpc
+        ended = run_tune(found.playground, "verify", "--json", "--target", "remote", "--url", address, found.folder)
+        assert slower.serving() == before
+    assert ended.stderr == ""
+    assert ended.code == 1
+    verified = json.loads(ended.stdout)
+    assert not verified["holds"]
+    assert not verified["verdict_holds"]
+    assert verified["reason"]
+    assert f"measured on the server at {address}" in verified["notes"][0]
+    assert (found.playground.here / verified["results_dir"] / "verify.json").exists()
