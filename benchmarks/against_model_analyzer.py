@@ -1,6 +1,6 @@
 """tune against Model Analyzer's quick mode: same model, server, load generator, requests, bound and machine, one run.
 
-    python benchmarks/against_model_analyzer.py [dlrm mlp] [--out FOLDER] [--rounds 5] [--work FOLDER]
+    python benchmarks/against_model_analyzer.py [MODEL ...] [--out FOLDER] [--rounds 5] [--work FOLDER]
 
 For each model (a name that tune knows, or a profile): tune as a user runs it, Model Analyzer 1.58 in an environment
 of its own, tune again with windows as long as Model Analyzer's turned out to be, and both winners measured again in
@@ -41,7 +41,7 @@ from optimizer.options import RunOptions
 from optimizer.process import SupervisedProcess
 from optimizer.task import Task
 
-MODELS = ("dlrm", "mlp")
+MODELS = ("dlrm", "benchmarks/tables/mlp.yaml")
 OURS = "tune"
 WINDOW_OVER_INTERVAL = 1.2  # perf_analyzer's windows last a fifth longer than its --measurement-interval
 TARGETS = {"search": (5, 10), "with the winner's confirmation": (3, 5)}  # times faster: target, goal

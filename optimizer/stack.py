@@ -17,7 +17,7 @@ from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
-from optimizer.load.windows import FIRST_WINDOW_MS
+from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
@@ -105,7 +105,8 @@ class Stack:
         return Measuring(load_generator, telemetry, table, watcher, guard, scorer, self.stopwatch)
 
     def _load_generator(self, what: Task, folder: RunFolder, on: frozenset[int]) -> LoadGenerator:
-        window_ms = round(self.options.measurement_interval_ms or FIRST_WINDOW_MS)
+        usual_ms = RATE_WINDOW_MS if what.problem.open_loop else FIRST_WINDOW_MS
+        window_ms = round(self.options.measurement_interval_ms or usual_ms)
         if what.problem.open_loop:
             for left in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # by a run that was killed
                 shutil.rmtree(left, ignore_errors=True)

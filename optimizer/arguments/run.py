@@ -24,7 +24,7 @@ from optimizer.arguments.values import (
 )
 from optimizer.command_line import HIDDEN, command_line
 from optimizer.errors import BadInputError
-from optimizer.load.windows import FIRST_WINDOW_MS
+from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.options import RunOptions, default_search
 from optimizer.search import SEARCHERS
@@ -115,7 +115,9 @@ def _run_parser() -> argparse.ArgumentParser:
     )
     tuned.add_argument("--request-batch-size", metavar="N", help="samples in each request")
     tuned.add_argument(
-        "--measurement-interval", metavar="TIME", help=f"of perf_analyzer, three a measurement ({FIRST_WINDOW_MS}ms)"
+        "--measurement-interval",
+        metavar="TIME",
+        help=f"of perf_analyzer, three a measurement ({FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate)",
     )
     tuned.add_argument("--server-cpus", metavar="CPUS", help="that the server runs on, such as 0-3 (see README)")
     tuned.add_argument("--client-cpus", metavar="CPUS", help="that the load generator runs on, such as 4-5")

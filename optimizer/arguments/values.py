@@ -54,7 +54,7 @@ def slas(given: argparse.Namespace) -> dict[str, float]:
 
 
 def interval_ms(text: str) -> float:
-    milliseconds = parse_duration_ms(text, example="600ms")
+    milliseconds = parse_duration_ms(text, example="300ms")
     if not SHORTEST_WINDOW_MS <= milliseconds <= LONGEST_WINDOW_MS:
         raise ValueError(f"write a time from {SHORTEST_WINDOW_MS}ms to {LONGEST_WINDOW_MS / 1000:g}s")
     return milliseconds

@@ -20,6 +20,7 @@ from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial, la
 SERVERS = 3  # fresh ones, for each configuration
 WINDOWS, FEWER_WINDOWS = 8, 4  # on each server; the baseline, of which no verdict is asked, takes fewer
 FINALISTS = 2
+FEWEST_REQUESTS = 50  # in each of its windows, which are no longer than the finalists' otherwise
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.4, 10.0  # of a window
 START_SECONDS, OVERHEAD_SECONDS = 3.0, 0.3  # of a fresh server; of a window beside its length
 EXPECTED_SHARE = 0.4  # of the misses that are allowed: so few, and a verdict takes a reasonable time
@@ -77,7 +78,7 @@ def plan(trials: Sequence[Trial], problem: Problem, baseline: Candidate, left_se
     ):
         entrants = [entrant(point, problem, windows) for point in found[:finalist_count]]
         if with_baseline and compared is not None and compared.candidate not in {e.candidate for e in entrants}:
-            entrants.append(entrant(compared, problem, FEWER_WINDOWS, compared.load))
+            entrants.append(_beside(compared, problem, max(one.seconds for one in entrants)))
         if sum(e.total_seconds for e in entrants) <= left_seconds:
             return entrants
     return [_shortened(entrant(found[0], problem, FEWER_WINDOWS), left_seconds)]
@@ -99,6 +100,13 @@ def entrant(point: Point, problem: Problem, windows: int, load: LoadPoint | None
     """``point`` at ``load``, else where few enough requests are expected to miss for a verdict to be reached."""
     load = load or safe_load(point, problem)
     return Entrant(point.trial, point.candidate, load, windows, _window_seconds(point, load, problem, windows))
+
+
+def _beside(point: Point, problem: Problem, seconds: float) -> Entrant:
+    """``point`` at its load, for comparison: in windows of ``seconds``, shorter where less is needed."""
+    one = entrant(point, problem, FEWER_WINDOWS, point.load)
+    fewest_seconds = FEWEST_REQUESTS * point.load.request_batch_size / max(point.throughput_infer_per_sec, 1e-9)
+    return replace(one, seconds=min(max(min(one.seconds, seconds), fewest_seconds), LONGEST_SECONDS))
 
 
 def safe_load(point: Point, problem: Problem) -> LoadPoint:

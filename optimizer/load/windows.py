@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOWS = 3  # of a measurement; the least that perf_analyzer accepts as a result
-FIRST_WINDOW_MS = 600
+FIRST_WINDOW_MS = 300  # longer ones tell no more: what differs from one deployment to the next is in all of them
+RATE_WINDOW_MS = 600  # arrivals at random differ from one window to the next
 SHORTEST_WINDOW_MS = 50
 STRETCH = 1.2  # a window of perf_analyzer lasts so much longer than asked for
 LONGEST_WINDOW_MS = 15_000

@@ -20,8 +20,8 @@ from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.load.server_statistics import is_alive, read_statistics, with_statistics
 from optimizer.load.windows import (
-    FIRST_WINDOW_MS,
     LONGEST_WINDOW_MS,
+    RATE_WINDOW_MS,
     REQUESTS_PER_WINDOW,
     SPREAD_LIMIT,
     STRETCH,
@@ -65,7 +65,7 @@ class OpenLoop:
     shapes: tuple[str, ...] = ()
     latency_bound_ms: float = 0.0
     seed: int = 0
-    window_ms: int = FIRST_WINDOW_MS
+    window_ms: int = RATE_WINDOW_MS
     cpus: frozenset[int] | None = None
     stopwatch: Stopwatch | None = None
     patience: bool = True

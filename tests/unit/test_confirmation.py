@@ -267,6 +267,14 @@ def test_with_little_time_the_best_alone_is_confirmed(problem: Problem) -> None:
     assert alone.candidate == FASTER
 
 
+def test_the_baseline_takes_no_longer_windows_than_the_finalists_but_enough_requests(problem: Problem) -> None:
+    *finalists, baseline = plan(searched(Drawing(), LOADS), problem, BASELINE, 1e6)
+    assert baseline.seconds == max(one.seconds for one in finalists)
+    slow = Drawing(served={BASELINE: 30.0, FAST: 1000.0, FASTER: 1200.0})
+    *_, baseline = plan(searched(slow, {**LOADS, BASELINE: 1}), replace(problem, constraints=()), BASELINE, 1e6)
+    assert baseline.seconds == pytest.approx(50 / 30)
+
+
 def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:
     server = Drawing()
     trials = confirm(server, searched(server, LOADS), problem, tmp_path, seconds=1e-9)
