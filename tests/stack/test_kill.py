@@ -32,7 +32,7 @@ space:
   max_queue_delay_microseconds: [off, 0, 1000]
   instance_group_count: [1]
 """
-STUDY = ("--sla-p95", "500ms", "--budget", "60s", "--max-trials", "3")
+STUDY = ("--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3")
 GONE_SECONDS = 5.0
 STUB_NOTICES_SECONDS = 15.0  # that its server is gone, where nobody is left to kill it
 START_SECONDS = 60.0
@@ -42,10 +42,10 @@ Popen = subprocess.Popen[str]
 
 @pytest.fixture
 def steady(playground: Playground) -> Playground:
-    """With the profile ``steady.yaml`` of a model whose batches all take 20 ms."""
+    """With the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    write_sleeper(playground.here / "models", milliseconds=20)
+    write_sleeper(playground.here / "models", milliseconds=8)
     (playground.here / "steady.yaml").write_text(PROFILE)
     return playground
 

@@ -90,10 +90,10 @@ class Run:
 
 
 def write_steady(folder: Path) -> None:
-    """The profile ``steady.yaml`` of a model whose batches all take 20 ms."""
+    """The profile ``steady.yaml`` of a model whose batches all take 8 ms."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    write_sleeper(folder / "models", milliseconds=20)
+    write_sleeper(folder / "models", milliseconds=8)
     (folder / "steady.yaml").write_text(SLEEPER)
 
 
@@ -105,7 +105,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Three configurations of the steady model."""
     with playing_in(tmp_path_factory.mktemp("found")) as playground:
         write_steady(playground.here)
-        arguments = ["--sla-p95", "500ms", "--budget", "60s", "--max-trials", "3", "--json", "steady.yaml"]
+        arguments = ["--sla-p95", "500ms", "--budget", "40s", "--max-trials", "3", "--json", "steady.yaml"]
         yield Run(playground, run_tune(playground, *arguments))
 
 
@@ -233,7 +233,7 @@ def test_the_record_says_what_was_run_and_where_the_time_went(found: Run) -> Non
 
 
 def test_the_command_that_reproduces_it_is_the_one_that_was_given(found: Run) -> None:
-    command = "tune --sla-p95 500ms --budget 60s --max-trials 3 --seed 0 steady.yaml"
+    command = "tune --sla-p95 500ms --budget 40s --max-trials 3 --seed 0 steady.yaml"
     assert found.info()["command"] == command
 
 
@@ -315,7 +315,7 @@ def test_where_none_meets_the_sla_the_closest_is_shown_with_what_holds_it_back(p
     assert result["closest"]["concurrency"] == 1
     milliseconds = result["closest"]["latency_p95_ms"]
     assert result["holds_back"] == f"one inference alone takes {milliseconds:.3g} ms"
-    assert milliseconds > 20
+    assert milliseconds > 8
     assert f"{milliseconds:.3g} ms" in run.ended.stdout
     assert "http" in info["command"]
     assert "HTTP" in (run.folder / "logs" / "perf_analyzer.log").read_text()
