@@ -85,7 +85,7 @@ class Stack:
             from optimizer.deploy.remote import RemoteTarget
 
             keep = runtime.cache_folder() / "remote"
-            return RemoteTarget(self.remote, what.source.name, keep=keep, say=self.say, stopwatch=self.stopwatch)
+            return RemoteTarget(self.remote, what.source.name, keep=keep, stopwatch=self.stopwatch)
         return EmbeddedTarget(
             what.source,
             log=folder.server_log,

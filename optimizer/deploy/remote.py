@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf import json_format
@@ -39,7 +39,7 @@ class RemoteTarget:
     """Serves candidates as ``model`` of the server at ``address`` (``host:port`` of gRPC).
 
     Only what is tuned changes: the override is the configuration that the server had, with the candidate's settings.
-    ``keep`` is the folder of what is to be put back. ``close`` says with ``say`` where that fails.
+    ``keep`` is the folder of what is to be put back.
 
     Raises EnvironmentFault where the server does not answer, has no such model, manages its models itself, or where
     another process tunes it.
@@ -51,12 +51,10 @@ class RemoteTarget:
         model: str,
         *,
         keep: Path,
-        say: Callable[[str], None],
         stopwatch: Stopwatch | None = None,
         load_timeout_seconds: float = 120.0,
     ) -> None:
         self.address, self.model = address, model
-        self._say = say
         self._stopwatch = stopwatch or Stopwatch()
         self._timeout_seconds = load_timeout_seconds
         self._kept = keep / f"{re.sub(r'[^A-Za-z0-9.-]', '_', address)}-{model}.json"
@@ -105,17 +103,19 @@ class RemoteTarget:
             yield endpoint
 
     def close(self) -> None:
-        if self._changed:
+        """Puts back what the server had. Raises ServerFault where that fails."""
+        with self._open:
+            if not self._changed:
+                return
+            self._changed = False  # what fails here is for the next target to put right
             try:
                 with self._stopwatch.server(), self._telling_faults():
                     self._put_back()
             except EnvironmentFault as error:
-                self._changed = False  # by the next target: this one has tried
-                self._say(
-                    f"{self.model} on {self.address} is not as it was: {error}; "
-                    f"what it served is kept in {self._kept} and is put back next time"
-                )
-        self._open.close()
+                raise ServerFault(
+                    f"{self.model} on {self.address} is not as it was: {error}; what it served is kept in "
+                    f"{self._kept}, and the next `tune verify` there puts it back"
+                ) from error
 
     # -- what the server had ------------------------------------------------------------------------------------
 
@@ -235,4 +235,4 @@ class RemoteTarget:
         return DeploymentError(cause(message))
 
     def _gone(self) -> ServerFault:
-        return ServerFault(f"the server at {self.address} no longer answers; start it again, then `tune verify`")
+        return ServerFault(f"the server at {self.address} no longer answers; start it again")

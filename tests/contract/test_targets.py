@@ -146,7 +146,7 @@ class TestRemoteTarget(TargetContract):
     @pytest.fixture
     def another(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
         with embedded.deploy(Candidate(max_batch_size=32)):
-            return RemoteTarget(embedded.grpc_address, embedded.source.name, keep=tmp_path, say=print)
+            return RemoteTarget(embedded.grpc_address, embedded.source.name, keep=tmp_path)
 
     def left(self) -> set[str]:
         """The server goes on, with shared memory of its own."""

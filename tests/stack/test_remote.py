@@ -30,7 +30,7 @@ def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def attached(production: Production, keep: Path) -> RemoteTarget:
-    return RemoteTarget(production.server.grpc, production.model, keep=keep, say=print)
+    return RemoteTarget(production.server.grpc, production.model, keep=keep)
 
 
 BEFORE = ("from its repository", "with an override", "not loaded")
@@ -95,14 +95,14 @@ def test_a_kept_file_that_is_none_is_named(production: Production, tmp_path: Pat
 
 def test_a_model_that_it_does_not_have_is_named(production: Production, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"has no model 'other' in its repository \(mlp\)"):
-        RemoteTarget(production.server.grpc, "other", keep=tmp_path, say=print)
+        RemoteTarget(production.server.grpc, "other", keep=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nobody_answers_that_is_said(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ServerFault, match=f"no tritonserver answers at {address}; start it"):
-        RemoteTarget(address, "mlp", keep=tmp_path, say=print)
+        RemoteTarget(address, "mlp", keep=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,18 +124,20 @@ def test_a_server_that_manages_its_models_is_refused_unchanged(mode: str, mlp: M
 
 
 def test_a_server_that_dies_meanwhile_ends_it_and_says_what_to_see_to(mlp: ModelSource, tmp_path: Path) -> None:
-    told: list[str] = []
     with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
         production.client.load_model(production.model)
-        target = RemoteTarget(production.server.grpc, production.model, keep=tmp_path / "keep", say=told.append)
+        target = attached(production, tmp_path / "keep")
         with pytest.raises(ServerFault, match="no longer answers"), target.deploy(TUNED):  # noqa: PT012
             production.server.stop()
             raise ServerCrashed("no answer")
-        target.close()
-        assert "mlp on 127.0.0.1:" in told[0]
-        assert "is not as it was" in told[0]
+        told = (
+            r"mlp on .* is not as it was: the server at .* no longer answers; .*; what it served is kept in .*, and"
+        )
+        with pytest.raises(ServerFault, match=told) as caught:
+            target.close()
         (kept,) = (tmp_path / "keep").iterdir()
-        assert str(kept) in told[0]
+        assert str(kept) in str(caught.value)
+        target.close()
 
 
 def test_the_embedded_server_is_found_by_its_port(embedded: EmbeddedTarget) -> None:
