@@ -18,6 +18,7 @@ from optimizer.search.result import finished_trials
 from optimizer.trial import Candidate, Trial
 
 LEAST_NOISE, MOST_NOISE = 0.25, 1.5  # of the usual: gains smaller than the noise cannot be told from it
+FREE = 6  # deployments: where more were needed promises have not been kept, and another must be the larger
 
 
 class SimulatedSearcher:
@@ -39,8 +40,9 @@ class SimulatedSearcher:
         self._expected: dict[Candidate, int] = {}
 
     def suggest(self) -> Candidate | None:
-        decision = self._guide.decide(finished_trials(self._study), self._ledger.tried())
-        if decision is None or decision.gain < self._smallest_gain * _told(decision.noise):
+        finished = finished_trials(self._study)
+        decision = self._guide.decide(finished, self._ledger.tried())
+        if decision is None or decision.gain < self._smallest_gain * tolerance(decision.noise, len(finished)):
             return None
         self._expected[decision.candidate] = decision.load
         return self._ledger.start(decision.candidate)
@@ -88,6 +90,6 @@ class SimulatedSampler(BaseSampler):
         self._independent.reseed_rng()
 
 
-def _told(noise: float) -> float:
-    """The tolerance as a multiple of its usual value."""
-    return min(max(noise, LEAST_NOISE), MOST_NOISE)
+def tolerance(noise: float, deployments: int) -> float:
+    """The gain that is worth a deployment more, as a multiple of its usual value."""
+    return min(max(noise, LEAST_NOISE), MOST_NOISE) * max(1.0, deployments / FREE) ** 2
