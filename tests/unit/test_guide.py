@@ -24,7 +24,7 @@ from optimizer.search.ledger import Ledger
 from optimizer.search.result import finished_trials, trial_of
 from optimizer.search.server_model import fit
 from optimizer.search.service import Group, demand, group_of, services
-from optimizer.search.simulated import SimulatedSampler
+from optimizer.search.simulated import SimulatedSampler, tolerance
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
 from tests import played_server
@@ -307,3 +307,11 @@ def test_trials_that_tell_no_load_are_at_least_not_repeated() -> None:
     study = optuna.create_study(direction="maximize", sampler=SimulatedSampler(problem()))
     study.optimize(objective, n_trials=5)
     assert len({tuple(one.params.items()) for one in study.trials}) == 5
+
+
+@pytest.mark.parametrize(
+    ("noise", "deployments", "expected"),
+    [(1, 2, 1), (1, 6, 1), (1, 12, 4), (0.01, 6, 0.25), (9, 6, 1.5), (9, 9, 3.375)],
+)
+def test_what_is_worth_a_deployment_more(noise: float, deployments: int, expected: float) -> None:
+    assert tolerance(noise, deployments) == expected
