@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
+import json
 import multiprocessing
 import os
 import subprocess
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 import pytest
@@ -85,6 +87,35 @@ class Playground:
     def shared_memory(self, pid: int) -> list[Path]:
         """The regions of the servers that ``tune`` of that process id has started."""
         return list(Path("/dev/shm").glob(f"tritune_{pid}_*"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended, and what it left."""
+
+    playground: Playground
+    ended: Ended
+
+    @property
+    def document(self) -> dict[str, Any]:
+        document = json.loads(self.ended.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    @property
+    def folder(self) -> Path:
+        """The only one in ``results``."""
+        (folder,) = (self.playground.here / "results").glob("*/*")
+        return folder
+
+    def rows(self) -> list[dict[str, str]]:
+        with (self.folder / "trials.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def info(self) -> dict[str, Any]:
+        info = json.loads((self.folder / "run.json").read_text())
+        assert isinstance(info, dict)
+        return info
 
 
 class Tune(Protocol):

@@ -10,7 +10,6 @@ import csv
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from optimizer.profile.find import find_profile
 from optimizer.profile.reader import load_profile
 from optimizer.profile.schema import BuiltModel
 from optimizer.repository import read_repository_model
-from tests.command_fixtures import Ended, Playground, playing_in, run_tune
+from tests.command_fixtures import Playground, Run, playing_in, run_tune
 from tests.repositories import doubler, write_model, write_sleeper
 
 SLEEPER = """\
@@ -58,35 +57,6 @@ ENTRY = {
 }
 PARAMETERS = list(ENTRY)[:5]
 SLA_MS = 500.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended, and what it left."""
-
-    playground: Playground
-    ended: Ended
-
-    @property
-    def document(self) -> dict[str, Any]:
-        document = json.loads(self.ended.stdout)
-        assert isinstance(document, dict)
-        return document
-
-    @property
-    def folder(self) -> Path:
-        """The only one in ``results``."""
-        (folder,) = (self.playground.here / "results").glob("*/*")
-        return folder
-
-    def rows(self) -> list[dict[str, str]]:
-        with (self.folder / "trials.csv").open(newline="") as file:
-            return list(csv.DictReader(file))
-
-    def info(self) -> dict[str, Any]:
-        info = json.loads((self.folder / "run.json").read_text())
-        assert isinstance(info, dict)
-        return info
 
 
 def write_steady(folder: Path) -> None:

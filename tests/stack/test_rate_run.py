@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from optimizer import runtime
 from optimizer.repository import read_repository_model
-from tests.command_fixtures import Ended, Playground, playing_in, run_tune
+from tests.command_fixtures import Run, playing_in, run_tune
 from tests.production import Production
 from tests.repositories import write_sleeper
 
@@ -28,22 +25,6 @@ space:
   max_queue_delay_microseconds: [off, 0]
   instance_group_count: [1]
 """
-
-
-@dataclass(frozen=True)
-class Run:
-    playground: Playground
-    ended: Ended
-
-    @property
-    def document(self) -> dict[str, Any]:
-        document = json.loads(self.ended.stdout)
-        assert isinstance(document, dict)
-        return document
-
-    @property
-    def folder(self) -> Path:
-        return self.playground.here / str(self.document["results_dir"])
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +50,8 @@ def test_the_highest_rate_that_meets_the_bound_is_found(found: Run) -> None:
 
 
 def test_what_serves_requests_one_by_one_is_overloaded_above_its_capacity(found: Run) -> None:
-    with (found.folder / "trials.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["trial"] == "0"]
-    beyond = [row for row in rows if float(row["request_rate"]) > 1.5 * ALONE_PER_SECOND]
+    alone = [row for row in found.rows() if row["trial"] == "0"]
+    beyond = [row for row in alone if float(row["request_rate"]) > 1.5 * ALONE_PER_SECOND]
     assert all(row["stable"] == "false" or float(row["latency_p95_ms"]) > SLA_MS for row in beyond)
     assert found.document["baseline"]["request_rate"] < 1.2 * ALONE_PER_SECOND
 
