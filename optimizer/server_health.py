@@ -31,6 +31,14 @@ def model_died(message: str) -> bool:
     return re.search(r"stub process\b.{0,200}\bis (not healthy|unhealthy)", message, re.IGNORECASE) is not None
 
 
+def lacks_memory(message: str) -> bool:
+    """Whether the server says that it got no memory from the system, a backend's share of it included.
+
+    An array that a model could not allocate is another matter: that memory is its own process's.
+    """
+    return re.search(r"\b(cannot allocate memory|std::bad_alloc)\b", message, re.IGNORECASE) is not None
+
+
 def cause(message: str) -> str:
     """The server's message without the Python frames that a backend adds."""
     return shortened(re.split(r"\s+At:\s", message)[0])

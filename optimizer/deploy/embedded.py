@@ -17,7 +17,7 @@ from optimizer.deploy.tritonserver import TritonServer, free_port
 from optimizer.errors import DeploymentError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.model_source import ModelSource
-from optimizer.server_health import cause, model_died
+from optimizer.server_health import cause, lacks_memory, model_died
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import Candidate
 
@@ -160,6 +160,8 @@ class EmbeddedTarget:
             return self._server.crashed("loading", "the model's process died while loading")
         if not self._server.answers():
             return self._server.crashed("loading")
+        if lacks_memory(error.message()):
+            self._server.stop()  # it would refuse the next candidate too; a new one has its memory back
         return DeploymentError(cause(error.message()), log=self.log)
 
     @contextlib.contextmanager

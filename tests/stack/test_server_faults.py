@@ -239,8 +239,10 @@ def test_a_server_that_runs_out_of_memory_itself_is_replaced(
     now = process.memory_info().vms
     process.rlimit(psutil.RLIMIT_AS, (now, now))
     error = refusal(target, candidate(max_batch_size=2))
-    assert isinstance(error, ServerCrashed)
-    assert str(error).startswith("tritonserver died (SIG")
+    if isinstance(error, ServerCrashed):  # which allocation comes first decides whether it dies or says so
+        assert str(error).startswith("tritonserver died (SIG")
+    else:
+        assert "Cannot allocate memory" in str(error)
     assert is_gone(process)
     assert_serves(target, load_generator)
 
