@@ -29,12 +29,12 @@ class Graph:
         self.parameters = 0
         """Trainable values so far; index tables and shapes are none."""
 
-    def input(self, name: str, dtype: npt.DTypeLike, dims: Sequence[int]) -> str:
-        """A model input of ``[batch, *dims]``."""
+    def input(self, name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> str:
+        """A model input of ``[batch, *dims]``; a dim that has a name may be any."""
         self._inputs.append(_value(name, dtype, dims))
         return name
 
-    def output(self, name: str, dtype: npt.DTypeLike, dims: Sequence[int]) -> None:
+    def output(self, name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> None:
         """Declare the tensor ``name``, written by a node, as a model output of ``[batch, *dims]``."""
         self._outputs.append(_value(name, dtype, dims))
 
@@ -48,7 +48,9 @@ class Graph:
         self.parameters += values.size
         return self.constant(name, values)
 
-    def external_weight(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], file: Path) -> str:
+    def external_weight(
+        self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], file: Path, offset: int = 0
+    ) -> str:
         """Trained values that lie, row-major and little-endian, in ``file`` in the model file's folder.
 
         onnxruntime maps such a file instead of reading it, so that processes serving the same model share its
@@ -56,15 +58,22 @@ class Graph:
         """
         tensor = TensorProto(name=name, data_type=_onnx_type(dtype), dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", file.name), ("offset", "0"), ("length", str(file.stat().st_size))):
+        values = int(np.prod(shape, dtype=np.int64))
+        length = values * np.dtype(dtype).itemsize
+        for key, value in (("location", file.name), ("offset", str(offset)), ("length", str(length))):
             tensor.external_data.add(key=key, value=value)
         self._weights.append(tensor)
-        self.parameters += int(np.prod(shape, dtype=np.int64))
+        self.parameters += values
         return name
 
     def op(self, kind: str, *inputs: str, to: str, **attributes: object) -> str:
-        """A node with one output, named ``to``."""
+        """A node with one output, named ``to``; an input that is left out is empty."""
         self._nodes.append(helper.make_node(kind, list(inputs), [to], name=f"{kind}:{to}", **attributes))
+        return to
+
+    def cast(self, x: str, dtype: npt.DTypeLike, to: str) -> str:
+        """``x`` as another type (of the node the attribute ``to``, which is the output's name everywhere else)."""
+        self._nodes.append(helper.make_node("Cast", [x], [to], name=f"Cast:{to}", to=_onnx_type(dtype)))
         return to
 
     def save(self, path: Path) -> None:
@@ -108,9 +117,37 @@ class Layers:
         return x
 
 
+class WeightFile:
+    """Seeded random weights of a model that may be large: written to ``path`` one after another, never all in memory.
+
+    ``path`` lies beside the model file. Weights begin at whole pages, as ONNX advises for files that are mapped.
+    """
+
+    PAGE_BYTES = 4096
+
+    def __init__(self, graph: Graph, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
+        self._graph = graph
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._rng = rng
+        path.write_bytes(b"")
+
+    def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> str:
+        """Normally distributed values."""
+        values = self._rng.standard_normal(tuple(shape), dtype=np.float32)
+        values *= np.float32(std)
+        values += np.float32(mean)
+        offset = -(-self._path.stat().st_size // self.PAGE_BYTES) * self.PAGE_BYTES
+        with self._path.open("r+b", buffering=0) as file:
+            file.truncate(offset)
+            file.seek(offset)
+            values.astype(self._dtype, copy=False).tofile(file)
+        return self._graph.external_weight(name, self._dtype, shape, self._path, offset)
+
+
 def _onnx_type(dtype: npt.DTypeLike) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _value(name: str, dtype: npt.DTypeLike, dims: Sequence[int]) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, _onnx_type(dtype), ["batch", *dims])

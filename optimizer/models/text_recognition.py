@@ -1,0 +1,89 @@
+"""The text recogniser of Triton's tutorials: None-ResNet-None-CTC of Baek et al. 2019.
+
+``input.1`` [1, 32, 100], a grey image of a word -> 29 convolutions in residual blocks -> ``308`` [26, 37]: for each
+of 26 places the logits of 10 digits, 26 letters and the blank. Each convolution's batch norm is folded into it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from optimizer.models.builder import Builder, Draft, Say, Settings, Tensor, Written
+from optimizer.models.convolutions import Convolutions, Pair
+from optimizer.models.onnx_graph import Graph, WeightFile
+
+INPUT, OUTPUT = "input.1", "308"  # as torch.onnx.export named them
+IMAGE = (1, 32, 100)
+PLACES, CLASSES = 26, 37
+
+
+class TextRecognitionSettings(Settings):
+    """``width`` is the number of features at the end; 512 as published."""
+
+    width: int = Field(default=512, ge=16, multiple_of=16)
+    seed: int = Field(default=0, ge=0)
+
+
+class _Net:
+    def __init__(self, convolutions: Convolutions) -> None:
+        self._convolutions = convolutions
+
+    def stage(self, x: str, channels: Pair, blocks: int, name: str) -> str:
+        """Residual blocks of two convolutions 3×3, then one more convolution."""
+        before, after = channels
+        for block in range(blocks):
+            own = f"{name}.{block}"
+            shortcut = x
+            if before != after:
+                shortcut = self._convolutions.conv(x, (before, after), 1, f"{own}.shortcut", relu=False)
+            y = self._convolutions.conv(x, (before, after), 3, f"{own}.first")
+            y = self._convolutions.conv(y, (after, after), 3, f"{own}.second", relu=False, gain=0.5)
+            x = self._convolutions.add_relu(y, shortcut, own)
+            before = after
+        return x
+
+
+def write(settings: TextRecognitionSettings, draft: Draft, say: Say) -> Written:
+    say(f"building text_recognition: {settings.width} features")
+    graph = Graph("text_recognition")
+    rng = np.random.default_rng(settings.seed)
+    weights = WeightFile(graph, draft.version / "weights.bin", np.float32, rng)
+    convolutions = Convolutions(graph, weights)
+    net = _Net(convolutions)
+    eighth, quarter, half, full = (settings.width // n for n in (8, 4, 2, 1))
+    x = graph.input(INPUT, np.float32, IMAGE)
+    x = convolutions.conv(x, (1, eighth // 2), 3, "conv0.1")
+    x = convolutions.conv(x, (eighth // 2, eighth), 3, "conv0.2")
+    x = convolutions.max_pool(x, 2, "pool1", stride=(2, 2))
+    x = net.stage(x, (eighth, quarter), 1, "stage1")
+    x = convolutions.conv(x, (quarter, quarter), 3, "conv1")
+    x = convolutions.max_pool(x, 2, "pool2", stride=(2, 2))
+    x = net.stage(x, (quarter, half), 2, "stage2")
+    x = convolutions.conv(x, (half, half), 3, "conv2")
+    x = convolutions.max_pool(x, 2, "pool3", stride=(2, 1), padding=(0, 1))
+    x = net.stage(x, (half, full), 5, "stage3")
+    x = convolutions.conv(x, (full, full), 3, "conv3")
+    x = net.stage(x, (full, full), 3, "stage4")
+    x = convolutions.conv(x, (full, full), 2, "conv4.1", stride=(2, 1), padding=(0, 1))
+    x = convolutions.conv(x, (full, full), 2, "conv4.2", padding=(0, 0))
+    # [batch, features, 1, 26] -> a row of features a place
+    rows = graph.op("Transpose", x, to="rows", perm=[0, 3, 1, 2])
+    shape = graph.constant("row_shape", np.array([0, PLACES, full], np.int64))
+    features = graph.op("Reshape", rows, shape, to="features")
+    product = graph.op("MatMul", features, weights.normal("classes.weight", [full, CLASSES], full**-0.5), to="product")
+    graph.op("Add", product, weights.normal("classes.bias", [CLASSES], 0.1), to=OUTPUT)
+    graph.output(OUTPUT, np.float32, [PLACES, CLASSES])
+    graph.save(draft.version / "model.onnx")
+    return Written(
+        inputs=(Tensor(INPUT, "FP32", IMAGE),),
+        outputs=(Tensor(OUTPUT, "FP32", (PLACES, CLASSES)),),
+        facts={
+            "precision": "fp32",
+            "parameters": graph.parameters + convolutions.norm_parameters,  # as they are counted in training
+            "seed": settings.seed,
+        },
+    )
+
+
+BUILDER = Builder(name="text_recognition", version=1, settings=TextRecognitionSettings, write=write)
