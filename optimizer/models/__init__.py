@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from optimizer.models.builder import Builder, Settings
 
 BUILDERS: dict[str, str] = {
+    "bert": "optimizer.models.bert",
     "dlrm": "optimizer.models.dlrm",
+    "minilm": "optimizer.models.minilm",
     "mlp": "optimizer.models.mlp",
+    "resnext": "optimizer.models.resnext",
+    "text_recognition": "optimizer.models.text_recognition",
 }
 """Name of a builder, also the name that the model is served under -> the module with its ``BUILDER``."""
 

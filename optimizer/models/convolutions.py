@@ -10,12 +10,12 @@ Pair = tuple[int, int]
 
 
 class Convolutions:
-    """Adds to ``graph``; weights go to ``weights``. ``norm_parameters`` counts what folding took away."""
+    """Adds to ``graph``; weights go to ``weights``. Of a batch norm's scale and shift both count as parameters, as in
+    training, although folding leaves but one number, the bias."""
 
     def __init__(self, graph: Graph, weights: WeightFile) -> None:
         self._graph = graph
         self._weights = weights
-        self.norm_parameters = 0
 
     def conv(
         self,
@@ -41,7 +41,7 @@ class Convolutions:
             f"{name}.weight", [after, before // groups, kernel, kernel], gain * math.sqrt((2 if relu else 1) / fan_in)
         )
         bias = self._weights.normal(f"{name}.bias", [after], 0.1 * gain)
-        self.norm_parameters += after  # of scale and shift one remains, as the convolution's bias
+        self._graph.parameters += after
         pads = (kernel // 2, kernel // 2) if padding is None else padding
         out = self._graph.op(
             "Conv",

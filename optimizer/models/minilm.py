@@ -7,6 +7,8 @@ requests of one batch have the same -> 6 layers of 384, the first token's vector
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from pydantic import Field
 
@@ -32,15 +34,7 @@ class MinilmSettings(Settings):
 def write(settings: MinilmSettings, draft: Draft, say: Say) -> Written:
     say(f"building minilm: {SHAPE.layers} layers of {SHAPE.hidden}, requests of {settings.tokens} tokens")
     values, requests = (np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(2))
-    graph = Graph("minilm")
-    ids, segments, mask = (graph.input(name, np.int32, ["tokens"]) for name in INPUTS)
-    weights = WeightFile(graph, draft.version / "weights.bin", np.float32, values)
-    encoder = Encoder(graph, weights, SHAPE, np.float32)
-    encoded = encoder.encode(ids, segments, mask)
-    first = graph.op("Gather", encoded, graph.constant("first", np.array(0, np.int64)), to="first_token", axis=1)
-    pooled = graph.op("Tanh", encoder.dense(first, SHAPE.hidden, SHAPE.hidden, "pooler"), to="pooled")
-    encoder.dense(pooled, SHAPE.hidden, LABELS, "labels", to="output")
-    graph.output("output", np.float32, [LABELS])
+    graph = draw(draft.version / "weights.bin", values)
     graph.save(draft.version / "model.onnx")
     data = token_requests(settings.samples, settings.tokens, SHAPE.vocabulary, requests)
     write_input_data(draft.input_data, dict(zip(INPUTS, data, strict=True)))
@@ -54,6 +48,19 @@ def write(settings: MinilmSettings, draft: Draft, say: Say) -> Written:
             "seed": settings.seed,
         },
     )
+
+
+def draw(weights: Path, rng: np.random.Generator | None) -> Graph:
+    """The graph, its weights in ``weights``."""
+    graph = Graph("minilm")
+    ids, segments, mask = (graph.input(name, np.int32, ["tokens"]) for name in INPUTS)
+    encoder = Encoder(graph, WeightFile(graph, weights, np.float32, rng), SHAPE, np.float32)
+    encoded = encoder.encode(ids, segments, mask)
+    first = graph.op("Gather", encoded, graph.constant("first", np.array(0, np.int64)), to="first_token", axis=1)
+    pooled = graph.op("Tanh", encoder.dense(first, SHAPE.hidden, SHAPE.hidden, "pooler"), to="pooled")
+    encoder.dense(pooled, SHAPE.hidden, LABELS, "labels", to="output")
+    graph.output("output", np.float32, [LABELS])
+    return graph
 
 
 BUILDER = Builder(name="minilm", version=1, settings=MinilmSettings, write=write)

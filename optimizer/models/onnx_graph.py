@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,14 +119,15 @@ class Layers:
 
 
 class WeightFile:
-    """Seeded random weights of a model that may be large: written to ``path`` one after another, never all in memory.
+    """Weights of a model that may be large: written to ``path`` one after another, never all in memory.
 
-    ``path`` lies beside the model file. Weights begin at whole pages, as ONNX advises for files that are mapped.
+    ``path`` lies beside the model file. Weights begin at whole pages, as ONNX advises for files that are mapped. They
+    are drawn from ``rng``; without it all are zero and take no room on the disk, which says what a model consists of.
     """
 
     PAGE_BYTES = 4096
 
-    def __init__(self, graph: Graph, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
+    def __init__(self, graph: Graph, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator | None) -> None:
         self._graph = graph
         self._path = path
         self._dtype = np.dtype(dtype)
@@ -134,14 +136,17 @@ class WeightFile:
 
     def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> str:
         """Normally distributed values."""
-        values = self._rng.standard_normal(tuple(shape), dtype=np.float32)
-        values *= np.float32(std)
-        values += np.float32(mean)
         offset = -(-self._path.stat().st_size // self.PAGE_BYTES) * self.PAGE_BYTES
         with self._path.open("r+b", buffering=0) as file:
-            file.truncate(offset)
-            file.seek(offset)
-            values.astype(self._dtype, copy=False).tofile(file)
+            if self._rng is None:
+                file.truncate(offset + math.prod(shape) * self._dtype.itemsize)
+            else:
+                values = self._rng.standard_normal(tuple(shape), dtype=np.float32)
+                values *= np.float32(std)
+                values += np.float32(mean)
+                file.truncate(offset)
+                file.seek(offset)
+                values.astype(self._dtype, copy=False).tofile(file)
         return self._graph.external_weight(name, self._dtype, shape, self._path, offset)
 
 

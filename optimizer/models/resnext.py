@@ -6,6 +6,7 @@ groups, 1×1) -> mean over the image -> ``output__0`` [1000], logits. Each convo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -34,9 +35,26 @@ class ResnextSettings(Settings):
 
 def write(settings: ResnextSettings, draft: Draft, say: Say) -> Written:
     say(f"building resnext{settings.depth}-32x4d: images of {settings.image} x {settings.image}")
+    graph = draw(settings, draft.version / "weights.bin", np.random.default_rng(settings.seed))
+    graph.save(draft.version / "model.onnx")
+    triton, dims = settings.precision.upper(), (3, settings.image, settings.image)
+    return Written(
+        inputs=(Tensor("input__0", triton, dims),),
+        outputs=(Tensor("output__0", triton, (CLASSES,)),),
+        facts={
+            "precision": settings.precision,
+            "depth": settings.depth,
+            "parameters": graph.parameters,
+            "seed": settings.seed,
+        },
+    )
+
+
+def draw(settings: ResnextSettings, weights_file: Path, rng: np.random.Generator | None) -> Graph:
+    """The graph, its weights in ``weights_file``."""
     dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
     graph = Graph("resnext")
-    weights = WeightFile(graph, draft.version / "weights.bin", dtype, np.random.default_rng(settings.seed))
+    weights = WeightFile(graph, weights_file, dtype, rng)
     convolutions = Convolutions(graph, weights)
     dims = (3, settings.image, settings.image)
     x = graph.input("input__0", dtype, dims)
@@ -53,18 +71,7 @@ def write(settings: ResnextSettings, draft: Draft, say: Say) -> Written:
     weight = weights.normal("classes.weight", [channels, CLASSES], channels**-0.5)
     graph.op("Gemm", flat, weight, weights.normal("classes.bias", [CLASSES], 0.1), to="output__0")
     graph.output("output__0", dtype, [CLASSES])
-    graph.save(draft.version / "model.onnx")
-    triton = settings.precision.upper()
-    return Written(
-        inputs=(Tensor("input__0", triton, dims),),
-        outputs=(Tensor("output__0", triton, (CLASSES,)),),
-        facts={
-            "precision": settings.precision,
-            "depth": settings.depth,
-            "parameters": graph.parameters + convolutions.norm_parameters,  # as they are counted in training
-            "seed": settings.seed,
-        },
-    )
+    return graph
 
 
 def _bottleneck(convolutions: Convolutions, x: str, channels: int, width: int, stride: int, name: str) -> str:

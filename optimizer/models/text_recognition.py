@@ -6,6 +6,8 @@ of 26 places the logits of 10 digits, 26 letters and the blank. Each convolution
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from pydantic import Field
 
@@ -46,9 +48,19 @@ class _Net:
 
 def write(settings: TextRecognitionSettings, draft: Draft, say: Say) -> Written:
     say(f"building text_recognition: {settings.width} features")
+    graph = draw(settings, draft.version / "weights.bin", np.random.default_rng(settings.seed))
+    graph.save(draft.version / "model.onnx")
+    return Written(
+        inputs=(Tensor(INPUT, "FP32", IMAGE),),
+        outputs=(Tensor(OUTPUT, "FP32", (PLACES, CLASSES)),),
+        facts={"precision": "fp32", "parameters": graph.parameters, "seed": settings.seed},
+    )
+
+
+def draw(settings: TextRecognitionSettings, weights_file: Path, rng: np.random.Generator | None) -> Graph:
+    """The graph, its weights in ``weights_file``."""
     graph = Graph("text_recognition")
-    rng = np.random.default_rng(settings.seed)
-    weights = WeightFile(graph, draft.version / "weights.bin", np.float32, rng)
+    weights = WeightFile(graph, weights_file, np.float32, rng)
     convolutions = Convolutions(graph, weights)
     net = _Net(convolutions)
     eighth, quarter, half, full = (settings.width // n for n in (8, 4, 2, 1))
@@ -71,19 +83,12 @@ def write(settings: TextRecognitionSettings, draft: Draft, say: Say) -> Written:
     rows = graph.op("Transpose", x, to="rows", perm=[0, 3, 1, 2])
     shape = graph.constant("row_shape", np.array([0, PLACES, full], np.int64))
     features = graph.op("Reshape", rows, shape, to="features")
-    product = graph.op("MatMul", features, weights.normal("classes.weight", [full, CLASSES], full**-0.5), to="product")
+    product = graph.op(
+        "MatMul", features, weights.normal("classes.weight", [full, CLASSES], full**-0.5), to="product"
+    )
     graph.op("Add", product, weights.normal("classes.bias", [CLASSES], 0.1), to=OUTPUT)
     graph.output(OUTPUT, np.float32, [PLACES, CLASSES])
-    graph.save(draft.version / "model.onnx")
-    return Written(
-        inputs=(Tensor(INPUT, "FP32", IMAGE),),
-        outputs=(Tensor(OUTPUT, "FP32", (PLACES, CLASSES)),),
-        facts={
-            "precision": "fp32",
-            "parameters": graph.parameters + convolutions.norm_parameters,  # as they are counted in training
-            "seed": settings.seed,
-        },
-    )
+    return graph
 
 
 BUILDER = Builder(name="text_recognition", version=1, settings=TextRecognitionSettings, write=write)

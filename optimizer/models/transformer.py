@@ -22,7 +22,7 @@ SEGMENTS = 2
 
 @dataclass(frozen=True)
 class Shape:
-    """``hidden`` wide, ``layers`` deep, ``heads`` of hidden / heads each, ``inner`` wide within the feed-forward part."""
+    """``hidden`` wide, ``layers`` deep, ``heads`` of hidden / heads each, ``inner`` wide in the feed-forward part."""
 
     layers: int
     hidden: int
@@ -86,7 +86,7 @@ class Encoder:
         is_padding = graph.op("Sub", self._one, is_token, to="padding")
         penalty = self._scalar("penalty", -10000.0)
         by_token = graph.op("Mul", is_padding, penalty, to="penalties")
-        return graph.op("Unsqueeze", by_token, self._axes_1_2, to="attention_mask")
+        return graph.op("Unsqueeze", by_token, self._axes_1_2, to="attention.penalties")
 
     def _layer(self, x: str, mask: str, name: str) -> str:
         graph, shape = self._graph, self._shape
@@ -98,20 +98,16 @@ class Encoder:
 
     def _attention(self, x: str, mask: str, name: str) -> str:
         graph, hidden = self._graph, self._shape.hidden
-        query, key, value = (
-            graph.op(
-                "Transpose",
-                graph.op("Reshape", self.dense(x, hidden, hidden, f"{name}.{part}"), self._split, to=f"{name}.{part}.heads"),
-                to=f"{name}.{part}.by_head",
-                perm=perm,
-            )
-            for part, perm in (("query", [0, 2, 1, 3]), ("key", [0, 2, 3, 1]), ("value", [0, 2, 1, 3]))
-        )
-        scores = graph.op("MatMul", query, key, to=f"{name}.scores")
+        by_head = {}
+        for part, perm in (("query", [0, 2, 1, 3]), ("key", [0, 2, 3, 1]), ("value", [0, 2, 1, 3])):
+            projected = self.dense(x, hidden, hidden, f"{name}.{part}")
+            heads = graph.op("Reshape", projected, self._split, to=f"{name}.{part}.heads")
+            by_head[part] = graph.op("Transpose", heads, to=f"{name}.{part}.by_head", perm=perm)
+        scores = graph.op("MatMul", by_head["query"], by_head["key"], to=f"{name}.scores")
         scaled = graph.op("Mul", scores, self._scale, to=f"{name}.scaled")
         masked = graph.op("Add", scaled, mask, to=f"{name}.masked")
         shares = graph.op("Softmax", masked, to=f"{name}.shares", axis=-1)
-        mixed = graph.op("MatMul", shares, value, to=f"{name}.mixed")
+        mixed = graph.op("MatMul", shares, by_head["value"], to=f"{name}.mixed")
         back = graph.op("Transpose", mixed, to=f"{name}.by_token", perm=[0, 2, 1, 3])
         joined = graph.op("Reshape", back, self._joined, to=f"{name}.joined")
         return self.dense(joined, hidden, hidden, f"{name}.output")

@@ -1,0 +1,162 @@
+"""The documents' models: as many parameters as published, and what they compute against the plain formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from scipy import special
+
+from optimizer.model_source import ModelSource
+from optimizer.models import bert, build, minilm, resnext, text_recognition
+from optimizer.models.bert import BertSettings
+from optimizer.models.resnext import ResnextSettings
+from optimizer.models.text_recognition import TextRecognitionSettings
+from optimizer.models.transformer import EPSILON
+
+Array = npt.NDArray[Any]
+
+
+def obtain(cache: Path, builder: str, **settings: object) -> ModelSource:
+    return build(builder, settings, cache=cache, max_batch_size=8, kind="KIND_CPU", say=lambda _: None)
+
+
+def run(source: ModelSource, **inputs: Array) -> list[Array]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    path = source.repository / source.name / "1" / "model.onnx"
+    session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    return list(session.run(None, inputs))
+
+
+def weights_of(source: ModelSource) -> dict[str, Array]:
+    model = onnx.load(str(source.repository / source.name / "1" / "model.onnx"))
+    return {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
+
+
+# -- parameters -----------------------------------------------------------------------------------------------------
+
+
+def test_as_many_parameters_as_published(tmp_path: Path) -> None:
+    """BERT's as Hugging Face counts BertForQuestionAnswering, MiniLM's those of its 22.7 M and two labels,
+    ResNeXt's as timm counts resnext101_32x4d, the text recogniser's 44.3 M (Baek et al. 2019, table 2)."""
+    file = tmp_path / "weights.bin"
+    assert bert.draw(BertSettings(size="base"), file, None).parameters == 108_893_186
+    assert bert.draw(BertSettings(size="large"), file, None).parameters == 334_094_338
+    assert minilm.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
+    assert resnext.draw(ResnextSettings(), file, None).parameters == 44_177_704
+    recogniser = text_recognition.draw(TextRecognitionSettings(), file, None).parameters
+    assert round(recogniser / 1e6, 1) == 44.3
+
+
+# -- BERT -----------------------------------------------------------------------------------------------------------
+
+
+def norm(x: Array, w: dict[str, Array], name: str) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    out: Array = centred / np.sqrt(x.var(-1, keepdims=True) + EPSILON) * w[f"{name}.scale"] + w[f"{name}.bias"]
+    return out
+
+
+def dense(x: Array, w: dict[str, Array], name: str) -> Array:
+    out: Array = x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+    return out
+
+
+def encoded_by_the_book(
+    w: dict[str, Array], ids: Array, segments: Array, mask: Array, layers: int, heads: int
+) -> Array:
+    """One sample, head by head, in double precision."""
+    x = w["embedding.token"][ids] + w["embedding.position"][: len(ids)] + w["embedding.segment"][segments]
+    x = norm(x, w, "embedding.norm")
+    for layer in range(layers):
+        name = f"layer.{layer}"
+        query, key, value = (dense(x, w, f"{name}.attention.{part}") for part in ("query", "key", "value"))
+        size = x.shape[1] // heads
+        mixed = []
+        for head in range(heads):
+            own = slice(head * size, (head + 1) * size)
+            scores = query[:, own] @ key[:, own].T / np.sqrt(size) + (1 - mask) * -10000.0
+            mixed.append(special.softmax(scores, axis=-1) @ value[:, own])
+        x = norm(dense(np.concatenate(mixed, 1), w, f"{name}.attention.output") + x, w, f"{name}.attention.norm")
+        inner = dense(x, w, f"{name}.inner")
+        gelu = inner * special.ndtr(inner)
+        x = norm(dense(gelu, w, f"{name}.output") + x, w, f"{name}.norm")
+    return x
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    return obtain(tmp_path_factory.mktemp("bert"), "bert", size="tiny", sequence=16, samples=5)
+
+
+def tokens(rng: np.random.Generator, samples: int, length: int) -> tuple[Array, Array, Array]:
+    ids = rng.integers(0, 30522, (samples, length), dtype=np.int32)
+    segments = rng.integers(0, 2, (samples, length), dtype=np.int32)
+    mask = (np.arange(length) < rng.integers(1, length + 1, (samples, 1))).astype(np.int32)
+    return ids, segments, mask
+
+
+def test_bert_computes_what_the_paper_says(tiny: ModelSource) -> None:
+    ids, segments, mask = tokens(np.random.default_rng(1), 3, 16)
+    begin, end = run(tiny, input__0=ids, input__1=segments, input__2=mask)
+    assert begin.shape == end.shape == (3, 16)
+    w = weights_of(tiny)
+    for sample in range(3):
+        logits = dense(encoded_by_the_book(w, ids[sample], segments[sample], mask[sample], 2, 2), w, "answer")
+        np.testing.assert_allclose(begin[sample], logits[:, 0], atol=1e-4)
+        np.testing.assert_allclose(end[sample], logits[:, 1], atol=1e-4)
+
+
+def test_half_precision_is_near(tmp_path: Path, tiny: ModelSource) -> None:
+    half = obtain(tmp_path, "bert", size="tiny", sequence=16, samples=5, precision="fp16")
+    ids, segments, mask = tokens(np.random.default_rng(2), 2, 16)
+    feed = {"input__0": ids, "input__1": segments, "input__2": mask}
+    (whole, _), (rough, _) = run(tiny, **feed), run(half, **feed)
+    assert rough.dtype == np.float16
+    np.testing.assert_allclose(rough.astype(np.float32), whole, atol=0.05)
+
+
+def test_minilm_takes_any_number_of_tokens(tmp_path: Path) -> None:
+    source = obtain(tmp_path, "minilm", samples=3)
+    w = weights_of(source)
+    for length in (5, 12):
+        ids, segments, mask = tokens(np.random.default_rng(length), 2, length)
+        (logits,) = run(source, input_ids=ids, token_type_ids=segments, attention_mask=mask)
+        assert logits.shape == (2, 2)
+        encoded = encoded_by_the_book(w, ids[1], segments[1], mask[1], 6, 12)
+        expected = dense(np.tanh(dense(encoded[0], w, "pooler")), w, "labels")
+        np.testing.assert_allclose(logits[1], expected, atol=1e-4)
+
+
+# -- models of images -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_resnext_tells_images_apart_and_batches_are_their_parts(tmp_path: Path, precision: str) -> None:
+    source = obtain(tmp_path, "resnext", depth="50", image=64, precision=precision)
+    dtype = np.float16 if precision == "fp16" else np.float32
+    images = np.random.default_rng(3).standard_normal((2, 3, 64, 64)).astype(dtype)
+    (both,) = run(source, input__0=images)
+    assert both.shape == (2, 1000)
+    assert np.isfinite(both).all()
+    (first,) = run(source, input__0=images[:1])
+    np.testing.assert_allclose(both[:1].astype(np.float32), first.astype(np.float32), atol=2e-2)
+    assert 0.05 < np.abs(both.astype(np.float32)).mean() < 50, "neither vanished nor exploded"
+    assert np.abs(both[0] - both[1]).max() > 1e-3
+
+
+def test_the_text_recogniser_reads_26_places(tmp_path: Path) -> None:
+    source = obtain(tmp_path, "text_recognition", width=64)
+    words = np.random.default_rng(4).standard_normal((2, 1, 32, 100)).astype(np.float32)
+    (logits,) = run(source, **{"input.1": words})
+    assert logits.shape == (2, 26, 37)
+    assert np.isfinite(logits).all()
+    assert 0.05 < np.abs(logits).mean() < 50
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3
