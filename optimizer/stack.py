@@ -159,6 +159,8 @@ class Stack:
             "served by tritune's own Python-based onnxruntime backend: a production build's native one is faster",
             self._placement(what).note,
         ]
+        if what.source.batcher:
+            notes.append(f"settings without a model's name are those of {what.source.batcher}")
         if self.hardware.gpus and not self.on_gpu:
             notes.append("a GPU is there but onnxruntime-gpu is not installed: served on the CPU")
         return tuple(note for note in notes if note)

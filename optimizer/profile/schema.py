@@ -199,10 +199,18 @@ class BuiltModel(Section):
 
 
 class StoredModel(Section):
-    """The model ``name`` of a Triton repository: both are folders that exist, at or under the profile's."""
+    """The model ``name`` of a Triton repository: both are folders that exist, at or under the profile's.
+
+    ``bls_composing_models`` are those that a model in Python calls; the steps of an ensemble are known. The space is
+    about ``batcher``, one of these; by default the largest. ``variants`` are models of the same repository that can
+    take its place.
+    """
 
     repository: Folder
     name: Name
+    bls_composing_models: Some[Name] | None = None
+    variants: Some[Name] | None = None
+    batcher: Name | None = None
 
     @field_validator("name")
     @classmethod
@@ -269,12 +277,27 @@ class LoadSection(Section):
     max_concurrency: Positive = 256
 
 
+class BesideSection(Section):
+    """The choices of a model beside the one that the space is about: another step of the ensemble, say."""
+
+    max_batch_size: Some[Positive] | None = None
+    max_queue_delay_microseconds: Some[Delay] | None = None
+    preferred_batch_size: Some[Preferred] | None = None
+    instance_group_count: Some[Positive] | None = None
+    config: dict[Key, Some[Choice]] = {}
+
+    def fields(self) -> dict[str, tuple[FieldValue, ...]]:
+        own = {name: choices for name, choices in self if name != "config" and choices}
+        return {**own, **self.config}
+
+
 class SpaceSection(Section):
     """The choices of each parameter; None is not given. What combinations are valid, ``Space`` decides.
 
     ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
     ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
-    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on.
+    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on. ``models``:
+    the same for models beside, by name.
     """
 
     max_batch_size: Some[BatchSize] | None = None
@@ -283,10 +306,14 @@ class SpaceSection(Section):
     instance_group_count: Some[Positive] | None = None
     server_cpus: Some[CpuList] | None = None
     config: dict[Key, Some[Choice]] = {}
+    models: dict[Name, BesideSection] = {}
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """As ``Space`` takes them."""
-        return self.config | ({SERVER_CPUS: self.server_cpus} if self.server_cpus else {})
+        beside = {
+            f"{name}/{path}": choices for name, one in self.models.items() for path, choices in one.fields().items()
+        }
+        return self.config | ({SERVER_CPUS: self.server_cpus} if self.server_cpus else {}) | beside
 
 
 class ScoreSection(Section):
