@@ -51,6 +51,7 @@ def command_line(options: RunOptions) -> str:
         "--out": options.out if options.out != default.out else None,
     }
     words += [] if options.output_check else ["--no-output-check"]
+    words += ["--model-warmup"] if options.model_warmup else []
     for flag, value in flags.items():
         if value is not None:
             words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]

@@ -62,6 +62,8 @@ def deployment(source: ModelSource, candidate: Candidate) -> Deployment:
             least = min(settings[name].max_batch_size, settings[step.model_name].max_batch_size)
             settings[name] = replace(settings[name], max_batch_size=least)
     configs = {name: model_config.apply(one, given[name]) for name, one in settings.items()}
+    if source.warm_up is not None:
+        configs[batcher] = model_config.warmed_up(configs[batcher], source.warm_up)
     return Deployment(model, batcher, settings, configs)
 
 

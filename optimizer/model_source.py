@@ -19,7 +19,8 @@ class ModelSource:
     ``composing`` are the models that it calls, as given: the steps of an ensemble, or what a model in Python asks
     (BLS). A candidate's own settings are those of ``batcher``, one of them; of itself where that is empty.
     ``variants`` are models with the same inputs and outputs, one of which is served in its place; itself among them.
-    Models whose folder is not ``repository/<name>`` are in ``elsewhere``.
+    Models whose folder is not ``repository/<name>`` are in ``elsewhere``. With ``warm_up`` the server tries the batch
+    sizes before it takes requests; in it are the dims of inputs whose own are open.
     """
 
     repository: Path
@@ -31,6 +32,7 @@ class ModelSource:
     batcher: str = ""
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     elsewhere: Mapping[str, Path] = field(default_factory=dict)
+    warm_up: Mapping[str, tuple[int, ...]] | None = None
 
     @property
     def batched(self) -> ModelConfig:

@@ -28,6 +28,7 @@ class RunOptions:
     model_repository: str | None = None
     bls_composing_models: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    model_warmup: bool = False
     target: Literal["embedded"] = "embedded"
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None

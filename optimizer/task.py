@@ -21,8 +21,8 @@ from optimizer.problem import Problem
 from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
-from optimizer.profile.schema import BuiltModel, ScoreSection, SpaceSection
-from optimizer.repository import is_ensemble
+from optimizer.profile.schema import ONNX_RUNTIME, BuiltModel, ScoreSection, SpaceSection
+from optimizer.repository import backend_of, is_ensemble
 from optimizer.space import Space
 from optimizer.trial import VARIANT, Candidate, FieldValue
 
@@ -199,6 +199,9 @@ def _task(
         fixed_shapes=model_config.has_fixed_shapes(source.batched),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
+    if options.model_warmup:
+        named = (shape.rpartition(":")[::2] for shape in shapes)
+        source = replace(source, warm_up={name: tuple(map(int, dims.split(","))) for name, dims in named})
     given = as_given(source, space.fields)
     plain = given
     if source.batched.max_batch_size > 1 and not given.dynamic_batching:
@@ -212,6 +215,11 @@ def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Har
     """The profile's choices; what it leaves out is derived from the model's own configuration."""
     largest = source.batched.max_batch_size
     fields = {**_beside(source, hardware), **section.fields()}
+    if section == SpaceSection() and not hardware.gpus and backend_of(source.batched) == "onnxruntime":
+        # by default each instance computes on every core, which is too many for several of them
+        fields[ONNX_RUNTIME["intra_op_thread_count"]] = tuple(
+            map(str, _powers_of_two(1, min(hardware.cpu_count, 16)))
+        )
     if source.variants:
         fields[VARIANT] = tuple(source.variants)
     if largest == 0:

@@ -48,16 +48,17 @@ class Loader:
         self._server.mark_log()
         for name in [name for name in self._loaded if name not in wanted.configs]:
             self._unload(name, client)
-        texts = {name: model_config.to_text(config) for name, config in wanted.configs.items()}
+        configs = {name: model_config.for_trials(config) for name, config in wanted.configs.items()}
+        texts = {name: model_config.to_text(config) for name, config in configs.items()}
         changed = [name for name in texts if self._loaded.get(name) != texts[name]]
         if as_written:
             for name in changed:
-                self._folder.write_config(name, wanted.configs[name])
-            if not self._loaded and wanted.configs[wanted.model].HasField("ensemble_scheduling"):
+                self._folder.write_config(name, configs[name])
+            if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
                 changed = [wanted.model]  # which loads its steps, again if they were there
         for name in changed:
             self._loaded.pop(name, None)
-            config = None if as_written else model_config.to_override_json(wanted.configs[name])
+            config = None if as_written else model_config.to_override_json(configs[name])
             self._load(client, name, config)
         self._loaded = texts
         self._check(wanted, client)

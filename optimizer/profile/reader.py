@@ -32,6 +32,7 @@ from optimizer.profile.schema import (
     BuiltModel,
     LoadSection,
     Model,
+    OnnxRuntimeSection,
     RequestSection,
     ScoreSection,
     Section,
@@ -66,6 +67,7 @@ _SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "request": RequestSection,
     "load": LoadSection,
     "space": SpaceSection,
+    "onnxruntime": OnnxRuntimeSection,
     "score": ScoreSection,
     "tolerance": ToleranceSection,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import batch_stats, runtime
 from optimizer.answers.guard import OutputGuard
 from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.deployment import as_given
+from optimizer.deployment import as_given, deployment
 from optimizer.errors import DeploymentError
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.pipeline import read_source
@@ -156,3 +157,20 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
             pytest.raises(DeploymentError, match="answers differ"),
         ):
             guard.check(endpoint)
+
+
+def test_what_is_tried_is_warmed_up_and_has_no_response_cache(tmp_path: Path) -> None:
+    config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\nresponse_cache { enable: true }\n'
+    write_model(tmp_path / "models", "plain", config, doubler(dims=("batch", "width")))
+    source = replace(read_source(tmp_path / "models", "plain", gpu=False), warm_up={"x": (4,)})
+    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    candidate = Candidate(8, True, preferred_batch_sizes=(4,))
+    assert deployment(source, candidate).configs["plain"].response_cache.enable
+    with contextlib.closing(target):
+        for deploy in (target.deploy, target.deploy_as_written):
+            with deploy(candidate):
+                now = served(target, "plain")
+                assert [sample.batch_size for sample in now.model_warmup] == [1, 4, 8]
+                assert list(now.model_warmup[0].inputs["x"].dims) == [4]
+                assert not now.response_cache.enable
+                assert answer(target, "plain", "x", "y") == [0, 2, 4, 6]
