@@ -30,6 +30,7 @@ def command_line(options: RunOptions) -> str:
         "--confidence": f"{_plain(100 * options.confidence)}%" if options.confidence != default.confidence else None,
         "--model-repository": options.model_repository,
         "--bls-composing-models": ",".join(options.bls_composing_models) or None,
+        "--concurrent-models": ",".join(options.concurrent_models) or None,
         "--variants": ",".join(options.variants) or None,
         "--target": options.target if options.target != default.target else None,
         "--budget": f"{_plain(options.budget_seconds)}s"

@@ -15,7 +15,7 @@ class Endpoint:
     """A model being served: where, and as which configuration. Addresses are ``host:port``.
 
     ``batcher`` is the model whose batches the candidate's settings make, where it is another one that ``model``
-    calls; ``max_batch_size`` is then that of ``model`` itself.
+    calls; ``max_batch_size`` is then that of ``model`` itself. ``beside`` are models that get load at the same time.
     """
 
     model: str
@@ -25,6 +25,7 @@ class Endpoint:
     server_pid: int | None = None
     batcher: str = ""
     max_batch_size: int | None = None
+    beside: tuple[Endpoint, ...] = ()
 
     @property
     def largest_request(self) -> int:

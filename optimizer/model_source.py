@@ -18,6 +18,7 @@ class ModelSource:
 
     ``composing`` are the models that it calls, as given: the steps of an ensemble, or what a model in Python asks
     (BLS). A candidate's own settings are those of ``batcher``, one of them; of itself where that is empty.
+    ``concurrent`` are those among them that get load of their own at the same time, on the same device.
     ``variants`` are models with the same inputs and outputs, one of which is served in its place; itself among them.
     Models whose folder is not ``repository/<name>`` are in ``elsewhere``. With ``warm_up`` the server tries the batch
     sizes before it takes requests; in it are the dims of inputs whose own are open.
@@ -30,6 +31,7 @@ class ModelSource:
     facts: dict[str, str | int | float] = field(default_factory=dict)
     composing: Mapping[str, ModelConfig] = field(default_factory=dict)
     batcher: str = ""
+    concurrent: tuple[str, ...] = ()
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     elsewhere: Mapping[str, Path] = field(default_factory=dict)
     warm_up: Mapping[str, tuple[int, ...]] | None = None

@@ -27,6 +27,7 @@ class RunOptions:
     sla_ms: dict[str, float] = field(default_factory=dict)  # by "p95"
     model_repository: str | None = None
     bls_composing_models: tuple[str, ...] = ()
+    concurrent_models: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     model_warmup: bool = False
     target: Literal["embedded"] = "embedded"

@@ -24,11 +24,12 @@ def read_source(
     gpu: bool,
     composing: Sequence[str] = (),
     variants: Sequence[str] = (),
+    concurrent: Sequence[str] = (),
     batcher: str | None = None,
 ) -> ModelSource:
     """The model ``repository/name``, with the rest as ``assembled``. Raises BadInputError."""
     top = _read(repository, name, gpu)
-    return assembled(top, gpu=gpu, composing=composing, variants=variants, batcher=batcher)
+    return assembled(top, gpu=gpu, composing=composing, variants=variants, concurrent=concurrent, batcher=batcher)
 
 
 def assembled(
@@ -37,20 +38,23 @@ def assembled(
     gpu: bool,
     composing: Sequence[str] = (),
     variants: Sequence[str] = (),
+    concurrent: Sequence[str] = (),
     batcher: str | None = None,
 ) -> ModelSource:
     """``top`` with the models of its repository that it is made of: the steps of an ensemble, those that a model in
-    Python calls (``composing``); or with those that may take its place.
+    Python calls (``composing``); or with those that may take its place, or that share its device (``concurrent``).
 
-    The space is about ``batcher``'s settings: without it about those of the largest model that batches. Raises
+    The space is about ``batcher``'s settings: without it about those of the largest step that batches. Raises
     BadInputError where one of them is not there, or they do not go together.
     """
     name, repository = top.name, top.repository
     parts: dict[str, ModelSource] = {}
-    for step in (*_steps(top.config), *composing):
+    for step in (*_steps(top.config), *composing, *concurrent):
         _gather(repository, step, gpu, parts, path=(name,))
     if variants and parts:
-        raise BadInputError(f"{name}: variants are of one model, and this one is made of {', '.join(parts)}")
+        raise BadInputError(
+            f"{name}: variants are of one model alone, and beside this one there are {', '.join(parts)}"
+        )
     others = dict.fromkeys((name, *variants)) if variants else ()
     kinds = {other: top.config if other == name else _read(repository, other, gpu).config for other in others}
     for other, config in kinds.items():
@@ -64,7 +68,8 @@ def assembled(
         top,
         facts=facts,
         composing={part: found.config for part, found in parts.items()},
-        batcher=_batcher(top, parts, batcher),
+        batcher=_batcher(top, parts, top.name if concurrent and batcher is None else batcher),
+        concurrent=tuple(dict.fromkeys(concurrent)),
         variants=kinds,
     )
 

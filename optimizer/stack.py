@@ -6,15 +6,18 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer import runtime, task
 from optimizer.answers.guard import OutputGuard, Unguarded
+from optimizer.answers.guards import Guards
 from optimizer.answers.score import read_scorer
 from optimizer.budget import Budget
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator
+from optimizer.load.concurrent import ConcurrentModels
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
@@ -103,6 +106,9 @@ class Stack:
         placement = self._placement(what)
         client = placement.client if self.remote is None else placement.server | placement.client
         load_generator = self._load_generator(what, folder, client)
+        if what.source.concurrent:
+            assert isinstance(load_generator, PerfAnalyzer)
+            load_generator = _concurrent(load_generator, what)
         used = placement.server | placement.client
         telemetry = GpuTelemetry(used) if self.on_gpu and self.remote is None else ProcessTelemetry(used)
         scorer = read_scorer(what.score) if what.score else None
@@ -142,13 +148,16 @@ class Stack:
     def _guard(self, what: Task, folder: RunFolder) -> Guard:
         if not self.options.output_check:
             return Unguarded("answers were not compared with the baseline's (--no-output-check)")
-        return OutputGuard(
-            folder.reference,
-            input_data=what.input_data,
-            shapes=what.shapes,
-            request_batch_size=what.problem.request_batch_size,
-            tolerance=what.tolerance,
-        )
+
+        def guard(file: Path, input_data: str, shapes: tuple[str, ...]) -> OutputGuard:
+            size = what.problem.request_batch_size
+            return OutputGuard(
+                file, input_data=input_data, shapes=shapes, request_batch_size=size, tolerance=what.tolerance
+            )
+
+        own = guard(folder.reference, what.input_data, what.shapes)
+        beside = {name: guard(folder.reference_of(name), "random", ()) for name in what.source.concurrent}
+        return Guards({what.source.name: own, **beside}) if beside else own
 
     def _placement(self, what: Task | None = None) -> Placement:
         """``what`` may list CPUs of the server to choose from: the load generator gets none of them."""
@@ -169,3 +178,14 @@ class Stack:
         if self.hardware.gpus and not self.on_gpu:
             notes.append("a GPU is there but onnxruntime-gpu is not installed: served on the CPU")
         return tuple(note for note in notes if note)
+
+
+def _concurrent(own: PerfAnalyzer, what: Task) -> ConcurrentModels:
+    """Each writes files of its own, and none goes on when the others have ended."""
+    own = replace(own, patience=False)
+    generators = {what.source.name: own}
+    for name in what.source.concurrent:
+        log = own.log.parent / name / own.log.name
+        log.parent.mkdir(exist_ok=True)
+        generators[name] = replace(own, log=log, input_data="random", shapes=())
+    return ConcurrentModels(generators)

@@ -112,6 +112,7 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
             gpu=bool(hardware.gpus),
             composing=profile.model.bls_composing_models or (),
             variants=profile.model.variants or (),
+            concurrent=profile.model.concurrent_models or (),
             batcher=profile.model.batcher,
         )
     for beside in section.models:
@@ -139,8 +140,14 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
 
 
 def _from_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware) -> Task:
-    composing, variants = options.bls_composing_models, options.variants
-    source = read_source(repository, name, gpu=bool(hardware.gpus), composing=composing, variants=variants)
+    source = read_source(
+        repository,
+        name,
+        gpu=bool(hardware.gpus),
+        composing=options.bls_composing_models,
+        variants=options.variants,
+        concurrent=options.concurrent_models,
+    )
     batch = options.request_batch_size or 1
     try:
         space = _space(SpaceSection(), source, batch, hardware)
@@ -172,6 +179,8 @@ def _task(
             f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
             f"lower it, or raise max_batch_size in config.pbtxt"
         )
+    if source.concurrent and options.load == "rate":
+        raise BadInputError("--load rate asks one model alone: leave the concurrent models out, or --load rate")
     given_shapes = {shape.partition(":")[0] for shape in shapes}
     for tensor in source.config.input if input_data in ("random", "zero") else ():
         if -1 in tensor.dims and tensor.name not in given_shapes:
@@ -238,9 +247,8 @@ def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Har
 def _beside(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:
     """What may vary of the models beside the one that the space is about, unless the profile says."""
     fields: dict[str, tuple[FieldValue, ...]] = {}
-    given = {**source.composing, source.name: source.config} if source.batcher else {}
-    for name, config in given.items():
-        if name == source.batcher or is_ensemble(config):
+    for name, config in {**source.composing, source.name: source.config}.items():
+        if name == (source.batcher or source.name) or is_ensemble(config):
             continue
         own = model_config.candidate_of(config)
         fields[f"{name}/{COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))

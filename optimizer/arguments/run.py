@@ -103,6 +103,7 @@ def _run_parser() -> argparse.ArgumentParser:
     tuned = parser.add_argument_group("what is tuned")
     tuned.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
     tuned.add_argument("--bls-composing-models", metavar="NAMES", help="that a model in Python calls, with commas")
+    tuned.add_argument("--concurrent-models", metavar="NAMES", help="that get the same load at the same time")
     tuned.add_argument("--variants", metavar="NAMES", help="models that may be served in its place, with commas")
     tuned.add_argument(
         "--model-warmup", action="store_true", help="let the server try the batch sizes before it takes requests"
@@ -174,6 +175,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         sla_ms=bounds_ms,
         model_repository=given.model_repository,
         bls_composing_models=_names("--bls-composing-models", given.bls_composing_models),
+        concurrent_models=_names("--concurrent-models", given.concurrent_models),
         variants=_names("--variants", given.variants),
         model_warmup=given.model_warmup,
         target=given.target,

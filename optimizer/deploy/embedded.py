@@ -98,14 +98,14 @@ class EmbeddedTarget:
         with self._stopwatch.server():
             server.run_on(candidate.server_cpus)
             self._loader.load(wanted, as_written=as_written)
+        at = (server.grpc, server.http, server.supervisor_pid)
         endpoint = Endpoint(
             wanted.model,
             candidate,
-            server.grpc,
-            server.http,
-            server.supervisor_pid,
-            wanted.batcher,
-            wanted.configs[wanted.model].max_batch_size,
+            *at,
+            batcher=wanted.batcher,
+            max_batch_size=wanted.configs[wanted.model].max_batch_size,
+            beside=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
         )
         try:
             yield endpoint

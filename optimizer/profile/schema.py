@@ -213,13 +213,14 @@ class StoredModel(Section):
     """The model ``name`` of a Triton repository: both are folders that exist, at or under the profile's.
 
     ``bls_composing_models`` are those that a model in Python calls; the steps of an ensemble are known. The space is
-    about ``batcher``, one of these; by default the largest. ``variants`` are models of the same repository that can
-    take its place.
+    about ``batcher``, one of these; by default the largest. ``concurrent_models`` get the same load at the same time,
+    on the same device. ``variants`` are models of the same repository that can take its place.
     """
 
     repository: Folder
     name: Name
     bls_composing_models: Some[Name] | None = None
+    concurrent_models: Some[Name] | None = None
     variants: Some[Name] | None = None
     batcher: Name | None = None
 

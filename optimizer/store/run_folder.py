@@ -69,6 +69,10 @@ class RunFolder:
     def reference(self) -> Path:
         return self.path / "reference.npz"
 
+    def reference_of(self, model: str) -> Path:
+        """That of a model which gets load beside the run's own."""
+        return self.path / f"reference-{model}.npz"
+
     @property
     def server_log(self) -> Path:
         return self.path / "logs" / "tritonserver.log"
