@@ -1,0 +1,54 @@
+"""The pages of docs/ do what they say: each command of a page is run, in a folder like the one that it speaks of."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from optimizer import runtime
+from tests.command_fixtures import Playground, run_tune
+from tests.repositories import doubler, write_bls, write_model
+
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+BRIEFLY = ("--budget", "1s", "--max-trials", "1", "--no-output-check")  # one configuration tells whether it runs
+CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("tune ")]
+
+
+@pytest.fixture
+def there(playground: Playground) -> Playground:
+    """Every model that the pages speak of."""
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    models = playground.here / "models"
+    write_bls(models, milliseconds=2)
+    for name in ("doubler", "doubler_int8", "my_model"):
+        write_model(models, name, CONFIG, doubler())
+    return playground
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
+    for text in blocks(page, "yaml"):
+        if named := re.match(r"# (\w+\.yaml)\n", text):
+            (there.here / named[1]).write_text(text)
+    for command in commands(page):
+        words = shlex.split(command)[1:]
+        ended = run_tune(there, *words, *BRIEFLY)
+        assert (ended.code, ended.stderr) == (0, ""), command
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = (Path(__file__).parents[2] / "docs" / "README.md").read_text()
+    for page in PAGES:
+        assert page.stem == "README" or f"({page.name})" in listed
