@@ -1,4 +1,4 @@
-"""A bare ``model.onnx``: its configuration derived from the graph, served from a private repository of links."""
+"""A bare ``model.onnx``: configured as its graph implies, served from a private repository of links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from optimizer.model_source import ModelSource
 from optimizer.onnx_file import check_versions, external_files, read_onnx, shown
 from optimizer.onnx_interface import derive
 
-ENDING = ".onnx"
+TORCH_ENDINGS = (".pt", ".pt2", ".pth")
+ENDINGS = (".onnx", *TORCH_ENDINGS)
 NO_NAMES = {"", "model"}  # that tell one model from another
 
 
@@ -23,6 +24,11 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
     ``largest_batch`` is its max_batch_size where it has a batch dimension. Raises BadInputError where the file is
     none that can be served, EnvironmentFault where the disk refuses the repository.
     """
+    if file.suffix in TORCH_ENDINGS:
+        raise BadInputError(
+            f"{shown(file)}: a PyTorch file says nothing of its tensors' dims; make it the model.pt (or model.pt2) "
+            "of a folder NAME/1, write NAME/config.pbtxt and name that folder (see docs/pytorch.md)"
+        )
     if not file.exists():
         raise BadInputError(f"{shown(file)}: no such file")
     model = read_onnx(file)

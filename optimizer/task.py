@@ -10,7 +10,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
 from optimizer import model_config, runtime
 from optimizer.answers.comparison import Tolerance
-from optimizer.bare_onnx import ENDING, read_bare_onnx
+from optimizer.bare_onnx import ENDINGS, read_bare_onnx
 from optimizer.deploy.auto_complete import completed
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
@@ -69,7 +69,7 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
     if is_folder(folder) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(folder):
         absolute = folder.absolute()
         return _from_repository(absolute.parent, absolute.name, options, hardware, say)
-    if options.model.endswith(ENDING):
+    if options.model.endswith(ENDINGS):
         return _from_file(folder, options, hardware)
     profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
     return _from_profile(profile, options, hardware, say)
