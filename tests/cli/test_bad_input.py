@@ -298,11 +298,16 @@ def replace_onnx(data: bytes) -> Callable[[Path], object]:
     return lambda model: (model / "1" / "model.onnx").write_bytes(data)
 
 
+def without_config(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    (model / "1" / "model.onnx").rename(model / "net.onnx")
+
+
 REPOSITORIES = {
     "gone": Repository(lambda model: shutil.rmtree(model), ("models: ", "'m'", "none")),
     "a file": Repository(replace_by_a_file, ("models: ", "'m'", "none")),
     "neither config nor model": Repository(
-        lambda m: ((m / "config.pbtxt").unlink(), (m / "1" / "model.onnx").rename(m / "net.onnx")),
+        without_config,
         ("models/m: ", "config.pbtxt is missing", "to tune 'net.onnx', name that file"),
     ),
     "no version": Repository(lambda m: shutil.rmtree(m / "1"), ("models/m: ", "model.onnx", "models/m/1/model.onnx")),
