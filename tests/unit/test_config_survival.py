@@ -74,6 +74,10 @@ def configs(draw: st.DrawFn) -> ModelConfig:
     """Of any model but an ensemble, which has no instances and no batcher of its own."""
     config = ModelConfig()
     fill(config, draw)
+    for _ in range(draw(st.integers(0, 2))):  # what lies beside what is tuned, more often than by chance
+        fill(config.instance_group.add(), draw, 1)
+    if config.WhichOneof("scheduling_choice") is None and draw(st.booleans()):
+        fill(config.dynamic_batching, draw, 1)
     config.ClearField("ensemble_scheduling")
     return config
 
