@@ -78,6 +78,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         fill(config.instance_group.add(), draw, 1)
     if config.WhichOneof("scheduling_choice") is None and draw(st.booleans()):
         fill(config.dynamic_batching, draw, 1)
+    if config.instance_group:
+        config.instance_group[0].passive = False  # a model runs requests somewhere
     config.ClearField("ensemble_scheduling")
     return config
 
