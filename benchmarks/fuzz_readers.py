@@ -240,7 +240,9 @@ def _onnx() -> bytes:
 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "test", [x], [y])
-    return bytes(helper.make_model(graph).SerializeToString())
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])  # that each runtime knows
+    model.ir_version = 8
+    return bytes(model.SerializeToString())
 
 
 def _texts() -> st.SearchStrategy[str]:

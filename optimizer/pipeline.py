@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.errors import BadInputError
 from optimizer.model_source import ModelSource
 from optimizer.profile.yaml_lines import show
-from optimizer.repository import is_ensemble, read_model_config, read_repository_model
+from optimizer.repository import is_ensemble
 from optimizer.untrusted import one_line
 
 DEEPEST = 8  # ensembles in ensembles
 
 
 def read_source(
-    repository: Path,
+    read: Callable[[str], ModelSource],
     name: str,
     *,
-    gpu: bool,
     composing: Sequence[str] = (),
     variants: Sequence[str] = (),
     concurrent: Sequence[str] = (),
     batcher: str | None = None,
 ) -> ModelSource:
-    """The model ``repository/name``, with the rest as ``assembled``. Raises BadInputError."""
-    top = _read(repository, name, gpu)
-    return assembled(top, gpu=gpu, composing=composing, variants=variants, concurrent=concurrent, batcher=batcher)
+    """The model ``name`` as ``read`` gives it, with the rest as ``assembled``. Raises BadInputError."""
+    top = read(name)
+    return assembled(top, read, composing=composing, variants=variants, concurrent=concurrent, batcher=batcher)
 
 
 def assembled(
     top: ModelSource,
+    read: Callable[[str], ModelSource],
     *,
-    gpu: bool,
     composing: Sequence[str] = (),
     variants: Sequence[str] = (),
     concurrent: Sequence[str] = (),
@@ -47,16 +45,16 @@ def assembled(
     The space is about ``batcher``'s settings: without it about those of the largest step that batches. Raises
     BadInputError where one of them is not there, or they do not go together.
     """
-    name, repository = top.name, top.repository
+    name = top.name
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
-        _gather(repository, step, gpu, parts, path=(name,))
+        _gather(step, read, parts, path=(name,))
     if variants and parts:
         raise BadInputError(
             f"{name}: variants are of one model alone, and beside this one there are {', '.join(parts)}"
         )
     others = dict.fromkeys((name, *variants)) if variants else ()
-    kinds = {other: top.config if other == name else _read(repository, other, gpu).config for other in others}
+    kinds = {other: top.config if other == name else read(other).config for other in others}
     for other, config in kinds.items():
         _check_variant(name, top.config, other, config)
     facts = dict(top.facts)
@@ -74,29 +72,24 @@ def assembled(
     )
 
 
-def _read(repository: Path, name: str, gpu: bool) -> ModelSource:
-    config = read_model_config(repository, name)
-    if is_ensemble(config):
-        return ModelSource(repository, name, config)
-    return read_repository_model(repository, name, gpu=gpu)
-
-
 def _steps(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
-def _gather(repository: Path, name: str, gpu: bool, parts: dict[str, ModelSource], path: tuple[str, ...]) -> None:
+def _gather(
+    name: str, read: Callable[[str], ModelSource], parts: dict[str, ModelSource], path: tuple[str, ...]
+) -> None:
     """``name`` into ``parts``, after those that it is made of."""
     if name in path or len(path) > DEEPEST:
         raise BadInputError(f"{one_line(path[0])}: its ensembles call one another ({' > '.join((*path, name))})")
     if name in parts:
         return
     try:
-        part = _read(repository, name, gpu)
+        part = read(name)
     except BadInputError as error:
         raise BadInputError(f"{one_line(path[-1])} is made of {show(name)}: {error}") from None
     for step in _steps(part.config):
-        _gather(repository, step, gpu, parts, (*path, name))
+        _gather(step, read, parts, (*path, name))
     parts[name] = part
 
 

@@ -31,6 +31,7 @@ from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
+from optimizer.repository import backend_of
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
@@ -169,8 +170,10 @@ class Stack:
 
     def notes(self, what: Task) -> tuple[str, ...]:
         """What whoever reads the figures should know of how they came about."""
+        backend = backend_of(what.source.config)
+        own = f"served by tritune's own Python-based {backend} backend: a production build's native one is faster"
         notes = [
-            "served by tritune's own Python-based onnxruntime backend: a production build's native one is faster",
+            own if backend in ("onnxruntime", "pytorch") else "",
             self._placement(what).note,
         ]
         if what.source.batcher:

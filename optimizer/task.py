@@ -10,6 +10,8 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
 from optimizer import model_config, runtime
 from optimizer.answers.comparison import Tolerance
+from optimizer.bare_onnx import ENDINGS, read_bare_onnx
+from optimizer.deploy.auto_complete import completed
 from optimizer.deployment import COUNT, DELAY, OFF, as_given
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
@@ -22,7 +24,7 @@ from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import ONNX_RUNTIME, BuiltModel, ScoreSection, SpaceSection
-from optimizer.repository import backend_of, is_ensemble
+from optimizer.repository import backend_of, is_ensemble, read_repository_model, refuse_unmeasurable
 from optimizer.space import Space
 from optimizer.trial import VARIANT, Candidate, FieldValue
 
@@ -64,11 +66,13 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
     if options.model_repository is not None:
         if not is_folder(Path(options.model_repository)):
             raise BadInputError(f"--model-repository {options.model_repository}: no such folder")
-        return _from_repository(Path(options.model_repository), options.model, options, hardware)
+        return _from_repository(Path(options.model_repository), options.model, options, hardware, say)
     folder = Path(options.model)
     if is_folder(folder) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(folder):
         absolute = folder.absolute()
-        return _from_repository(absolute.parent, absolute.name, options, hardware)
+        return _from_repository(absolute.parent, absolute.name, options, hardware, say)
+    if options.model.endswith(ENDINGS):
+        return _from_file(folder, options, hardware)
     profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
     return _from_profile(profile, options, hardware, say)
 
@@ -104,12 +108,12 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
             kind="KIND_GPU" if hardware.gpus else "KIND_CPU",
             say=say,
         )
-        source = assembled(built, gpu=bool(hardware.gpus))
+        source = assembled(built, lambda name: _stored(built.repository, name, hardware, DEFAULT_LARGEST_BATCH, say))
     else:
+        stored = profile.model.repository
         source = read_source(
-            profile.model.repository,
+            lambda name: _stored(stored, name, hardware, DEFAULT_LARGEST_BATCH, say),
             profile.model.name,
-            gpu=bool(hardware.gpus),
             composing=profile.model.bls_composing_models or (),
             variants=profile.model.variants or (),
             concurrent=profile.model.concurrent_models or (),
@@ -139,20 +143,43 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
     )
 
 
-def _from_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware) -> Task:
+def _from_repository(
+    repository: Path, name: str, options: RunOptions, hardware: Hardware, say: Callable[[str], None]
+) -> Task:
+    batch = options.request_batch_size or 1
     source = read_source(
-        repository,
+        lambda model: _stored(repository, model, hardware, max(DEFAULT_LARGEST_BATCH, batch), say),
         name,
-        gpu=bool(hardware.gpus),
         composing=options.bls_composing_models,
         variants=options.variants,
         concurrent=options.concurrent_models,
     )
-    batch = options.request_batch_size or 1
     try:
         space = _space(SpaceSection(), source, batch, hardware)
     except ValueError as error:
         raise BadInputError(f"{repository / name / 'config.pbtxt'}: {error}") from None
+    return _task(source, space, batch, options, hardware, slas=_constraints(options))
+
+
+def _stored(
+    repository: Path, name: str, hardware: Hardware, largest_batch: int, say: Callable[[str], None]
+) -> ModelSource:
+    """The model, with what its configuration leaves to the model itself."""
+    source = read_repository_model(repository, name, gpu=bool(hardware.gpus), largest_batch=largest_batch)
+    source = completed(source, say)
+    refuse_unmeasurable(source.config, repository / name / "config.pbtxt")
+    return source
+
+
+def _from_file(file: Path, options: RunOptions, hardware: Hardware) -> Task:
+    batch = options.request_batch_size or 1
+    source = read_bare_onnx(
+        file,
+        gpu=bool(hardware.gpus),
+        largest_batch=max(DEFAULT_LARGEST_BATCH, batch),
+        cache=runtime.cache_folder(),
+    )
+    space = _space(SpaceSection(), source, batch, hardware)
     return _task(source, space, batch, options, hardware, slas=_constraints(options))
 
 

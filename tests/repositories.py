@@ -4,12 +4,21 @@ that fails as its configuration says."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from optimizer.model_source import ModelSource
+from optimizer.repository import read_repository_model
+
 Dims = Sequence[str | int]
+
+
+def stored(repository: Path) -> Callable[[str], ModelSource]:
+    """What reads a model of ``repository``."""
+    return partial(read_repository_model, repository, gpu=False)
 
 
 def onnx_model(

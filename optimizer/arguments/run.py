@@ -81,7 +81,7 @@ def _run_parser() -> argparse.ArgumentParser:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="a name from `tune models`, a profile.yaml, or a Triton model folder",
+        help="a name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder",
     )
     bounds = parser.add_argument_group("what must hold")
     add_slas(bounds)

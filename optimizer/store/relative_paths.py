@@ -29,7 +29,7 @@ def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
 
 def _model(folder: Path, model: str) -> str:
     """A profile's or a model's path, or the name of a profile, which may lie in ``folder``."""
-    if model.endswith((".yaml", ".yml")) or is_folder(folder / model):
+    if model.endswith((".yaml", ".yml", ".onnx")) or is_folder(folder / model):
         return str(folder / model)
     profile = folder / "configs" / f"{model}.yaml"
     return str(profile) if is_file(profile) else model

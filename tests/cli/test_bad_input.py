@@ -298,17 +298,58 @@ def replace_onnx(data: bytes) -> Callable[[Path], object]:
     return lambda model: (model / "1" / "model.onnx").write_bytes(data)
 
 
+def without_config(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    (model / "1" / "model.onnx").rename(model / "net.onnx")
+
+
 REPOSITORIES = {
     "gone": Repository(lambda model: shutil.rmtree(model), ("models: ", "'m'", "none")),
     "a file": Repository(replace_by_a_file, ("models: ", "'m'", "none")),
-    "no config": Repository(lambda m: (m / "config.pbtxt").unlink(), ("models/m: ", "config.pbtxt is missing")),
+    "neither config nor model": Repository(
+        without_config,
+        ("models/m: ", "config.pbtxt is missing", "to tune 'net.onnx', name that file"),
+    ),
     "no version": Repository(lambda m: shutil.rmtree(m / "1"), ("models/m: ", "model.onnx", "models/m/1/model.onnx")),
     "no model file": Repository(lambda m: (m / "1" / "model.onnx").unlink(), ("models/m: ", "models/m/1/model.onnx")),
     "other name": Repository(replace_config(f'name: "n"\n{CONFIG}'), ("m/config.pbtxt: ", "'n'", "'m'", "equal")),
     "other backend": Repository(
-        replace_config('backend: "tensorrt_plan"\n'), ("config.pbtxt: ", "'tensorrt_plan'", "onnxruntime, python")
+        replace_config('backend: "tensorrt_plan"\n'),
+        ("config.pbtxt: ", "'tensorrt_plan'", "python, pytorch"),
     ),
-    "no backend": Repository(replace_config("max_batch_size: 8\n"), ("config.pbtxt: ", "backend", "onnxruntime")),
+    "no backend": Repository(
+        lambda m: (
+            (m / "config.pbtxt").write_text("max_batch_size: 8\n"),
+            (m / "1" / "model.onnx").rename(m / "1" / "model.plan"),
+        ),
+        ("config.pbtxt: ", "backend ''", "onnxruntime"),
+    ),
+    "stateful": Repository(
+        replace_config(f"{CONFIG}sequence_batching {{ }}\n"),
+        ("config.pbtxt: ", "sequence_batching: ", "tune sends single ones", "--sequence-length"),
+    ),
+    "decoupled": Repository(
+        replace_config(f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"),
+        ("config.pbtxt: ", "decoupled: ", "answers once", "--streaming"),
+    ),
+    "preferred size above the limit": Repository(
+        replace_config(f"{CONFIG}dynamic_batching {{ preferred_batch_size: [4, 16] }}\n"),
+        ("config.pbtxt: ", "preferred_batch_size 16", "max_batch_size 8", "Triton refuses"),
+    ),
+    "PyTorch without tensors": Repository(
+        lambda m: (
+            (m / "config.pbtxt").write_text('platform: "pytorch_libtorch"\n'),
+            (m / "1" / "model.onnx").rename(m / "1" / "model.pt"),
+        ),
+        ("config.pbtxt: ", "write input and output", "dims"),
+    ),
+    "PyTorch weights alone": Repository(
+        lambda m: (
+            (m / "config.pbtxt").write_text(CONFIG.replace("onnxruntime_onnx", "pytorch_libtorch")),
+            (m / "1" / "model.onnx").rename(m / "1" / "model.pt"),
+        ),
+        ("m/1/model.pt: ", "no TorchScript", "torch.jit.save"),
+    ),
     "unclosed": Repository(
         replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:2: ", 'Expected "}"')
     ),
@@ -361,6 +402,21 @@ def test_a_model_folder_is_checked_as_its_repository_is(forked_tune: Tune, playg
     folder = write_model(playground.here, "m", CONFIG, None)
     ended = tune_without_server(forked_tune, playground, "--sla-p95", "20ms", str(folder))
     assert_says(ended, (f"{folder}: ", "model.onnx", f"{folder}/1/model.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gone.onnx", ("gone.onnx: ", "no such file")),
+        ("text.onnx", ("text.onnx: ", "not an ONNX model")),
+        ("net.pt", ("net.pt: ", "says nothing of its tensors' dims", "NAME/config.pbtxt", "docs/pytorch.md")),
+    ],
+)
+def test_a_bare_file_that_is_no_model(
+    name: str, words: tuple[str, ...], forked_tune: Tune, playground: Playground
+) -> None:
+    (playground.here / "text.onnx").write_text("version https://git-lfs")
+    assert_says(tune_without_server(forked_tune, playground, "--sla-p95", "20ms", name), words)
 
 
 def test_an_unknown_model_of_a_repository_is_named_with_those_there(

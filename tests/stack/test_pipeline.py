@@ -20,7 +20,7 @@ from optimizer.errors import DeploymentError
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.pipeline import read_source
 from optimizer.trial import VARIANT, Candidate, LoadPoint
-from tests.repositories import doubler, onnx_model, write_bls, write_model
+from tests.repositories import doubler, onnx_model, stored, write_bls, write_model
 
 COUNT, DELAY, SIZE = (
     f"first/{name}" for name in ("instance_group_count", "max_queue_delay_microseconds", "max_batch_size")
@@ -38,7 +38,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chain(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    source = read_source(repository, "chain", gpu=False, batcher="second")
+    source = read_source(stored(repository), "chain", batcher="second")
     target = EmbeddedTarget(source, log=tmp_path_factory.mktemp("server") / "log", say=print)
     with contextlib.closing(target):
         yield target
@@ -118,7 +118,7 @@ def test_the_batches_that_are_counted_are_those_of_the_model_that_is_tuned(
 
 
 def test_a_model_in_python_and_those_that_it_asks(repository: Path, tmp_path: Path) -> None:
-    source = read_source(repository, "caller", gpu=False, composing=["first", "second"], batcher="second")
+    source = read_source(stored(repository), "caller", composing=["first", "second"], batcher="second")
     fields = ("caller/instance_group_count", COUNT)
     assert as_given(source, fields) == Candidate(8, fields=((fields[0], 1), (fields[1], 1)))
     target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
@@ -140,7 +140,7 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
         ("wrong", onnx_model(tripled, {"x": dims}, {"y": dims})),
     ):
         write_model(tmp_path / "models", name, config, model)
-    source = read_source(tmp_path / "models", "plain", gpu=False, variants=["same", "wrong"])
+    source = read_source(stored(tmp_path / "models"), "plain", variants=["same", "wrong"])
     guard = OutputGuard(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
     target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
     with contextlib.closing(target):
@@ -162,7 +162,7 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
 def test_what_is_tried_is_warmed_up_and_has_no_response_cache(tmp_path: Path) -> None:
     config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\nresponse_cache { enable: true }\n'
     write_model(tmp_path / "models", "plain", config, doubler(dims=("batch", "width")))
-    source = replace(read_source(tmp_path / "models", "plain", gpu=False), warm_up={"x": (4,)})
+    source = replace(read_source(stored(tmp_path / "models"), "plain"), warm_up={"x": (4,)})
     target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
     candidate = Candidate(8, True, preferred_batch_sizes=(4,))
     assert deployment(source, candidate).configs["plain"].response_cache.enable

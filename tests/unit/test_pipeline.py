@@ -16,7 +16,7 @@ from optimizer.pipeline import read_source
 from optimizer.profile.reader import load_profile
 from optimizer.task import prepare
 from optimizer.trial import VARIANT, Candidate
-from tests.repositories import doubler, write_bls, write_ensemble, write_model
+from tests.repositories import doubler, stored, write_bls, write_ensemble, write_model
 
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
@@ -25,18 +25,18 @@ LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
 @pytest.fixture
 def chain(tmp_path: Path) -> ModelSource:
     write_ensemble(tmp_path, milliseconds=5)
-    return read_source(tmp_path, "chain", gpu=False)
+    return read_source(stored(tmp_path), "chain")
 
 
 def test_an_ensemble_brings_its_steps_and_the_largest_of_them_is_tuned(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     program = tmp_path / "first" / "1" / "model.py"
     program.write_text(program.read_text() + "# longer\n" * 100)
-    found = read_source(tmp_path, "chain", gpu=False)
+    found = read_source(stored(tmp_path), "chain")
     assert list(found.composing) == ["first", "second"]
     assert found.batcher == "first"
     assert found.batched.max_batch_size == 8
-    assert read_source(tmp_path, "chain", gpu=False, batcher="second").batcher == "second"
+    assert read_source(stored(tmp_path), "chain", batcher="second").batcher == "second"
     assert int(found.facts["model_bytes"]) > program.stat().st_size
 
 
@@ -46,7 +46,7 @@ def test_ensembles_in_ensembles_are_loaded_after_what_they_are_made_of(tmp_path:
     shutil.copytree(folder, tmp_path / "outer")
     outer = text.replace('"first"', '"chain"').replace('key: "x"', 'key: "X"', 1).replace('key: "y"', 'key: "Y"', 1)
     (tmp_path / "outer" / "config.pbtxt").write_text(outer)
-    found = read_source(tmp_path, "outer", gpu=False, batcher="second")
+    found = read_source(stored(tmp_path), "outer", batcher="second")
     assert list(found.composing) == ["first", "second", "chain"]
     settings = deployment(found, Candidate(4)).settings
     assert [settings[name].max_batch_size for name in ("second", "chain", "outer")] == [4, 4, 4]
@@ -58,14 +58,14 @@ def test_what_an_ensemble_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(
         BadInputError, match=r"chain is made of 'second': .*no model 'second' there; it has chain, first"
     ):
-        read_source(tmp_path, "chain", gpu=False)
+        read_source(stored(tmp_path), "chain")
 
 
 def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
     config = write_ensemble(tmp_path, milliseconds=5) / "config.pbtxt"
     config.write_text(config.read_text().replace('"second"', '"chain"'))
     with pytest.raises(BadInputError, match=r"call one another \(chain > chain\)"):
-        read_source(tmp_path, "chain", gpu=False)
+        read_source(stored(tmp_path), "chain")
 
 
 def test_settings_of_the_models_beside(chain: ModelSource) -> None:
@@ -156,4 +156,4 @@ def test_variants_that_take_other_requests_are_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "alone", CONFIG.replace("8", "0"), doubler(dims=(4,)))
     for other, why in (("five", "its inputs are not those of four"), ("alone", "takes batches"), ("six", "no model")):
         with pytest.raises(BadInputError, match=why):
-            read_source(tmp_path, "four", gpu=False, variants=[other])
+            read_source(stored(tmp_path), "four", variants=[other])

@@ -1,0 +1,173 @@
+"""The project's own PyTorch backend, on a real server: it answers what PyTorch itself answers.
+
+Only where torch is installed: ``pip install -e '.[test,pytorch]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+from optimizer import model_config
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.errors import DeploymentError
+from optimizer.repository import read_repository_model
+from tests.command_fixtures import Playground, Run, run_tune
+from tests.repositories import write_model
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed (the extra pytorch)")
+Tensor: TypeAlias = torch.Tensor
+
+KINDS = ("FP32", "FP64", "FP16", "INT64", "INT32", "INT16", "INT8", "UINT8", "BOOL")
+CONFIG = """\
+platform: "pytorch_libtorch"
+max_batch_size: 16
+input [ { name: "ids" data_type: TYPE_INT64 dims: 3 }, { name: "x" data_type: TYPE_FP32 dims: 3 } ]
+output [ { name: "OUTPUT__1" data_type: TYPE_FP32 dims: 3 }, { name: "OUTPUT__0" data_type: TYPE_INT64 dims: 3 } ]
+instance_group { count: 1 kind: KIND_CPU }
+"""
+BY_INDEX = CONFIG.replace('platform: "pytorch_libtorch"', 'backend: "pytorch"').replace('"ids"', '"INPUT__1"')
+EXPORTED = BY_INDEX.replace('"x"', '"INPUT__0"')
+
+
+class Two(torch.nn.Module):  # type: ignore[misc]
+    """The arguments in another order than the configurations have them, as are the outputs."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return ids + 1, x * 2 + ids
+
+
+class Dictionary(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, tensors: dict[str, Tensor]) -> Tensor:
+        return tensors["ids"] + tensors["x"]
+
+
+class Flip(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(one.flip(1) for one in given)
+
+
+def save_script(folder: Path, module: Any) -> None:
+    (folder / "1").mkdir()
+    torch.jit.save(torch.jit.script(module), folder / "1" / "model.pt")
+
+
+def save_export(folder: Path) -> None:
+    (folder / "1").mkdir()
+    samples = torch.export.Dim("samples", min=1, max=16)
+    given = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+    shapes = ({0: samples}, {0: samples})
+    torch.export.save(torch.export.export(Two(), given, dynamic_shapes=shapes), folder / "1" / "model.pt2")
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[InferenceServerClient]:
+    """The model ``repository/m`` below ``folder``, as it is configured."""
+    source = read_repository_model(folder / "repository", "m", gpu=False)
+    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
+    with (
+        contextlib.closing(target),
+        target.deploy(model_config.candidate_of(source.config)) as endpoint,
+        InferenceServerClient(endpoint.grpc) as client,
+    ):
+        yield client
+
+
+def infer(client: InferenceServerClient, feeds: dict[str, tuple[str, Any]]) -> Any:
+    tensors = []
+    for name, (kind, array) in feeds.items():
+        tensor = InferInput(name, list(array.shape), kind)
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return client.infer("m", tensors)
+
+
+def assert_answers(client: InferenceServerClient, x_name: str, ids_name: str) -> None:
+    for rows in (1, 2, 16):
+        x = np.random.default_rng(rows).standard_normal((rows, 3), np.float32)
+        ids = np.arange(3 * rows).reshape(rows, 3)
+        answer = infer(client, {ids_name: ("INT64", ids), x_name: ("FP32", x)})
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT__0"), ids + 1)
+        np.testing.assert_allclose(answer.as_numpy("OUTPUT__1"), x * 2 + ids, rtol=1e-6)
+
+
+def test_torchscript_by_the_names_of_its_arguments(tmp_path: Path) -> None:
+    save_script(write_model(tmp_path / "repository", "m", CONFIG, None), Two())
+    with serving(tmp_path) as client:
+        assert_answers(client, "x", "ids")
+        with pytest.raises(InferenceServerException, match="batch-size"):
+            assert_answers_of(client, 17)
+
+
+def assert_answers_of(client: InferenceServerClient, rows: int) -> None:
+    infer(client, {"ids": ("INT64", np.zeros((rows, 3), int)), "x": ("FP32", np.zeros((rows, 3), np.float32))})
+
+
+@pytest.mark.parametrize("threads", ["", 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }'])
+def test_an_exported_program_by_index(threads: str, tmp_path: Path) -> None:
+    save_export(write_model(tmp_path / "repository", "m", EXPORTED + threads, None))
+    with serving(tmp_path) as client:
+        assert_answers(client, "INPUT__0", "INPUT__1")
+
+
+def test_a_dictionary_and_no_inference_mode(tmp_path: Path) -> None:
+    config = CONFIG.partition("output")[0] + 'output { name: "sum" data_type: TYPE_FP32 dims: 3 }\n'
+    config += 'parameters { key: "INFERENCE_MODE" value { string_value: "false" } }\n'
+    save_script(write_model(tmp_path / "repository", "m", config, None), Dictionary())
+    with serving(tmp_path) as client:
+        x, ids = np.ones((2, 3), np.float32), np.arange(6).reshape(2, 3)
+        answer = infer(client, {"ids": ("INT64", ids), "x": ("FP32", x)})
+        np.testing.assert_array_equal(answer.as_numpy("sum"), ids + x)
+
+
+def test_every_type_passes(tmp_path: Path) -> None:
+    config = 'backend: "pytorch"\nmax_batch_size: 4\n'
+    for i, kind in enumerate(KINDS):
+        config += f'input {{ name: "INPUT__{i}" data_type: TYPE_{kind} dims: 4 }}\n'
+        config += f'output {{ name: "OUTPUT__{i}" data_type: TYPE_{kind} dims: 4 }}\n'
+    traced = torch.jit.trace(Flip(), example_inputs())
+    folder = write_model(tmp_path / "repository", "m", config, None)
+    (folder / "1").mkdir()
+    torch.jit.save(traced, folder / "1" / "model.pt")
+    with serving(tmp_path) as client:
+        feeds = {f"INPUT__{i}": (KINDS[i], one.numpy()) for i, one in enumerate(example_inputs())}
+        answer = infer(client, feeds)
+        for i, (_, array) in enumerate(feeds.values()):
+            found = answer.as_numpy(f"OUTPUT__{i}")
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array[:, ::-1])
+
+
+def example_inputs() -> tuple[Any, ...]:
+    kinds = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    return tuple(
+        (torch.arange(8).reshape(2, 4) % (2 if kind == "bool" else 8)).to(getattr(torch, kind)) for kind in kinds
+    )
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    wrong = CONFIG.replace('"ids"', '"INPUT__1"').replace('"x"', '"INPUT__2"')
+    save_script(write_model(tmp_path / "repository", "m", wrong, None), Two())
+    with (
+        pytest.raises(DeploymentError, match=r"INPUT__1, INPUT__2 do not follow .*it takes x, ids"),
+        serving(tmp_path),
+    ):
+        pass
+
+
+def test_torchscript_is_tuned(playground: Playground) -> None:
+    folder = write_model(playground.here / "models", "m", CONFIG, None)
+    save_script(folder, Two())
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    arguments = ["--sla-p95", "500ms", "--budget", "10s", "--max-trials", "2", "--json", "models/m"]
+    run = Run(playground, run_tune(playground, *arguments))
+    assert (run.ended.code, run.ended.stderr) == (0, "")
+    assert "own Python-based pytorch backend" in " ".join(run.document["notes"])
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
