@@ -26,6 +26,7 @@ class RunOptions:
     model: str
     sla_ms: dict[str, float] = field(default_factory=dict)  # by "p95"
     model_repository: str | None = None
+    from_model_analyzer: str | None = None  # its file; what follows from that is among the other options too
     target: Literal["embedded"] = "embedded"
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None

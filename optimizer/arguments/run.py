@@ -6,6 +6,7 @@ import argparse
 import math
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
@@ -26,6 +27,7 @@ from optimizer.command_line import HIDDEN, command_line
 from optimizer.errors import BadInputError
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
+from optimizer.model_analyzer.reader import Mapped, read_model_analyzer
 from optimizer.options import RunOptions, default_search
 from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
@@ -53,18 +55,31 @@ examples:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """``resumed``: the run that is continued; its own options, with what was given anew."""
+    """``resumed``: the run that is continued; its own options, with what was given anew. ``mapped``: what a file of
+    Model Analyzer asks for, which is in ``options`` as far as they go; ``print_profile``: show it, run nothing."""
 
     resumed: RunFolder | None
     options: RunOptions
     as_json: bool
+    mapped: Mapped | None = None
+    print_profile: bool = False
 
 
 def read_run_arguments(words: list[str]) -> RunArguments:
     """Parse once, at the edge. Raises BadInputError naming flag, value and what would be right."""
-    given = _run_parser().parse_args(with_negative_values(words))
-    resumed, options = _options(given)
-    return RunArguments(resumed, options, given.json)
+    words = with_negative_values(words)
+    given = _run_parser().parse_args(words)
+    if given.print_profile and given.from_model_analyzer is None:
+        raise BadInputError("--print-profile shows what --from-model-analyzer FILE becomes: give that too")
+    if given.resume is not None or given.from_model_analyzer is None:
+        resumed, options = _options(given)
+        return RunArguments(resumed, options, given.json)
+    mapped = read_model_analyzer(Path(given.from_model_analyzer), given.model)
+    whole = _run_parser().parse_args([*mapped.words(given.model_repository), *words])
+    whole.model = mapped.model
+    if whole.load != "rate":  # as given with the command, whatever the file says
+        whole.arrivals = given.arrivals
+    return RunArguments(None, _options(whole)[1], given.json, mapped, given.print_profile)
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -102,6 +117,10 @@ def _run_parser() -> argparse.ArgumentParser:
     )
     tuned = parser.add_argument_group("what is tuned")
     tuned.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
+    tuned.add_argument(
+        "--from-model-analyzer", metavar="FILE", help="a configuration of Model Analyzer; MODEL is one of its models"
+    )
+    tuned.add_argument("--print-profile", action="store_true", help="show FILE as a profile.yaml, and end")
     tuned.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
     tuned.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
     tuned.add_argument(
@@ -168,6 +187,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         model=given.model,
         sla_ms=bounds_ms,
         model_repository=given.model_repository,
+        from_model_analyzer=given.from_model_analyzer,
         target=given.target,
         objectives=objectives,
         min_throughput=given.min_throughput,
