@@ -7,6 +7,7 @@ import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
@@ -27,11 +28,13 @@ from optimizer.command_line import HIDDEN, command_line
 from optimizer.errors import BadInputError
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
-from optimizer.model_analyzer.reader import Mapped, read_model_analyzer
 from optimizer.options import RunOptions, default_search
 from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line
+
+if TYPE_CHECKING:
+    from optimizer.model_analyzer.reader import Mapped
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 ANEW = ("budget", "max_trials", "storage", "out", "json")  # may be given with --resume
@@ -74,6 +77,8 @@ def read_run_arguments(words: list[str]) -> RunArguments:
     if given.resume is not None or given.from_model_analyzer is None:
         resumed, options = _options(given)
         return RunArguments(resumed, options, given.json)
+    from optimizer.model_analyzer.reader import read_model_analyzer
+
     mapped = read_model_analyzer(Path(given.from_model_analyzer), given.model)
     whole = _run_parser().parse_args([*mapped.words(given.model_repository), *words])
     whole.model = mapped.model

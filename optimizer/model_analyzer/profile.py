@@ -66,7 +66,7 @@ def _tree(mapped: Mapped, repository: Path, folder: Path, *, gpu: bool) -> Locat
     line = mapped.repository.line if mapped.repository else 1
     model = {
         "repository": Located(_relative(repository, folder), line, ("model_repository",)),
-        "name": Located(mapped.model, line, ("profile_models",)),
+        "name": mapped.name,
     }
     sections: dict[str, dict[str, Located]] = {"model": model}
     for (section, key), where in mapped.sections.items():

@@ -25,15 +25,22 @@ _NOTHING = ignored("nothing is given")
 
 @dataclass(frozen=True)
 class Mapped:
-    """What the file asks for: ``flags``, ``sections`` and ``choices`` as in Part. ``repository``: where it says."""
+    """What the file asks for: ``flags``, ``sections`` and ``choices`` as in Part.
+
+    ``name`` is the model's, and where it stands; ``repository`` is None where the file has none.
+    """
 
     file: Path
-    model: str
+    name: Located
     repository: Located | None
     flags: tuple[str, ...]
     sections: Mapping[tuple[str, str], Located]
     choices: Mapping[str, Choices]
     notes: tuple[Note, ...]
+
+    @property
+    def model(self) -> str:
+        return str(self.name.value)
 
     def words(self, repository: str | None) -> list[str]:
         """The flags of tune that the file stands for; ``repository`` is in place of the file's own.
@@ -60,16 +67,16 @@ def read_model_analyzer(file: Path, model: str | None) -> Mapped:
     root = yaml_lines.parse(data, str(file), hint="a configuration of Model Analyzer has a line 'profile_models:'")
     values, notes = Values(file), Notes(file)
     given = values.mapping(root, list(FILE))
-    for name, where in root.value.items() if isinstance(root.value, dict) else ():
-        notes.say(where, FILE[name] if name in given else _NOTHING)
-    chosen, section = _choose(given.get("profile_models"), model, values, notes)
+    for key, where in root.value.items() if isinstance(root.value, dict) else ():
+        notes.say(where, FILE[key] if key in given else _NOTHING)
+    name, section = _choose(given.get("profile_models"), model, values, notes)
     own = {} if section is None else values.mapping(section, list(MODEL))
     notes.say_each(own, MODEL)
     source = Source(values, notes, given, own)
     parts: list[Part] = [goals(source), requests(source), space(source)]
     return Mapped(
         file=file,
-        model=chosen,
+        name=name,
         repository=given.get("model_repository"),
         flags=tuple(flag for part in parts for flag in part.flags),
         sections={key: where for part in parts for key, where in part.sections.items()},
@@ -78,7 +85,7 @@ def read_model_analyzer(file: Path, model: str | None) -> Mapped:
     )
 
 
-def _choose(where: Located | None, model: str | None, values: Values, notes: Notes) -> tuple[str, Located | None]:
+def _choose(where: Located | None, model: str | None, values: Values, notes: Notes) -> tuple[Located, Located | None]:
     """The model that is tuned, and what the file says of it alone."""
     models: dict[str, tuple[Located, Located | None]] = {}
     for key, section in _models(where, values):
@@ -96,7 +103,7 @@ def _choose(where: Located | None, model: str | None, values: Values, notes: Not
     for name, (key, _) in models.items():
         if name != chosen:
             notes.say(replace(key, keys=("profile_models", name)), ignored(f"{chosen} is tuned; MODEL chooses"))
-    return chosen, models[chosen][1] if models else None
+    return models.get(chosen, (Located(chosen, 1, ("profile_models",)), None))
 
 
 def _models(where: Located | None, values: Values) -> list[tuple[Located, Located | None]]:
