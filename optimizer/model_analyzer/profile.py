@@ -41,7 +41,7 @@ def profile_text(mapped: Mapped, options: RunOptions, *, gpu: bool) -> str:
     repository = Path(options.model_repository or ".").resolve()
     profile_of(mapped, repository, gpu=gpu)  # refused here rather than when the text is read
     data = mapped.sections.get(("request", "input_data"))
-    paths = [repository.parent] + ([Path(data.value)] if data and _is_path(data) else [])  # type: ignore[arg-type]
+    paths = [repository.parent, *([Path(str(data.value)).resolve()] if data and _is_path(data) else [])]
     folder = Path(os.path.commonpath(paths))
     name = f"{mapped.model}.yaml"
     command = command_line(replace(options, model=name, model_repository=None, from_model_analyzer=None))
