@@ -22,6 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ from optimizer.arguments.run import read_run_arguments
 from optimizer.errors import BadInputError, MeasurementError
 from optimizer.load import perf_output, windows
 from optimizer.machine.hardware import detect
+from optimizer.model_analyzer.profile import profile_text
+from optimizer.model_analyzer.reader import read_model_analyzer
 from optimizer.options import RunOptions
-from optimizer.profile.reader import load_profile
+from optimizer.profile.reader import load_profile, parse_profile
 from optimizer.replay.recording import read_recording
 from optimizer.report import words
 from optimizer.repository import read_repository_model
@@ -70,6 +73,42 @@ gpu:
   space: {config: {}}
 """
 STORED = b"model:\n  repository: models\n  name: m\nsla: {p99: 0.05s}\n"
+MODEL_ANALYZER = b"""\
+model_repository: models
+run_config_search_mode: brute
+run_config_search_max_instance_count: 3
+client_protocol: grpc
+latency_budget: 20
+objectives: {perf_throughput: 3, perf_latency_p95: 1}
+profile_models:
+  m:
+    constraints:
+      gpu_used_memory: {max: 200}
+    parameters:
+      concurrency: {start: 2, stop: 64, step: 8}
+      batch_sizes: 2, 4
+    perf_analyzer_flags: {percentile: 95, shape: [x:4], input-data: data.json, measurement-interval: 500}
+    model_config_parameters:
+      max_batch_size: [4, 8]
+      dynamic_batching:
+        preferred_batch_size: [[4], [2, 4]]
+        max_queue_delay_microseconds: [0, 100]
+      instance_group:
+        - - kind: KIND_GPU
+            count: 1
+        - - kind: KIND_CPU
+            count: [1, 2]
+      parameters: {intra_op_thread_count: {string_value: ["1", "2"]}}
+"""
+MODEL_ANALYZER_QUICK = b"""\
+model_repository: models
+run_config_search_mode: quick
+run_config_search_min_model_batch_size: 4
+run_config_search_disable: false
+profile_models: [m]
+request_rate: 10,20
+plots: {}
+"""
 CONFIG = b"""\
 name: "m"
 platform: "onnxruntime_onnx"
@@ -172,6 +211,15 @@ def _profile(data: bytes, folder: Path) -> None:
     profile.for_hardware(gpu=True)
 
 
+def _model_analyzer(data: bytes, folder: Path) -> None:
+    _written(folder / "models/m/1/model.onnx", _onnx())
+    mapped = read_model_analyzer(_written(folder / "ma.yaml", data), None)
+    assert all(str(note).isprintable() for note in mapped.notes)
+    given = read_run_arguments(["--from-model-analyzer", str(folder / "ma.yaml")])
+    text = profile_text(mapped, given.options, gpu=True)
+    parse_profile(text.encode(), folder / f"{mapped.model}.yaml")
+
+
 def _table(data: bytes, folder: Path) -> None:
     for row in read_recording(_written(folder / "t.csv", data)).rows:
         assert words.configuration(row.candidate).isprintable()
@@ -235,6 +283,7 @@ def _trials_table() -> bytes:
         return table.path.read_bytes()
 
 
+@cache
 def _onnx() -> bytes:
     from onnx import TensorProto, helper
 
@@ -261,6 +310,7 @@ FLAGS = (
 )
 READERS = (
     Reader("profile", documents(PROFILE, STORED), _profile),
+    Reader("Model Analyzer's file", documents(MODEL_ANALYZER, MODEL_ANALYZER_QUICK), _model_analyzer),
     Reader("SLA", st.tuples(st.sampled_from(PARSERS), _texts()), _bound, ValueError),
     Reader("table", documents(TABLE, FIVE_COLUMNS), _table),
     Reader("config.pbtxt", documents(CONFIG), _config),

@@ -108,6 +108,15 @@ def _run(arguments: list[str]) -> int:
     from optimizer.arguments.run import read_run_arguments
 
     given = read_run_arguments(arguments)
+    if given.mapped is not None and given.print_profile:
+        from optimizer.machine import hardware
+        from optimizer.model_analyzer.profile import profile_text
+
+        gpu = bool(hardware.detect().gpus) and hardware.onnxruntime_on_gpu()
+        print(profile_text(given.mapped, given.options, gpu=gpu), end="")
+        return 0
+    for note in given.mapped.notes if given.mapped is not None and not given.as_json else ():
+        print(note, file=sys.stderr, flush=True)
     from optimizer.session import tune
 
     result = tune(given.options, given.resumed, *_shown_on(_terminal()))

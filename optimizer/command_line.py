@@ -16,14 +16,14 @@ _PASSWORD = re.compile(r"://([^/:]*):(.*)@", re.DOTALL)
 def command_line(options: RunOptions) -> str:
     """The ``tune`` command of these options: read again it gives the same ones.
 
-    Defaults are left out. A password is never shown.
+    Defaults are left out, but for those that a file of Model Analyzer may have otherwise. A password is never shown.
     """
-    default = RunOptions(model=options.model)
+    default, whole = RunOptions(model=options.model), options.from_model_analyzer is not None
     words = ["tune"]
     for name, bound in options.sla_ms.items():
         words += [f"--sla-{name}", f"{_plain(bound)}ms"]
     flags = {
-        "--objective": ",".join(options.objectives) if options.objectives != default.objectives else None,
+        "--objective": ",".join(options.objectives) if whole or options.objectives != default.objectives else None,
         "--min-throughput": options.min_throughput,
         "--max-memory": f"{_plain(options.max_memory_bytes)}B" if options.max_memory_bytes else None,
         "--min-score": _plain(options.min_score) if options.min_score is not None else None,
@@ -32,6 +32,7 @@ def command_line(options: RunOptions) -> str:
         "--bls-composing-models": ",".join(options.bls_composing_models) or None,
         "--concurrent-models": ",".join(options.concurrent_models) or None,
         "--variants": ",".join(options.variants) or None,
+        "--from-model-analyzer": options.from_model_analyzer,
         "--target": options.target if options.target != default.target else None,
         "--budget": f"{_plain(options.budget_seconds)}s"
         if options.budget_seconds != default.budget_seconds
@@ -39,13 +40,15 @@ def command_line(options: RunOptions) -> str:
         "--max-trials": options.max_trials,
         "--search": options.search if options.search != default_search(options.objectives) else None,
         "--seed": options.seed,
-        "--protocol": options.protocol if options.protocol != default.protocol else None,
+        "--protocol": options.protocol if whole or options.protocol != default.protocol else None,
         "--measurement-interval": f"{_plain(options.measurement_interval_ms)}ms"
         if options.measurement_interval_ms
         else None,
         "--request-batch-size": options.request_batch_size,
-        "--load": options.load if options.load != default.load else None,
-        "--arrivals": options.arrivals if options.arrivals != default.arrivals else None,
+        "--load": options.load if whole or options.load != default.load else None,
+        "--arrivals": options.arrivals
+        if options.arrivals != default.arrivals or (whole and options.load == "rate")
+        else None,
         "--server-cpus": options.server_cpus,
         "--client-cpus": options.client_cpus,
         "--storage": without_password(options.storage),

@@ -168,6 +168,8 @@ def differences(wanted: Candidate, serving: ModelConfig, field_paths: Iterable[s
         if path not in compared:
             continue
         normal = proto_path.normal(serving.DESCRIPTOR, path, value)
+        if normal == "KIND_AUTO":  # Triton writes down the kind that it chose
+            continue
         served = _served(serving, path)
         if served is not None or normal:  # an absent field is its default: empty, zero or false
             pairs.append((path, normal, "absent" if served is None else served))

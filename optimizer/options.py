@@ -30,6 +30,7 @@ class RunOptions:
     concurrent_models: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     model_warmup: bool = False
+    from_model_analyzer: str | None = None  # its file; what follows from that is among the other options too
     target: Literal["embedded"] = "embedded"
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None

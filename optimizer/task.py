@@ -40,7 +40,7 @@ class Task:
     """``baseline`` is the configuration as given, ``dynamic_batching`` the same with plain dynamic batching.
 
     ``input_data`` and ``shapes`` are perf_analyzer's. ``tolerance`` is by how much answers may differ from the
-    baseline's, ``score`` what is to be made of them.
+    baseline's, ``score`` what is to be made of them. ``notes``: what became of a file of Model Analyzer.
     """
 
     source: ModelSource
@@ -51,6 +51,7 @@ class Task:
     shapes: tuple[str, ...] = ()
     tolerance: Tolerance = DEFAULT_TOLERANCE
     score: ScoreSection | None = None
+    notes: tuple[str, ...] = ()
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """What is measured first, by role; one entry where the two behave the same."""
@@ -66,6 +67,8 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
     if options.model_repository is not None:
         if not is_folder(Path(options.model_repository)):
             raise BadInputError(f"--model-repository {options.model_repository}: no such folder")
+        if options.from_model_analyzer is not None:
+            return _from_model_analyzer(Path(options.from_model_analyzer), options, hardware, say)
         return _from_repository(Path(options.model_repository), options.model, options, hardware, say)
     folder = Path(options.model)
     if is_folder(folder) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(folder):
@@ -141,6 +144,15 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute),
         score=profile.score,
     )
+
+
+def _from_model_analyzer(file: Path, options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
+    from optimizer.model_analyzer.profile import profile_of
+    from optimizer.model_analyzer.reader import read_model_analyzer
+
+    mapped, on_gpu = read_model_analyzer(file, options.model), bool(hardware.gpus)
+    profile = profile_of(mapped, Path(options.model_repository or "."), gpu=on_gpu).for_hardware(gpu=on_gpu)
+    return replace(_from_profile(profile, options, hardware, say), notes=tuple(map(str, mapped.notes)))
 
 
 def _from_repository(

@@ -6,6 +6,8 @@ import argparse
 import math
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
@@ -31,6 +33,9 @@ from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line
 
+if TYPE_CHECKING:
+    from optimizer.model_analyzer.reader import Mapped
+
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 ANEW = ("budget", "max_trials", "storage", "out", "json")  # may be given with --resume
 EPILOG = """\
@@ -53,18 +58,33 @@ examples:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """``resumed``: the run that is continued; its own options, with what was given anew."""
+    """``resumed``: the run that is continued; its own options, with what was given anew. ``mapped``: what a file of
+    Model Analyzer asks for, which is in ``options`` as far as they go; ``print_profile``: show it, run nothing."""
 
     resumed: RunFolder | None
     options: RunOptions
     as_json: bool
+    mapped: Mapped | None = None
+    print_profile: bool = False
 
 
 def read_run_arguments(words: list[str]) -> RunArguments:
     """Parse once, at the edge. Raises BadInputError naming flag, value and what would be right."""
-    given = _run_parser().parse_args(with_negative_values(words))
-    resumed, options = _options(given)
-    return RunArguments(resumed, options, given.json)
+    words = with_negative_values(words)
+    given = _run_parser().parse_args(words)
+    if given.print_profile and given.from_model_analyzer is None:
+        raise BadInputError("--print-profile shows what --from-model-analyzer FILE becomes: give that too")
+    if given.resume is not None or given.from_model_analyzer is None:
+        resumed, options = _options(given)
+        return RunArguments(resumed, options, given.json)
+    from optimizer.model_analyzer.reader import read_model_analyzer
+
+    mapped = read_model_analyzer(Path(given.from_model_analyzer), given.model)
+    whole = _run_parser().parse_args([*mapped.words(given.model_repository), *words])
+    whole.model = mapped.model
+    if whole.load != "rate":  # as given with the command, whatever the file says
+        whole.arrivals = given.arrivals
+    return RunArguments(None, _options(whole)[1], given.json, mapped, given.print_profile)
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -108,6 +128,10 @@ def _run_parser() -> argparse.ArgumentParser:
     tuned.add_argument(
         "--model-warmup", action="store_true", help="let the server try the batch sizes before it takes requests"
     )
+    tuned.add_argument(
+        "--from-model-analyzer", metavar="FILE", help="a configuration of Model Analyzer; MODEL is one of its models"
+    )
+    tuned.add_argument("--print-profile", action="store_true", help="show FILE as a profile.yaml, and end")
     tuned.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
     tuned.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
     tuned.add_argument(
@@ -178,6 +202,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         concurrent_models=_names("--concurrent-models", given.concurrent_models),
         variants=_names("--variants", given.variants),
         model_warmup=given.model_warmup,
+        from_model_analyzer=given.from_model_analyzer,
         target=given.target,
         objectives=objectives,
         min_throughput=given.min_throughput,

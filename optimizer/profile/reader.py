@@ -86,6 +86,7 @@ class Profile(Section):
     tolerance: ToleranceSection = ToleranceSection()
 
     _path: Path = PrivateAttr()
+    _folder: Path = PrivateAttr()
     _source: Located = PrivateAttr()
     _base: Located = PrivateAttr()
     _gpu: Located | None = PrivateAttr(default=None)
@@ -103,7 +104,7 @@ class Profile(Section):
     def for_hardware(self, *, gpu: bool) -> Profile:
         """The profile as it holds on a machine with, or without, a GPU."""
         source = _merged(self._base, self._gpu) if gpu else self._base
-        return _build(source, self._base, self._gpu, self._path)
+        return _build(source, self._base, self._gpu, self._path, self._folder)
 
     def space_fault(self, error: ValueError) -> BadInputError:
         """What ``Space`` or ``proto_path`` say, at the line of the parameter that they begin with."""
@@ -138,8 +139,12 @@ def read_profile_bytes(path: Path) -> bytes:
 
 def parse_profile(data: bytes, path: Path) -> Profile:
     """As ``load_profile``, of ``data`` that stands in ``path``."""
+    return located_profile(yaml_lines.parse(data, str(path)), path, path.parent)
+
+
+def located_profile(root: Located, path: Path, folder: Path) -> Profile:
+    """As ``parse_profile``, of what was read from ``path`` already; its own paths are those in ``folder``."""
     file = str(path)
-    root = yaml_lines.parse(data, file)
     if not isinstance(root.value, dict):
         problem = f"{show(root.plain())} is not a profile; it starts with a line 'model:'"
         raise fault(file, root.line, (), problem)
@@ -153,7 +158,7 @@ def parse_profile(data: bytes, path: Path) -> Profile:
     faults: list[str] = []
     for source in (base, _merged(base, gpu)):
         try:
-            profiles.append(_build(source, base, gpu, path))
+            profiles.append(_build(source, base, gpu, path, folder))
         except BadInputError as error:
             faults += [line for line in str(error).splitlines() if line not in faults]
     if faults:
@@ -176,16 +181,17 @@ def _merged(base: Located, gpu: Located | None) -> Located:
     return replace(base, value=sections)
 
 
-def _build(source: Located, base: Located, gpu: Located | None, path: Path) -> Profile:
+def _build(source: Located, base: Located, gpu: Located | None, path: Path, folder: Path) -> Profile:
     given = source.plain()
     if isinstance(given, dict):
         given = {key: value for key, value in given.items() if value is not None or key not in _MAY_BE_EMPTY}
     try:
-        profile = Profile.model_validate(given, context={"folder": path.parent})
+        profile = Profile.model_validate(given, context={"folder": folder})
     except ValidationError as error:
         lines = fault_lines(error, source, str(path), known=_known_keys, ignore=(BUILT, STORED, _KEY))
         raise BadInputError("\n".join(lines)) from None
-    profile._path, profile._source, profile._base, profile._gpu = path, source, base, gpu
+    profile._path, profile._folder = path, folder
+    profile._source, profile._base, profile._gpu = source, base, gpu
     _check_builder(profile)
     _check_space(profile)
     return profile

@@ -79,8 +79,8 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def parse(data: bytes, file: str) -> Located:
-    """The one YAML document in ``data``; ``file`` is how errors call it.
+def parse(data: bytes, file: str, *, hint: str = "a profile starts with a line 'model:'") -> Located:
+    """The one YAML document in ``data``; ``file`` is how errors call it, ``hint`` what they say of an empty one.
 
     Raises BadInputError: ``file:line: …``.
     """
@@ -90,7 +90,7 @@ def parse(data: bytes, file: str) -> Located:
         line = data.count(b"\n", 0, error.start) + 1
         byte = f"{data[error.start]:#04x}"
         raise BadInputError(f"{one_line(file)}:{line}: byte {byte} is not UTF-8 text") from None
-    return _Tree(file).build(_compose(text, file), line=1, keys=())
+    return _Tree(file).build(_compose(text, file, hint), line=1, keys=())
 
 
 class _Composer(yaml.SafeLoader):
@@ -117,7 +117,7 @@ class _Composer(yaml.SafeLoader):
         return node
 
 
-def _compose(text: str, file: str) -> yaml.Node:
+def _compose(text: str, file: str, hint: str) -> yaml.Node:
     composer: _Composer | None = None
     try:
         composer = _Composer(text)
@@ -135,7 +135,7 @@ def _compose(text: str, file: str) -> yaml.Node:
         line = composer.get_mark().line + 1 if composer else 1
         raise BadInputError(f"{one_line(file)}:{line}: an escape that names no character") from None
     if node is None:
-        raise BadInputError(f"{one_line(file)}: empty; a profile starts with a line 'model:'")
+        raise BadInputError(f"{one_line(file)}: empty; {hint}")
     return node
 
 

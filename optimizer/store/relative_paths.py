@@ -22,6 +22,9 @@ def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
         options,
         model=_model(folder, options.model) if repository is None else options.model,
         model_repository=None if repository is None else str(folder / repository),
+        from_model_analyzer=None
+        if options.from_model_analyzer is None
+        else str(folder / options.from_model_analyzer),
         arrivals=str(arrivals) if is_file(arrivals) else options.arrivals,
         storage=None if options.storage is None else _storage(folder, options.storage),
     )

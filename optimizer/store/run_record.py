@@ -54,7 +54,7 @@ class RunRecord:
                     "sla": [str(bound) for bound in self.task.problem.constraints],
                     "model": {"name": self.task.source.name, **self.task.source.facts},
                     "hardware": str(self.hardware),
-                    "notes": list(self.notes),
+                    "notes": [*self.task.notes, *self.notes],
                 },
             )
             self._write_derived(outcome, trials)
@@ -89,7 +89,7 @@ class RunRecord:
                     "tritonserver": runtime.TRITON_VERSION,
                     **{name: metadata.version(name) for name in VERSIONS},
                 },
-                "notes": list(self.notes),
+                "notes": [*self.task.notes, *self.notes],
                 "machine": {"at_start": self.at_start, "when_written": machine_notes()},
                 "commands": f"logs/{COMMANDS}",
                 "times": self.stopwatch.report(),

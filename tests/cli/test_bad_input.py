@@ -193,6 +193,21 @@ ESCAPES = [
 ]
 
 
+TWO = "profile_models: [m, n]\nmodel_repository: models\n"
+MODEL_ANALYZER = [
+    bad("--from-model-analyzer no.yaml", "no.yaml: ", "cannot be read: No such file"),
+    bad("--from-model-analyzer f", "f: has several models; ", "m, n", f=TWO),
+    bad("--from-model-analyzer f o", "f: no model 'o' in it; it has m, n", f=TWO),
+    bad("--from-model-analyzer f m", "f:2: model_repository: 'models' does not exist ", "--model-repository", f=TWO),
+    bad("--from-model-analyzer f m", "f:3: latency-budget: ", "latency_budget?", f=f"{TWO}latency-budget: 5\n"),
+    bad("--from-model-analyzer f m", "f:3: concurrency: 'all' is not a whole number", f=f"{TWO}concurrency: all\n"),
+    bad("--from-model-analyzer f m", "f:4:1: ", "expected", f=f"{TWO}profile_models: {{\n"),
+    bad("--from-model-analyzer f --model-repository no m", "--model-repository no: no such", f="concurrency: 1"),
+    bad("--print-profile mlp", "--print-profile ", "--from-model-analyzer FILE"),
+    bad("--resume r --from-model-analyzer f", "--resume r ", "leave --from-model-analyzer out", f=TWO),
+]
+
+
 def tune_without_server(tune: Tune, playground: Playground, *arguments: str) -> Ended:
     """Run it, and hold that it got nowhere near a server and left nothing."""
     before = entries(playground.here)
@@ -239,6 +254,22 @@ def test_one_line_says_what_is_wrong(case: Bad, tune: Tune, playground: Playgrou
 def test_a_bad_name_or_profile(case: Bad, forked_tune: Tune, playground: Playground) -> None:
     case.write_files(playground.here)
     assert_says(tune_without_server(forked_tune, playground, *case.arguments.split()), *case.lines)
+
+
+@pytest.mark.parametrize("case", MODEL_ANALYZER, ids=str)
+def test_a_bad_configuration_of_model_analyzer(case: Bad, forked_tune: Tune, playground: Playground) -> None:
+    case.write_files(playground.here)
+    ended = tune_without_server(forked_tune, playground, *case.arguments.split(), "--json")
+    assert_says(ended, *case.lines)
+
+
+def test_a_configuration_of_model_analyzer_is_shown_as_a_profile(forked_tune: Tune, playground: Playground) -> None:
+    write_model(playground.here / "models", "m", CONFIG, doubler())
+    (playground.here / "f").write_text("model_repository: models\nprofile_models: m\nlatency_budget: 5\ngpus: all\n")
+    ended = forked_tune("--from-model-analyzer", "f", "--print-profile", env=without_server(playground))
+    assert (ended.code, ended.complaints) == (0, [])
+    assert "line 4, gpus: ignored: " in ended.stdout
+    assert ended.stdout.endswith("model: {repository: models, name: m}\nsla: {p99: 5ms}\n")
 
 
 @pytest.mark.parametrize("case", STORAGES, ids=str)

@@ -19,6 +19,7 @@ from fuzz_readers import READERS, Reader
 CASES = 300
 VALID = {
     "profile": (fuzz_readers.PROFILE, fuzz_readers.STORED),
+    "Model Analyzer's file": (fuzz_readers.MODEL_ANALYZER, fuzz_readers.MODEL_ANALYZER_QUICK),
     "table": (fuzz_readers.TABLE, fuzz_readers.FIVE_COLUMNS),
     "config.pbtxt": (fuzz_readers.CONFIG,),
 }

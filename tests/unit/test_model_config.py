@@ -283,6 +283,14 @@ def test_a_field_at_its_default_may_be_absent() -> None:
     assert differences(replace(WANTED, fields=(("optimization.graph.level", 0),)), config()) == []
 
 
+def test_the_kind_that_triton_chose_is_no_difference() -> None:
+    kind, serving = "instance_group.0.kind", config("max_batch_size: 8 instance_group { count: 1 kind: KIND_CPU }")
+    assert differences(Candidate(8, fields=((kind, "KIND_AUTO"),)), serving) == []
+    assert differences(Candidate(8, fields=((kind, "KIND_GPU"),)), serving) == [
+        f"{kind} is KIND_CPU, wanted KIND_GPU"
+    ]
+
+
 def test_a_group_of_another_count_is_a_difference() -> None:
     serving = config("max_batch_size: 8 instance_group { count: 1 } instance_group { count: 2 }")
     assert differences(Candidate(8), serving) == ["instance_count is 2, wanted 1"]
