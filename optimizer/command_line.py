@@ -41,6 +41,11 @@ def command_line(options: RunOptions) -> str:
         if options.measurement_interval_ms
         else None,
         "--request-batch-size": options.request_batch_size,
+        "--input-data": options.input_data,
+        "--shape": options.shapes,
+        "--input-range": options.ranges,
+        "--string-data": options.string_data,
+        "--string-length": options.string_length,
         "--load": options.load if options.load != default.load else None,
         "--arrivals": options.arrivals if options.arrivals != default.arrivals else None,
         "--server-cpus": options.server_cpus,
@@ -49,8 +54,8 @@ def command_line(options: RunOptions) -> str:
         "--out": options.out if options.out != default.out else None,
     }
     words += [] if options.output_check else ["--no-output-check"]
-    for flag, value in flags.items():
-        if value is not None:
+    for flag, given in flags.items():
+        for value in given if isinstance(given, tuple) else () if given is None else (given,):
             words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
     return shlex.join([*words, *(["--"] if options.model.startswith("-") else []), options.model])
 

@@ -28,6 +28,7 @@ from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
+from optimizer.requests.hostile import HintingLoad
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
@@ -97,7 +98,7 @@ class Stack:
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
         placement = self._placement(what)
         client = placement.client if self.remote is None else placement.server | placement.client
-        load_generator = self._load_generator(what, folder, client)
+        load_generator = HintingLoad(self._load_generator(what, folder, client), what.unbounded)
         used = placement.server | placement.client
         telemetry = GpuTelemetry(used) if self.on_gpu and self.remote is None else ProcessTelemetry(used)
         scorer = read_scorer(what.score) if what.score else None

@@ -21,6 +21,8 @@ from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import BuiltModel, ScoreSection, SpaceSection
 from optimizer.repository import read_repository_model
+from optimizer.requests.asked import Asked
+from optimizer.requests.fitted import Requests, fitted
 from optimizer.space import Space
 from optimizer.trial import Candidate
 
@@ -29,6 +31,7 @@ DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
 DEFAULT_POLICIES = ("none", "max/2")
 DEFAULT_LARGEST_BATCH = 64
 DEFAULT_TOLERANCE = Tolerance()
+NOTHING_ASKED = Asked()
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Task:
     """``baseline`` is the configuration as given, ``dynamic_batching`` the same with plain dynamic batching.
 
     ``input_data`` and ``shapes`` are perf_analyzer's. ``tolerance`` is by how much answers may differ from the
-    baseline's, ``score`` what is to be made of them.
+    baseline's, ``score`` what is to be made of them. ``unbounded``: inputs that get any integer of their type.
     """
 
     source: ModelSource
@@ -47,6 +50,7 @@ class Task:
     shapes: tuple[str, ...] = ()
     tolerance: Tolerance = DEFAULT_TOLERANCE
     score: ScoreSection | None = None
+    unbounded: tuple[str, ...] = ()
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """What is measured first, by role; one entry where the two behave the same."""
@@ -108,7 +112,6 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         space = _space(section, source, batch, hardware)
     except ValueError as error:
         raise profile.space_fault(error) from None
-    data = profile.request.input_data
     return _task(
         source,
         space,
@@ -117,8 +120,7 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         hardware,
         slas=_constraints(options) or profile.sla.constraints(),
         max_concurrency=profile.load.max_concurrency,
-        input_data=str(data) if data is not None else str(source.input_data or "random"),
-        shapes=tuple(f"{name}:{','.join(map(str, dims))}" for name, dims in profile.request.shapes.items()),
+        requests=profile.request.asked(),
         tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute),
         score=profile.score,
     )
@@ -143,8 +145,7 @@ def _task(
     *,
     slas: tuple[Constraint, ...],
     max_concurrency: int = MAX_CONCURRENCY,
-    input_data: str = "random",
-    shapes: tuple[str, ...] = (),
+    requests: Asked = NOTHING_ASKED,
     tolerance: Tolerance = DEFAULT_TOLERANCE,
     score: ScoreSection | None = None,
 ) -> Task:
@@ -157,13 +158,6 @@ def _task(
             f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
             f"lower it, or raise max_batch_size in config.pbtxt"
         )
-    given_shapes = {shape.partition(":")[0] for shape in shapes}
-    for tensor in source.config.input if input_data in ("random", "zero") else ():
-        if -1 in tensor.dims and tensor.name not in given_shapes:
-            raise BadInputError(
-                f"input {tensor.name!r} of {source.name} has dims {list(tensor.dims)}, which random requests cannot "
-                f"fill: write a profile with request.shapes, such as {{{tensor.name}: [128]}}, or request.input_data"
-            )
     bounds = list(slas)
     if options.min_throughput:
         bounds.append(Constraint("throughput", parse_rate(options.min_throughput, batch)))
@@ -190,7 +184,18 @@ def _task(
         plain = replace(given, dynamic_batching=True)
     elif given.dynamic_batching:
         plain = replace(given, max_queue_delay_us=0, preferred_batch_sizes=())
-    return Task(source, problem, given, plain, input_data, shapes, tolerance, score)
+    sent = _requests(source, requests, batch, options)
+    return Task(source, problem, given, plain, sent.input_data, sent.shapes, tolerance, score, sent.unbounded)
+
+
+def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions) -> Requests:
+    """What the command line asks for over what the profile does; else the builder's own."""
+    asked = Asked(
+        options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
+    ).over(below)
+    if source.input_data is not None and asked == NOTHING_ASKED:
+        return Requests(str(source.input_data))
+    return fitted(asked, source.config, batch, options.seed, runtime.cache_folder())
 
 
 def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:
