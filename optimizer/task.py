@@ -22,7 +22,7 @@ from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import BuiltModel, ScoreSection, SpaceSection
 from optimizer.repository import read_repository_model
 from optimizer.requests.asked import Asked
-from optimizer.requests.fitted import Requests, fitted
+from optimizer.requests.fitted import Requests, Sent, fitted
 from optimizer.space import Space
 from optimizer.trial import Candidate
 
@@ -195,7 +195,8 @@ def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions
     ).over(below)
     if source.input_data is not None and asked == NOTHING_ASKED:
         return Requests(str(source.input_data))
-    return fitted(asked, source.config, batch, options.seed, runtime.cache_folder())
+    sent = Sent(batch, options.load == "rate", options.seed)
+    return fitted(asked, source.config, sent, runtime.cache_folder())
 
 
 def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:

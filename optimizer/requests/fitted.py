@@ -37,6 +37,32 @@ READERS: dict[str, Callable[[Path, Sequence[Tensor], frozenset[str]], list[Sampl
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """How: ``samples`` in a request, by an open loop or by perf_analyzer, whose requests of several samples are all
+    of one shape. ``seed`` is of what is random."""
+
+    samples: int = 1
+    open_loop: bool = False
+    seed: int = 0
+
+    def check(self, shapes: Sequence[object]) -> None:
+        """Raises ValueError where samples of these shapes, one after the other, cannot be sent so."""
+        if self.samples == 1 or len(set(shapes)) == 1:
+            return
+        if not self.open_loop:
+            raise ValueError(
+                f"perf_analyzer sends requests of {self.samples} samples in one shape only; "
+                "set --request-batch-size 1, or take --load rate"
+            )
+        groups = (set(shapes[i : i + self.samples]) for i in range(0, len(shapes), self.samples))
+        if len(shapes) % self.samples or any(len(group) > 1 for group in groups):
+            raise ValueError(
+                f"samples of different shapes cannot be in one request of {self.samples}; "
+                "set --request-batch-size 1, or put samples of one shape together"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Requests:
     """``input_data`` is ``random``, ``zero`` or the absolute path of perf_analyzer's JSON, ``shapes`` are its
     ``name:d1,d2``. ``unbounded``: inputs whose random integers are any of their type."""
@@ -46,15 +72,13 @@ class Requests:
     unbounded: tuple[str, ...] = ()
 
 
-def fitted(asked: Asked, config: ModelConfig, request_batch_size: int, seed: int, cache: Path) -> Requests:
+def fitted(asked: Asked, config: ModelConfig, sent: Sent, cache: Path) -> Requests:
     """What is sent to the model of ``config``. What is made or converted is kept in ``cache``, by its content.
 
     Raises BadInputError where ``asked`` does not fit the model, EnvironmentFault where ``cache`` cannot be written.
     """
     inputs = _Inputs(config, asked)
-    if asked.is_recorded:
-        return inputs.recorded(request_batch_size, cache)
-    return inputs.made(request_batch_size, seed, cache)
+    return inputs.recorded(sent, cache) if asked.is_recorded else inputs.made(sent, cache)
 
 
 class _Inputs:
@@ -77,7 +101,7 @@ class _Inputs:
         for text in asked.ranges:
             self._take_range(text)
 
-    def recorded(self, request_batch_size: int, cache: Path) -> Requests:
+    def recorded(self, sent: Sent, cache: Path) -> Requests:
         """The samples of a file or a folder; perf_analyzer's own JSON stays where it is."""
         name = one_line(self.asked.input_data, 60)
         if self.bounds or self.asked.string_data is not None or self.asked.string_length:
@@ -95,10 +119,10 @@ class _Inputs:
         tensors = [replace(tensor, shape=shapes.get(name, tensor.shape)) for name, tensor in self.tensors.items()]
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
         samples = data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
-        _check_alignment(path, samples, request_batch_size)
+        _check_shapes(sent, samples, str(path))
         return Requests(str(path), _texts(shapes)) if reader is None else Requests(str(keep(samples, cache)))
 
-    def made(self, request_batch_size: int, seed: int, cache: Path) -> Requests:
+    def made(self, sent: Sent, cache: Path) -> Requests:
         tensors = list(self.tensors.values())
         for tensor in tensors:
             if -1 in tensor.shape and tensor.name not in self.shapes:
@@ -114,17 +138,19 @@ class _Inputs:
         plain = not self.bounds and self.asked.string_data is None and not self.asked.string_length
         if plain and len(fixed) == len(self.shapes):
             return Requests(self.kind, _texts(fixed), unbounded)
-        return Requests(str(keep(self._samples(request_batch_size, seed), cache)), (), unbounded)
+        samples = self._samples(sent)
+        _check_shapes(sent, samples, f"shapes {', '.join(self.asked.shapes)}")
+        return Requests(str(keep(samples, cache)), (), unbounded)
 
-    def _samples(self, request_batch_size: int, seed: int) -> list[Sample]:
+    def _samples(self, sent: Sent) -> list[Sample]:
         """A request's worth of one shape after the other, since only equal shapes are one request."""
         values = {
             name: Values(self.kind, self.bounds.get(name), self.asked.string_data, self.asked.string_length)
             for name in self.tensors
         }
-        drawn = self._drawn(MOST_REQUESTS, seed)
+        drawn = self._drawn(MOST_REQUESTS, sent.seed)
         sizes = [
-            request_batch_size * sum(values[name].bytes_of(self.tensors[name], shape) for name, shape in one.items())
+            sent.samples * sum(values[name].bytes_of(self.tensors[name], shape) for name, shape in one.items())
             for one in drawn
         ]
         if max(sizes) * LEAST_REQUESTS > MOST_BYTES:
@@ -132,11 +158,11 @@ class _Inputs:
                 f"a request to {self.model} would have {max(sizes) / 2**20:,.0f} MiB; ask for smaller shapes"
             )
         count = max(LEAST_REQUESTS, min(MOST_REQUESTS, MADE_BYTES * len(sizes) // max(1, sum(sizes))))
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(sent.seed)
         return [
             {name: values[name].array(self.tensors[name], shape, rng) for name, shape in one.items()}
-            for one in (drawn if count == MOST_REQUESTS else self._drawn(count, seed))
-            for _ in range(request_batch_size)
+            for one in (drawn if count == MOST_REQUESTS else self._drawn(count, sent.seed))
+            for _ in range(sent.samples)
         ]
 
     def _drawn(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
@@ -183,17 +209,8 @@ def _datatype(data_type: int) -> str:
     return {"STRING": "BYTES"}.get(name, name)
 
 
-def _check_alignment(path: Path, samples: Sequence[Sample], request_batch_size: int) -> None:
-    """Each ``request_batch_size`` successive samples must be of one shape, and so on when they start over."""
-
-    def shapes(of: Sequence[Sample]) -> set[tuple[tuple[int, ...], ...]]:
-        return {tuple(array.shape for array in sample.values()) for sample in of}
-
-    aligned = len(samples) % request_batch_size == 0
-    groups = range(0, len(samples), request_batch_size) if aligned else [0]
-    size = request_batch_size if aligned else len(samples)
-    if request_batch_size > 1 and any(len(shapes(samples[i : i + size])) > 1 for i in groups):
-        raise BadInputError(
-            f"{one_line(str(path))}: samples of different shapes cannot be in one request of {request_batch_size}; "
-            "set the request batch size to 1, or put samples of one shape together"
-        )
+def _check_shapes(sent: Sent, samples: Sequence[Sample], where: str) -> None:
+    try:
+        sent.check([tuple(array.shape for array in sample.values()) for sample in samples])
+    except ValueError as error:
+        raise BadInputError(f"{one_line(where, 200)}: {error}") from None

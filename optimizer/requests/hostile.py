@@ -27,11 +27,10 @@ def hint(message: str, unbounded: tuple[str, ...]) -> str:
         return ""
     highest = found[1] if (found := _HIGHEST.search(message)) else "30521"
     names = one_line(", ".join(unbounded), _LONGEST_NAMES)
-    several = len(unbounded) > 1
+    first = one_line(unbounded[0], 60)
     return (
-        f"random data has any integer of its type in {names}, and the model takes {'some of them' if several else 'it'} "
-        f"as an index: give bounds, such as --input-range {one_line(unbounded[0], 60)}:0..{highest}, or real requests "
-        "by --input-data FILE"
+        f"random data has any integer of its type in {names}, which may be an index: give bounds, such as "
+        f"--input-range {first}:0..{highest}, or real requests by --input-data FILE"
     )
 
 
