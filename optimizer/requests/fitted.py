@@ -6,7 +6,7 @@ That is ``random`` or ``zero`` with a shape for each open input, or a JSON file 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -65,11 +65,13 @@ class Sent:
 @dataclass(frozen=True, slots=True)
 class Requests:
     """``input_data`` is ``random``, ``zero`` or the absolute path of perf_analyzer's JSON, ``shapes`` are its
-    ``name:d1,d2``. ``unbounded``: inputs whose random integers are any of their type."""
+    ``name:d1,d2``. ``unbounded``: inputs whose random integers are any of their type. ``largest``: how large inputs
+    with open dims get."""
 
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
+    largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def fitted(asked: Asked, config: ModelConfig, sent: Sent, cache: Path) -> Requests:
@@ -120,7 +122,14 @@ class _Inputs:
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
         samples = data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
         _check_shapes(sent, samples, str(path))
-        return Requests(str(path), _texts(shapes)) if reader is None else Requests(str(keep(samples, cache)))
+        largest = {
+            name: tuple(np.max([sample[name].shape for sample in samples], axis=0).tolist())
+            for name, tensor in self.tensors.items()
+            if -1 in tensor.shape and name in samples[0]
+        }
+        if reader is None:
+            return Requests(str(path), _texts(shapes), largest=largest)
+        return Requests(str(keep(samples, cache)), largest=largest)
 
     def made(self, sent: Sent, cache: Path) -> Requests:
         tensors = list(self.tensors.values())
@@ -137,10 +146,11 @@ class _Inputs:
         fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
         plain = not self.bounds and self.asked.string_data is None and not self.asked.string_length
         if plain and len(fixed) == len(self.shapes):
-            return Requests(self.kind, _texts(fixed), unbounded)
+            return Requests(self.kind, _texts(fixed), unbounded, fixed)
         samples = self._samples(sent)
         _check_shapes(sent, samples, f"shapes {', '.join(self.asked.shapes)}")
-        return Requests(str(keep(samples, cache)), (), unbounded)
+        largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
+        return Requests(str(keep(samples, cache)), (), unbounded, largest)
 
     def _samples(self, sent: Sent) -> list[Sample]:
         """A request's worth of one shape after the other, since only equal shapes are one request."""

@@ -62,6 +62,10 @@ class Shape:
         sizes = tuple(size for dim in self.dims if (size := dim.fixed) is not None)
         return sizes if len(sizes) == len(self.dims) else None
 
+    @property
+    def largest(self) -> tuple[int, ...]:
+        return tuple(max(high for _, high, _ in dim.choices) for dim in self.dims)
+
     def could_be(self, model_dims: Collection[int]) -> bool:
         """Whether a model takes all of these sizes; -1 in the model's is any."""
         if len(model_dims) != len(self.dims):

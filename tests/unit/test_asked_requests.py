@@ -56,7 +56,7 @@ def samples(asked: Asked, cache: Path, sent: Sent = ONE, tensors: Any = TENSORS,
 def test_what_perf_analyzer_makes_itself_is_left_to_it(tmp_path: Path) -> None:
     shapes = ("ids:16", "mask:16", "mask:8")
     found = fitted(Asked("zero", shapes), config(), Sent(), tmp_path)
-    assert found == Requests("zero", ("ids:16", "mask:8"))
+    assert found == Requests("zero", ("ids:16", "mask:8"), largest={"ids": (16,), "mask": (8,)})
     assert fitted(Asked("", shapes), config(), Sent(), tmp_path).unbounded == ("ids", "mask")
     assert list(tmp_path.iterdir()) == []
 
@@ -66,6 +66,7 @@ def test_a_mix_of_shapes_has_the_same_length_in_inputs_named_together(tmp_path: 
     assert all(one["ids"].shape == one["mask"].shape for one in found)
     assert Counter(one["ids"].shape for one in found) == {(n,): 64 for n in (4, 5, 6, 7)}
     assert len({one["x"].tobytes() for one in found}) == 256
+    assert fitted(Asked(shapes=LENGTHS), config(), ONE, tmp_path).largest == {"ids": (7,), "mask": (7,)}
 
 
 def test_inputs_named_apart_have_lengths_of_their_own(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_perf_analyzers_json_stays_where_it_is(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "d.json").write_text(json.dumps({"data": [entry]}))
     monkeypatch.chdir(tmp_path)
     found = fitted(Asked("d.json", ("ids,mask:2",)), config(), Sent(8), tmp_path / "cache")
-    assert found == Requests(str(tmp_path / "d.json"), ("ids:2", "mask:2"))
+    assert found == Requests(str(tmp_path / "d.json"), ("ids:2", "mask:2"), largest={"ids": (2,), "mask": (2,)})
     with pytest.raises(BadInputError, match=r"shape ids,mask:2\.\.3: a mix is of random requests"):
         fitted(Asked("d.json", ("ids,mask:2..3",)), config(), Sent(), tmp_path)
 
@@ -167,6 +168,7 @@ def test_samples_of_different_lengths(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(text)
     asked = Asked(str(tmp_path / "d.csv"))
     assert [one["ids"].size for one in samples(asked, tmp_path)] == [2, 3]
+    assert fitted(asked, config(), ONE, tmp_path).largest == {"ids": (3,), "mask": (3,)}
     for sent, what in ((Sent(2), "take --load rate"), (Sent(2, open_loop=True), "put samples of one shape together")):
         with pytest.raises(BadInputError, match=what):
             fitted(asked, config(), sent, tmp_path)

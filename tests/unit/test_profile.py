@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.errors import BadInputError
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel, SpaceSection, StoredModel
 from optimizer.profile.yaml_lines import parse
@@ -165,3 +166,19 @@ def test_the_shipped_profiles_are_good(name: str, gpu: bool) -> None:
         request_batch_size=profile.request.batch_size,
     )
     assert len(space) >= 6
+
+
+def test_settings_of_onnx_runtime_have_names() -> None:
+    given = "model: {builder: mlp}\nspace:\n  onnxruntime: {intra_op_thread_count: [1, 2], graph_level: [0, 2]}\n"
+    space = load(given).space
+    assert space is not None
+    assert space.fields() == {
+        "parameters.intra_op_thread_count.string_value": ("1", "2"),
+        "optimization.graph.level": (0, 2),
+    }
+    for wrong, told in (
+        ("graph_level: [3]", "graph_level: 3 is not -1, 0, 1 or 2"),
+        ("threads: [1]", "threads: .*intra_op_thread_count"),
+    ):
+        with pytest.raises(BadInputError, match=rf":2: space.onnxruntime.{told}"):
+            load(f"model: {{builder: mlp}}\nspace: {{onnxruntime: {{{wrong}}}}}\n")
