@@ -24,7 +24,8 @@ from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import ONNX_RUNTIME, BuiltModel, ScoreSection, SpaceSection
 from optimizer.repository import backend_of, is_ensemble
 from optimizer.requests.asked import Asked
-from optimizer.requests.fitted import Requests, Sent, fitted
+from optimizer.requests.fitted import Requests, fitted
+from optimizer.requests.sent import Sent
 from optimizer.space import Space
 from optimizer.trial import VARIANT, Candidate, FieldValue
 

@@ -21,6 +21,7 @@ from optimizer.requests.columns import read_csv_samples, read_parquet_samples
 from optimizer.requests.data import Tensor
 from optimizer.requests.made import Values
 from optimizer.requests.recorded import Sample, read_folder, read_npy_samples, read_npz_samples
+from optimizer.requests.sent import Sent
 from optimizer.requests.sizes import Bounds, Shape, meant_by, parse_range, parse_shape
 from optimizer.requests.written import keep
 from optimizer.untrusted import one_line
@@ -34,32 +35,6 @@ READERS: dict[str, Callable[[Path, Sequence[Tensor], frozenset[str]], list[Sampl
     ".csv": read_csv_samples,
     ".parquet": read_parquet_samples,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """How: ``samples`` in a request, by an open loop or by perf_analyzer, whose requests of several samples are all
-    of one shape. ``seed`` is of what is random."""
-
-    samples: int = 1
-    open_loop: bool = False
-    seed: int = 0
-
-    def check(self, shapes: Sequence[object]) -> None:
-        """Raises ValueError where samples of these shapes, one after the other, cannot be sent so."""
-        if self.samples == 1 or len(set(shapes)) == 1:
-            return
-        if not self.open_loop:
-            raise ValueError(
-                f"perf_analyzer sends requests of {self.samples} samples in one shape only; "
-                "set --request-batch-size 1, or take --load rate"
-            )
-        groups = (set(shapes[i : i + self.samples]) for i in range(0, len(shapes), self.samples))
-        if len(shapes) % self.samples or any(len(group) > 1 for group in groups):
-            raise ValueError(
-                f"samples of different shapes cannot be in one request of {self.samples}; "
-                "set --request-batch-size 1, or put samples of one shape together"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +96,7 @@ class _Inputs:
         tensors = [replace(tensor, shape=shapes.get(name, tensor.shape)) for name, tensor in self.tensors.items()]
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
         samples = data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
-        _check_shapes(sent, samples, str(path))
+        sent.check(str(path), samples)
         largest = {
             name: tuple(np.max([sample[name].shape for sample in samples], axis=0).tolist())
             for name, tensor in self.tensors.items()
@@ -148,7 +123,7 @@ class _Inputs:
         if plain and len(fixed) == len(self.shapes):
             return Requests(self.kind, _texts(fixed), unbounded, fixed)
         samples = self._samples(sent)
-        _check_shapes(sent, samples, f"shapes {', '.join(self.asked.shapes)}")
+        sent.check(f"shapes {', '.join(self.asked.shapes)}", samples)
         largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
         return Requests(str(keep(samples, cache)), (), unbounded, largest)
 
@@ -217,10 +192,3 @@ def _texts(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
 def _datatype(data_type: int) -> str:
     name = str(DataType.Name(data_type)).removeprefix("TYPE_")
     return {"STRING": "BYTES"}.get(name, name)
-
-
-def _check_shapes(sent: Sent, samples: Sequence[Sample], where: str) -> None:
-    try:
-        sent.check([tuple(array.shape for array in sample.values()) for sample in samples])
-    except ValueError as error:
-        raise BadInputError(f"{one_line(where, 200)}: {error}") from None

@@ -18,8 +18,9 @@ from optimizer.interfaces import Endpoint
 from optimizer.requests import data
 from optimizer.requests.asked import Asked
 from optimizer.requests.data import Tensor
-from optimizer.requests.fitted import Requests, Sent, fitted
+from optimizer.requests.fitted import Requests, fitted
 from optimizer.requests.hostile import HintingLoad, hint
+from optimizer.requests.sent import Sent
 from optimizer.trial import Candidate, LoadPoint
 
 MODEL = """\

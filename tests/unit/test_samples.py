@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,10 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "d.parquet").write_bytes(b"PAR1PAR1")
     assert refused(read_parquet_samples, tmp_path / "d.parquet", IDS) == ": not a Parquet file"
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert refused(read_parquet_samples, tmp_path / "d.parquet", IDS) == (
+        ": Parquet is read by pyarrow; pip install 'tritune[parquet]'"
+    )
