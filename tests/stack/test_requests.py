@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +43,11 @@ def test_requests_of_an_embedding(playground: Playground) -> None:
     assert f"--input-range ids:0..{ROWS - 1}, or real requests by --input-data FILE" in random.complaints[0]
 
     ended = run_tune(playground, *ONE, "--input-data", "d.csv", "--out", "given", "models/embedding")
-    run = Run(playground, ended)
-    assert ended.code == 0, ended.stderr
-    assert run.document["baseline"]["throughput_infer_per_sec"] > 0
-    assert not any("not compared" in note for note in run.document["notes"])
+    document = Run(playground, ended).document  # whatever a busy machine makes of the verdict
+    assert not any("not compared" in note for note in document["notes"])
     (folder,) = (playground.here / "given").glob("*/*")
+    with (folder / "trials.csv").open(newline="") as file:
+        assert all(float(row["throughput_infer_per_sec"]) > 0 for row in csv.DictReader(file))
     assert "1 stream/streams with 12 step/steps" in (folder / "logs" / "perf_analyzer.log").read_text()
     sent = [ModelInferRequest.FromString(one) for one in Reference.read(folder / "reference.npz").requests]
     assert [list(one.inputs[0].shape) for one in sent[:4]] == [[1, 2], [1, 3], [1, 4], [1, 2]]
