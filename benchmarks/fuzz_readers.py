@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,8 @@ from optimizer.profile.reader import load_profile, parse_profile
 from optimizer.replay.recording import read_recording
 from optimizer.report import words
 from optimizer.repository import read_repository_model
+from optimizer.requests import columns, data, recorded, sizes
+from optimizer.requests.data import Tensor
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.untrusted import one_line
@@ -152,6 +155,11 @@ Request concurrency: 4
   Pass [3] throughput: 1000 infer/sec. p95 latency: 2200 usec
     Request count: 845
     Avg gRPC time: 10045 usec (marshal 4 usec)
+"""
+SAMPLES_CSV = b"""\
+x[0],x[1],s,ids,label
+1,2.5,some text,"[1, 2, 3]",0
+-3e2,nan,"a, b",[4],1
 """
 BOUNDS = (b"20ms", b" 0.02 s", b"500us", b"4GiB", b"1.5 MB", b"4000/s", b".5req/s", b"20", b"1" + b" " * 9999)
 HOSTILE = (
@@ -294,6 +302,56 @@ def _onnx() -> bytes:
     return bytes(model.SerializeToString())
 
 
+INPUTS = (Tensor("x", "FP32", (2,), True), Tensor("s", "BYTES", (1,), True), Tensor("ids", "INT64", (-1,), True))
+
+
+def _samples(read: Callable[..., list[recorded.Sample]], name: str) -> Callable[[bytes, Path], None]:
+    def reader(content: bytes, folder: Path) -> None:
+        for sample in read(_written(folder / name, content), INPUTS, frozenset({"ids"})):
+            for tensor in INPUTS[: len(sample)]:
+                assert data.compatible(sample[tensor.name].shape, tensor.shape)
+                assert sample[tensor.name].dtype == tensor.dtype
+
+    return reader
+
+
+def _one_input(content: bytes, folder: Path) -> None:
+    recorded.read_npy_samples(_written(folder / "d.npy", content), INPUTS[2:], frozenset())
+
+
+def _folder(content: bytes, folder: Path) -> None:
+    (folder / "samples").mkdir(exist_ok=True)
+    for name, size in (("x", 8), ("s", len(content)), ("ids", len(content))):
+        _written(folder / "samples" / name, content[:size])
+    recorded.read_folder(folder / "samples", INPUTS, frozenset())
+
+
+def _sizes(text: str, folder: Path) -> None:
+    shape = sizes.parse_shape(text)
+    assert all(1 <= size <= sizes.LARGEST_SIZE for one in shape.draw(8, np.random.default_rng(0)) for size in one)
+
+
+def _npz() -> bytes:
+    content = io.BytesIO()
+    np.savez(content, x=np.zeros((2, 2)), s=np.array(["a", "b"]), ids=np.arange(6).reshape(2, 3))
+    return content.getvalue()
+
+
+def _npy() -> bytes:
+    content = io.BytesIO()
+    np.save(content, np.arange(6).reshape(2, 3))
+    return content.getvalue()
+
+
+def _parquet() -> bytes:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    content = io.BytesIO()
+    write_table(pyarrow.table({"x": [[1.0, 2.0]] * 2, "s": ["a", "b"], "ids": [[1], [2, 3]]}), content)
+    return content.getvalue()
+
+
 def _texts() -> st.SearchStrategy[str]:
     return documents(*BOUNDS).map(lambda data: data.decode("utf-8", "surrogateescape"))  # as in sys.argv
 
@@ -307,7 +365,11 @@ FLAGS = (
     "--measurement-interval",
     "--seed",
     "--objective",
+    "--shape",
+    "--input-range",
 )
+SHAPES = (b"ids:16..128", b"a,b:16*3|128*0.5,7", b"x:0:1,2,3")
+PARQUET = _samples(columns.read_parquet_samples, "d.parquet")
 READERS = (
     Reader("profile", documents(PROFILE, STORED), _profile),
     Reader("Model Analyzer's file", documents(MODEL_ANALYZER, MODEL_ANALYZER_QUICK), _model_analyzer),
@@ -319,6 +381,12 @@ READERS = (
     Reader("trials.csv", st.deferred(lambda: documents(_trials_table())), _trials),
     Reader("perf_analyzer's CSV", documents(PERF_CSV), _perf_csv, MeasurementError),
     Reader("perf_analyzer's output", documents(PERF_OUTPUT), _perf_output, MeasurementError),
+    Reader("samples in CSV", documents(SAMPLES_CSV), _samples(columns.read_csv_samples, "d.csv")),
+    Reader("samples in .npz", st.deferred(lambda: documents(_npz())), _samples(recorded.read_npz_samples, "d.npz")),
+    Reader("samples in .npy", st.deferred(lambda: documents(_npy())), _one_input),
+    Reader("samples in Parquet", st.deferred(lambda: documents(_parquet())), PARQUET),
+    Reader("samples in a folder", documents(bytes(8), b"text of 16 bytes"), _folder),
+    Reader("shape", documents(*SHAPES).map(lambda b: b.decode("utf-8", "surrogateescape")), _sizes, ValueError),
     Reader("ONNX model", st.deferred(lambda: documents(_onnx())), _repository),
 )
 

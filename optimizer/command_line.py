@@ -45,6 +45,11 @@ def command_line(options: RunOptions) -> str:
         if options.measurement_interval_ms
         else None,
         "--request-batch-size": options.request_batch_size,
+        "--input-data": options.input_data,
+        "--shape": options.shapes,
+        "--input-range": options.ranges,
+        "--string-data": options.string_data,
+        "--string-length": options.string_length,
         "--load": options.load if whole or options.load != default.load else None,
         "--arrivals": options.arrivals
         if options.arrivals != default.arrivals or (whole and options.load == "rate")
@@ -56,8 +61,8 @@ def command_line(options: RunOptions) -> str:
     }
     words += [] if options.output_check else ["--no-output-check"]
     words += ["--model-warmup"] if options.model_warmup else []
-    for flag, value in flags.items():
-        if value is not None:
+    for flag, given in flags.items():
+        for value in given if isinstance(given, tuple) else () if given is None else (given,):
             words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
     return shlex.join([*words, *(["--"] if options.model.startswith("-") else []), options.model])
 

@@ -45,6 +45,11 @@ class RunOptions:
     protocol: Literal["grpc", "http"] = "grpc"
     measurement_interval_ms: float | None = None  # of each of three windows
     request_batch_size: int | None = None
+    input_data: str | None = None  # random, zero, or a file or folder of samples
+    shapes: tuple[str, ...] = ()  # see requests.sizes, as are ranges
+    ranges: tuple[str, ...] = ()
+    string_data: str | None = None
+    string_length: int | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
     arrivals: str = "poisson"  # or constant, or a file; of the rate
     server_cpus: str | None = None  # such as 0-3

@@ -32,6 +32,7 @@ from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
 from optimizer.repository import backend_of
+from optimizer.requests.hostile import HintingLoad
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
@@ -106,10 +107,11 @@ class Stack:
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
         placement = self._placement(what)
         client = placement.client if self.remote is None else placement.server | placement.client
-        load_generator = self._load_generator(what, folder, client)
+        load_generator: LoadGenerator = self._load_generator(what, folder, client)
         if what.source.concurrent:
             assert isinstance(load_generator, PerfAnalyzer)
             load_generator = _concurrent(load_generator, what)
+        load_generator = HintingLoad(load_generator, what.unbounded)
         used = placement.server | placement.client
         telemetry = GpuTelemetry(used) if self.on_gpu and self.remote is None else ProcessTelemetry(used)
         scorer = read_scorer(what.score) if what.score else None
@@ -157,7 +159,10 @@ class Stack:
             )
 
         own = guard(folder.reference, what.input_data, what.shapes)
-        beside = {name: guard(folder.reference_of(name), "random", ()) for name in what.source.concurrent}
+        beside = {
+            name: guard(folder.reference_of(name), one.input_data, one.shapes)
+            for name, one in what.concurrent.items()
+        }
         return Guards({what.source.name: own, **beside}) if beside else own
 
     def _placement(self, what: Task | None = None) -> Placement:
@@ -187,8 +192,8 @@ def _concurrent(own: PerfAnalyzer, what: Task) -> ConcurrentModels:
     """Each writes files of its own, and none goes on when the others have ended."""
     own = replace(own, patience=False)
     generators = {what.source.name: own}
-    for name in what.source.concurrent:
+    for name, sent in what.concurrent.items():
         log = own.log.parent / name / own.log.name
         log.parent.mkdir(exist_ok=True)
-        generators[name] = replace(own, log=log, input_data="random", shapes=())
+        generators[name] = replace(own, log=log, input_data=sent.input_data, shapes=sent.shapes)
     return ConcurrentModels(generators)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from objectives.metrics import METRICS
@@ -25,6 +25,9 @@ from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import ONNX_RUNTIME, BuiltModel, ScoreSection, SpaceSection
 from optimizer.repository import backend_of, is_ensemble, read_repository_model, refuse_unmeasurable
+from optimizer.requests.asked import Asked
+from optimizer.requests.fitted import Requests, fitted
+from optimizer.requests.sent import Sent
 from optimizer.space import Space
 from optimizer.trial import VARIANT, Candidate, FieldValue
 
@@ -33,6 +36,7 @@ DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
 DEFAULT_POLICIES = ("none", "max/2")
 DEFAULT_LARGEST_BATCH = 64
 DEFAULT_TOLERANCE = Tolerance()
+NOTHING_ASKED = Asked()
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Task:
 
     ``input_data`` and ``shapes`` are perf_analyzer's. ``tolerance`` is by how much answers may differ from the
     baseline's, ``score`` what is to be made of them. ``notes``: what became of a file of Model Analyzer.
+    ``unbounded``: inputs that get any integer of their type. ``concurrent``: what is sent to the models beside.
     """
 
     source: ModelSource
@@ -51,6 +56,8 @@ class Task:
     shapes: tuple[str, ...] = ()
     tolerance: Tolerance = DEFAULT_TOLERANCE
     score: ScoreSection | None = None
+    unbounded: tuple[str, ...] = ()
+    concurrent: Mapping[str, Requests] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
@@ -130,7 +137,6 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         space = _space(section, source, batch, hardware)
     except ValueError as error:
         raise profile.space_fault(error) from None
-    data = profile.request.input_data
     return _task(
         source,
         space,
@@ -139,8 +145,7 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         hardware,
         slas=_constraints(options) or profile.sla.constraints(),
         max_concurrency=profile.load.max_concurrency,
-        input_data=str(data) if data is not None else str(source.input_data or "random"),
-        shapes=tuple(f"{name}:{','.join(map(str, dims))}" for name, dims in profile.request.shapes.items()),
+        requests=profile.request.asked(),
         tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute),
         score=profile.score,
     )
@@ -204,8 +209,7 @@ def _task(
     *,
     slas: tuple[Constraint, ...],
     max_concurrency: int = MAX_CONCURRENCY,
-    input_data: str = "random",
-    shapes: tuple[str, ...] = (),
+    requests: Asked = NOTHING_ASKED,
     tolerance: Tolerance = DEFAULT_TOLERANCE,
     score: ScoreSection | None = None,
 ) -> Task:
@@ -220,13 +224,6 @@ def _task(
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate asks one model alone: leave the concurrent models out, or --load rate")
-    given_shapes = {shape.partition(":")[0] for shape in shapes}
-    for tensor in source.config.input if input_data in ("random", "zero") else ():
-        if -1 in tensor.dims and tensor.name not in given_shapes:
-            raise BadInputError(
-                f"input {tensor.name!r} of {source.name} has dims {list(tensor.dims)}, which random requests cannot "
-                f"fill: write a profile with request.shapes, such as {{{tensor.name}: [128]}}, or request.input_data"
-            )
     bounds = list(slas)
     if options.min_throughput:
         bounds.append(Constraint("throughput", parse_rate(options.min_throughput, batch)))
@@ -247,16 +244,42 @@ def _task(
         fixed_shapes=model_config.has_fixed_shapes(source.batched),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
+    sent = _requests(source, requests, batch, options)
+    beside = {
+        name: fitted(NOTHING_ASKED, source.composing[name], Sent(batch, False, options.seed), runtime.cache_folder())
+        for name in source.concurrent
+    }
     if options.model_warmup:
-        named = (shape.rpartition(":")[::2] for shape in shapes)
-        source = replace(source, warm_up={name: tuple(map(int, dims.split(","))) for name, dims in named})
+        source = replace(source, warm_up=sent.largest)
     given = as_given(source, space.fields)
     plain = given
     if source.batched.max_batch_size > 1 and not given.dynamic_batching:
         plain = replace(given, dynamic_batching=True)
     elif given.dynamic_batching:
         plain = replace(given, max_queue_delay_us=0, preferred_batch_sizes=())
-    return Task(source, problem, given, plain, input_data, shapes, tolerance, score)
+    return Task(
+        source,
+        problem,
+        given,
+        plain,
+        sent.input_data,
+        sent.shapes,
+        tolerance,
+        score,
+        unbounded=sent.unbounded,
+        concurrent=beside,
+    )
+
+
+def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions) -> Requests:
+    """What the command line asks for over what the profile does; else the builder's own."""
+    asked = Asked(
+        options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
+    ).over(below)
+    if source.input_data is not None and asked == NOTHING_ASKED:
+        return Requests(str(source.input_data))
+    sent = Sent(batch, options.load == "rate", options.seed)
+    return fitted(asked, source.config, sent, runtime.cache_folder())
 
 
 def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
+from optimizer.arguments.requests import add_requests, requests
 from optimizer.arguments.values import (
-    LARGEST_INT32,
     LARGEST_SEED,
     Parser,
     add_slas,
@@ -143,7 +143,6 @@ def _run_parser() -> argparse.ArgumentParser:
     tuned.add_argument(
         "--arrivals", metavar="KIND", help="of --load rate: poisson, constant, or a file of intervals in µs (poisson)"
     )
-    tuned.add_argument("--request-batch-size", metavar="N", help="samples in each request")
     tuned.add_argument(
         "--measurement-interval",
         metavar="TIME",
@@ -151,6 +150,7 @@ def _run_parser() -> argparse.ArgumentParser:
     )
     tuned.add_argument("--server-cpus", metavar="CPUS", help="that the server runs on, such as 0-3 (see README)")
     tuned.add_argument("--client-cpus", metavar="CPUS", help="that the load generator runs on, such as 4-5")
+    add_requests(parser.add_argument_group("what is sent"))
     search = parser.add_argument_group("how long and how")
     search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
     search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
@@ -192,7 +192,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     if given.min_throughput is not None:
         parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
     memory = given.max_memory
-    batch, interval = given.request_batch_size, given.measurement_interval
+    interval = given.measurement_interval
     default = RunOptions(given.model)
     return None, RunOptions(
         model=given.model,
@@ -218,7 +218,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         seed=whole("--seed", given.seed, 0, LARGEST_SEED),
         protocol=given.protocol,
         measurement_interval_ms=None if interval is None else parsed("--measurement-interval", interval, interval_ms),
-        request_batch_size=None if batch is None else whole("--request-batch-size", batch, 1, LARGEST_INT32),
+        **requests(given),
         load=given.load,
         server_cpus=_cpus("--server-cpus", given.server_cpus),
         client_cpus=_cpus("--client-cpus", given.client_cpus),

@@ -22,8 +22,10 @@ from objectives.sla import Constraint, parse_duration_ms
 from optimizer.batching import parse_policy
 from optimizer.machine import cpus
 from optimizer.profile.faults import meant
-from optimizer.profile.safe_paths import inside, plain_name
+from optimizer.profile.safe_paths import inside, is_folder, plain_name
 from optimizer.profile.yaml_lines import show
+from optimizer.requests.asked import Asked
+from optimizer.requests.sizes import parse_bounds, parse_dims
 from optimizer.trial import SERVER_CPUS, FieldValue
 
 T = TypeVar("T")
@@ -117,10 +119,32 @@ def _folder(value: object, info: ValidationInfo) -> Path:
 def _input_data(value: object, info: ValidationInfo) -> Path | str | None:
     if value is None or value == "random" or value == "zero":
         return value if isinstance(value, str) else None
-    path = _inside(value, info, "file")
-    if path.stat().st_size > MAX_INPUT_DATA_BYTES:
+    kind = "folder" if isinstance(value, str) and is_folder((info.context or {})["folder"] / value) else "file"
+    path = _inside(value, info, kind)
+    if kind == "file" and path.stat().st_size > MAX_INPUT_DATA_BYTES:
         raise ValueError(f"{show(value)} is larger than {MAX_INPUT_DATA_BYTES >> 20} MiB; write fewer samples")
     return path
+
+
+def _sizes(value: object) -> str:
+    """As ``requests.sizes`` reads them: of [3, 16..128] and the like."""
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    try:
+        if value == ():
+            raise ValueError("is empty; give at least one value")
+        parse_dims(text)
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}" if value != () else str(error)) from None
+    return text
+
+
+def _bounds(value: object) -> str:
+    text = "..".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    try:
+        parse_bounds(text)
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}") from None
+    return text
 
 
 def _labelled(value: object, info: ValidationInfo) -> Path:
@@ -183,6 +207,8 @@ Choice = Annotated[FieldValue, PlainValidator(_scalar)]
 Number = Annotated[float | None, PlainValidator(_number)]
 Tolerated = Annotated[float | None, PlainValidator(_tolerated)]
 Folder = Annotated[Path, PlainValidator(_folder)]
+Sizes = Annotated[str, PlainValidator(_sizes)]
+Bounds = Annotated[str, PlainValidator(_bounds)]
 InputData = Annotated[Path | str | None, PlainValidator(_input_data)]
 
 LabelledData = Annotated[Path, PlainValidator(_labelled)]
@@ -272,15 +298,29 @@ class SlaSection(Section):
 
 
 class RequestSection(Section):
-    """One request. ``input_data``: ``random``, ``zero``, a perf_analyzer JSON file, or None: the
-    builder's own where it has any.
+    """One request. ``input_data``: ``random``, ``zero``, a file or folder of samples, or None: the builder's own
+    where it has any.
 
-    ``shapes`` fixes the dynamic dims of an input, without the batch dim.
+    ``shapes`` are the sizes of an input with dynamic dims, without the batch dim, ``ranges`` the bounds of random
+    values; both by an input's name, or by several with commas between them. Strings as perf_analyzer has them.
     """
 
     batch_size: Positive = 1
     input_data: InputData = None
-    shapes: dict[Key, Some[Positive]] = {}
+    shapes: dict[Key, Sizes] = {}
+    ranges: dict[Key, Bounds] = {}
+    string_data: Key | None = None
+    string_length: Positive | None = None
+
+    def asked(self) -> Asked:
+        """What is to be sent."""
+        return Asked(
+            str(self.input_data or ""),
+            tuple(f"{names}:{sizes}" for names, sizes in self.shapes.items()),
+            tuple(f"{names}:{bounds}" for names, bounds in self.ranges.items()),
+            self.string_data,
+            self.string_length,
+        )
 
 
 class LoadSection(Section):

@@ -134,7 +134,7 @@ def _array(given: Any, tensor: Tensor) -> Array:
     if -1 in shape:
         raise ValueError(f'the model\'s shape is {list(shape)}; write {{"content": [...], "shape": [...]}}')
     if isinstance(content, list):
-        values = _from_values(content, tensor)
+        values = from_values(content, tensor)
     elif isinstance(content, dict) and isinstance(content.get("b64"), str):
         values = from_bytes(tensor.dtype, base64.b64decode(content["b64"]))
     else:
@@ -151,14 +151,15 @@ def _shape(given: Any, tensor: Tensor) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _from_values(values: list[Any], tensor: Tensor) -> Array:
-    """Refuses what numpy would silently cut to fit: a fraction as an integer, a string as a number."""
+def from_values(values: Sequence[Any], tensor: Tensor) -> Array:
+    """The flat array of one sample. Raises ValueError for what numpy would silently cut to fit: a fraction as an
+    integer, a string as a number."""
     dtype = tensor.dtype
     if dtype == np.object_:
-        if not all(isinstance(value, str) for value in values):
+        if not all(isinstance(value, str | bytes) for value in values):
             raise ValueError("strings are needed")
         strings = np.empty(len(values), object)
-        strings[:] = [value.encode("utf-8", "surrogatepass") for value in values]
+        strings[:] = [v if isinstance(v, bytes) else v.encode("utf-8", "surrogatepass") for v in values]
         return strings
     kinds = {"b": (bool,), "i": (int,), "u": (int,)}.get(dtype.kind, (int, float))
     least, most = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-math.inf, math.inf)
@@ -173,4 +174,4 @@ def _from_values(values: list[Any], tensor: Tensor) -> Array:
 
 
 def _shown(value: Any) -> str:
-    return one_line(json.dumps(value), 60)
+    return one_line(json.dumps(value, default=str), 60)

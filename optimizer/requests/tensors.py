@@ -15,6 +15,7 @@ import numpy.typing as npt
 from optimizer.errors import BadInputError
 from optimizer.requests import data as request_data
 from optimizer.requests.data import Tensor, compatible
+from optimizer.requests.made import Values
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ Array: TypeAlias = npt.NDArray[Any]
 Inputs: TypeAlias = dict[str, Array]
 
 MOST_REQUEST_BYTES = 2**31 - 1  # what a protobuf message holds
-STRING_LENGTH = 128  # perf_analyzer's default
-_CHARACTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,8 @@ def stream(
     if max_batch_size == 0 and request_batch_size != 1:
         raise BadInputError(f"{source.model} takes no batches; set the request batch size to 1")
     if input_data in ("random", "zero"):
-        samples = _made(source, input_data, np.random.default_rng(seed))
+        values = Values("random" if input_data == "random" else "zero")
+        samples = _made(source, values, np.random.default_rng(seed))
     else:
         samples = cycle(request_data.read(Path(input_data), source.tensors))
     while True:
@@ -142,37 +142,17 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, parts))
 
 
-def _made(source: RequestSource, kind: str, rng: np.random.Generator) -> Iterator[Inputs]:
+def _made(source: RequestSource, values: Values, rng: np.random.Generator) -> Iterator[Inputs]:
     """One sample after the other. Raises BadInputError where a shape is open."""
     for tensor in source.tensors:
         if -1 in tensor.shape:
             raise BadInputError(
-                f"input {one_line(tensor.name)} has the shape {list(tensor.shape)}: say how many values {kind} "
-                "data shall fill, by a shape in the profile's request, or give a data file"
+                f"input {one_line(tensor.name)} has the shape {list(tensor.shape)}: say how many values "
+                f"{values.kind} data shall fill, by --shape or in the profile's request, or give a data file"
             )
         _check_bytes(source.model, math.prod(tensor.shape) * tensor.dtype.itemsize)
-    make = _random if kind == "random" else _zero
     while True:
-        yield {tensor.name: make(tensor, rng) for tensor in source.tensors}
-
-
-def _zero(tensor: Tensor, _: np.random.Generator) -> Array:
-    return np.full(tensor.shape, b"", object) if tensor.datatype == "BYTES" else np.zeros(tensor.shape, tensor.dtype)
-
-
-def _random(tensor: Tensor, rng: np.random.Generator) -> Array:
-    dtype = tensor.dtype
-    if tensor.datatype == "BYTES":
-        letters = rng.choice(_CHARACTERS, (math.prod(tensor.shape), STRING_LENGTH))
-        strings = np.empty(len(letters), object)
-        strings[:] = [row.tobytes() for row in letters]
-        return strings.reshape(tensor.shape)
-    if dtype.kind == "b":
-        return rng.integers(0, 2, tensor.shape).astype(bool)
-    if dtype.kind in "iu":
-        bounds = np.iinfo(dtype)
-        return rng.integers(bounds.min, bounds.max, tensor.shape, dtype=dtype, endpoint=True)
-    return rng.standard_normal(tensor.shape, dtype=np.float32).astype(dtype)
+        yield {tensor.name: values.array(tensor, tensor.shape, rng) for tensor in source.tensors}
 
 
 def _batch(source: RequestSource, samples: Sequence[Inputs]) -> Inputs:

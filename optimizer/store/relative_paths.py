@@ -25,6 +25,7 @@ def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
         from_model_analyzer=None
         if options.from_model_analyzer is None
         else str(folder / options.from_model_analyzer),
+        input_data=_samples(folder, options.input_data),
         arrivals=str(arrivals) if is_file(arrivals) else options.arrivals,
         storage=None if options.storage is None else _storage(folder, options.storage),
     )
@@ -36,6 +37,10 @@ def _model(folder: Path, model: str) -> str:
         return str(folder / model)
     profile = folder / "configs" / f"{model}.yaml"
     return str(profile) if is_file(profile) else model
+
+
+def _samples(folder: Path, input_data: str | None) -> str | None:
+    return input_data if input_data in (None, "random", "zero") else str(folder / input_data)
 
 
 def _storage(folder: Path, storage: str) -> str:

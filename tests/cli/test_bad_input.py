@@ -85,6 +85,12 @@ FLAGS = [
     bad("--request-batch-size 0 mlp", "--request-batch-size 0: ", "1 to 2147483647"),
     bad("--request-batch-size 2147483648 mlp", "--request-batch-size 2147483648: ", "1 to 2147483647"),
     bad("--request-batch-size 1e3 mlp", "--request-batch-size 1e3: ", "whole number"),
+    bad("--shape 16 mlp", "--shape 16: ", "NAME:SIZES", "input_ids:16..128"),
+    bad("--shape ids:0 mlp", "--shape ids:0: ", "from 1 to 2147483647"),
+    bad("--shape ids:9..3 mlp", "--shape ids:9..3: ", "the lower one first"),
+    bad("--input-range ids:9 mlp", "--input-range ids:9: ", "0..30521"),
+    bad("--string-length 0 mlp", "--string-length 0: ", "1 to 1048576"),
+    bad("--input-data= mlp", "--input-data '': ", "random, zero"),
     bad("--min-throughput much mlp", "--min-throughput much: ", "4000/s", "500req/s"),
     bad("--max-memory 4 mlp", "--max-memory 4: ", "4GiB"),
     bad("--load fast mlp", "--load", "concurrency", "rate"),
@@ -407,7 +413,7 @@ REPOSITORIES = {
             (m / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'),
             (m / "1" / "model.onnx").write_bytes(serialized(doubler(dims=("batch", "words")))),
         ),
-        ("input 'x' of m ", "[-1]", "request.shapes", "{x: [128]}", "request.input_data"),
+        ("input 'x' of m ", "[-1]", "--shape x:16..128", "request.shapes", "{x: [128]}", "request.input_data"),
     ),
     "random bytes": Repository(replace_onnx(random.Random(0).randbytes(4096)), ("m/1/model.onnx: ", "not an ONNX")),
     "empty": Repository(replace_onnx(b""), ("m/1/model.onnx: ", "not an ONNX model")),
@@ -488,6 +494,31 @@ def test_a_batch_for_a_model_without_batches(forked_tune: Tune, playground: Play
     assert_says(
         tune_without_server(forked_tune, playground, *arguments), ("--request-batch-size 2 ", "max_batch_size 0")
     )
+
+
+# -- requests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--input-data none.npz", ("input data none.npz: ", "no such file or folder", "random or zero")),
+        ("--input-data x.json", ("x.json: entry 1, input x: has 1 values", "[4] has 4")),
+        ("--input-data x.csv", ("x.csv:3: input x: ", '"b" is not FP32')),
+        ("--input-data x.json --input-range x:0..1", ("input data x.json: ", "about random requests")),
+        ("--shape x:3", ("shape x:3: ", "x is [4]")),
+        ("--shape z:3", ("shape z:3: ", "the model's inputs are x")),
+        ("--input-data zero --input-range x:0..1", ("range x:0..1: ", "to be zero")),
+    ],
+)
+def test_requests_that_do_not_fit_the_model(
+    forked_tune: Tune, playground: Playground, arguments: str, words: tuple[str, ...]
+) -> None:
+    write_model(playground.here / "models", "m", CONFIG, doubler())
+    (playground.here / "x.json").write_text('{"data": [{"x": [1]}]}')
+    (playground.here / "x.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,4\n1,b,3,4\n")
+    given = [*arguments.split(), "--model-repository", "models", "m"]
+    assert_says(tune_without_server(forked_tune, playground, *given), words)
 
 
 # -- results and resuming ---------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ space:
     assert bounds == ["avg <= 0.5 ms", "p50 <= 10 ms", "p95 <= 20 ms"]
     assert profile.request.batch_size == 2
     assert profile.request.input_data == Path("data.json").resolve()
-    assert profile.request.shapes == {"input.1": (1, 32), "308": (7,)}
+    assert profile.request.shapes == {"input.1": "1,32", "308": "7"}
     assert profile.load.max_concurrency == 8
     assert profile.space == SpaceSection(
         max_batch_size=(4, 8), max_queue_delay_microseconds=("off", 0, 200),

@@ -196,7 +196,6 @@ FAULTS = [
         "p.yaml:2: request.batch_size: 4294967296 is not at most 2147483647",
     ),
     (MODEL + "request: {input_data: 1}", "p.yaml:2: request.input_data: 1 is not the path of a file"),
-    (MODEL + "request: {input_data: models}", "p.yaml:2: request.input_data: 'models' is not a file"),
     (
         MODEL + "request: {input_data: ../secret}",
         "p.yaml:2: request.input_data: '../secret' leads out of the folder it belongs to; put it inside",
@@ -206,14 +205,22 @@ FAULTS = [
         "p.yaml:2: request.input_data: '" + "x" * 58 + "… cannot be followed",
     ),
     (
-        MODEL + "request: {shapes: {ids: 128}}",
-        "p.yaml:2: request.shapes.ids: 128 is not a list; write [128]",
+        MODEL + "request: {shapes: {ids: 16..x}}",
+        "p.yaml:2: request.shapes.ids: '16..x': write sizes such as 128, 16..128 or 16*3|128*1",
     ),
     (
         MODEL + "request: {shapes: {ids: []}}",
         "p.yaml:2: request.shapes.ids: is empty; give at least one value",
     ),
-    (MODEL + "request: {shapes: {ids: [-1]}}", "p.yaml:2: request.shapes.ids: -1 is not at least 1"),
+    (
+        MODEL + "request: {shapes: {ids: [-1]}}",
+        "p.yaml:2: request.shapes.ids: [-1]: write sizes such as 128, 16..128 or 16*3|128*1",
+    ),
+    (
+        MODEL + "request: {ranges: {ids: [9, 0]}}",
+        "p.yaml:2: request.ranges.ids: [9, 0]: write LOW..HIGH, such as 0..30521",
+    ),
+    (MODEL + "request: {string_data: 3}", "p.yaml:2: request.string_data: 3 is not text; write it in quotes"),
     (MODEL + "load: {max_concurrency: 0}", "p.yaml:2: load.max_concurrency: 0 is not at least 1"),
     (MODEL + "description: 3", "p.yaml:2: description: 3 is not text; write it in quotes"),
     # the space

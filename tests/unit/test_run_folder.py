@@ -126,6 +126,8 @@ ELSEWHERE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"model": "dlrm", "arrivals": "recorded.txt"},
         {"model": "dlrm", "arrivals": "{project}/recorded.txt"},
     ),
+    "samples": ({"model": "dlrm", "input_data": "a.npz"}, {"model": "dlrm", "input_data": "{project}/a.npz"}),
+    "random requests": ({"model": "dlrm", "input_data": "random"}, {"model": "dlrm", "input_data": "random"}),
     "a journal": ({"model": "dlrm", "storage": "a/study"}, {"model": "dlrm", "storage": "{project}/a/study"}),
     "sqlite": (
         {"model": "dlrm", "storage": "sqlite:///study.db"},
