@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from optimizer.profile.find import find_profile
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel, SpaceSection, StoredModel
 from optimizer.profile.yaml_lines import parse
 from optimizer.space import Space
 
 MODEL = "model: {builder: mlp}\n"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture
@@ -145,15 +147,16 @@ def test_what_makes_no_space_points_at_its_line(choices: dict[str, Any], line: s
     assert str(profile.space_fault(caught.value)).startswith(line)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "mlp"])
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("gpu", [False, True])
-def test_the_shipped_profiles_are_good(name: str, gpu: bool) -> None:
-    path = Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+def test_the_shipped_profiles_are_good(path: Path, gpu: bool) -> None:
     profile = load_profile(path).for_hardware(gpu=gpu)
     assert isinstance(profile.model, BuiltModel)
-    assert profile.model.builder == name == profile.name
+    assert find_profile(profile.name).resolve() == path
     assert profile.description
     assert [bound.metric for bound in profile.sla.constraints()] == ["latency-p95"]
+    if profile.model.builder == "minilm":  # an ensemble: what is tuned are the models it is made of
+        return
     assert profile.space
     assert profile.space.max_batch_size
     space = Space(
@@ -164,4 +167,4 @@ def test_the_shipped_profiles_are_good(name: str, gpu: bool) -> None:
         fields=profile.space.config,
         request_batch_size=profile.request.batch_size,
     )
-    assert len(space) >= 6
+    assert 6 <= len(space) <= 2000, "some, and no more than are ranked in moments"

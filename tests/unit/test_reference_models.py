@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from scipy import special
 
 from optimizer.model_source import ModelSource
-from optimizer.models import bert, build, minilm, resnext, text_recognition
+from optimizer.models import bert, build, minilm_model, resnext, text_recognition
 from optimizer.models.bert import BertSettings
 from optimizer.models.resnext import ResnextSettings
 from optimizer.models.text_recognition import TextRecognitionSettings
@@ -49,7 +49,7 @@ def test_as_many_parameters_as_published(tmp_path: Path) -> None:
     file = tmp_path / "weights.bin"
     assert bert.draw(BertSettings(size="base"), file, None).parameters == 108_893_186
     assert bert.draw(BertSettings(size="large"), file, None).parameters == 334_094_338
-    assert minilm.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
+    assert minilm_model.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
     assert resnext.draw(ResnextSettings(), file, None).parameters == 44_177_704
     recogniser = text_recognition.draw(TextRecognitionSettings(), file, None).parameters
     assert round(recogniser / 1e6, 1) == 44.3
@@ -124,7 +124,7 @@ def test_half_precision_is_near(tmp_path: Path, tiny: ModelSource) -> None:
 
 
 def test_minilm_takes_any_number_of_tokens(tmp_path: Path) -> None:
-    source = obtain(tmp_path, "minilm", samples=3)
+    source = obtain(tmp_path, "minilm_model", samples=3)
     w = weights_of(source)
     for length in (5, 12):
         ids, segments, mask = tokens(np.random.default_rng(length), 2, length)
