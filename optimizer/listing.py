@@ -65,10 +65,11 @@ def print_models(*, as_json: bool) -> None:
         table.add_row(name, about)
         table.add_row()
     console = Console()
-    console.print(table, soft_wrap=False)
-    console.print("tune MODEL tunes one, --sla-p95 20ms within another bound; a profile of your own: tune ./my.yaml")
-    for folder in dict.fromkeys(model.profile.parent.absolute() for model in models):
-        print(f"profiles: {folder}")
+    console.print(table)
+    print("tune MODEL tunes one, within another bound: tune --sla-p95 20ms MODEL")
+    print("a profile of your own: tune ./my_model.yaml; these lie in")
+    for folder in dict.fromkeys(str(model.profile.parent.absolute()) for model in models):
+        print(f"  {one_line(folder)}")
 
 
 def _model(listed: Listed) -> ListedModel:
@@ -79,7 +80,7 @@ def _model(listed: Listed) -> ListedModel:
         fault = one_line(str(error).partition("\n")[0])
         return ListedModel(listed.name, listed.path, "", fault=fault)
     slas = tuple(map(str, profile.sla.constraints()))
-    return ListedModel(listed.name, listed.path, listed.description, inputs, slas, source)
+    return ListedModel(listed.name, listed.path, one_line(profile.description), inputs, slas, source)
 
 
 def _origin(profile: Profile) -> tuple[tuple[Tensor, ...], str]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2 as pb
 
 from optimizer.models import minilm_model, serving
@@ -24,6 +24,9 @@ from optimizer.models.builder import Builder, Draft, Facts, Interface, Kind, Say
 from optimizer.models.input_data import write_texts
 from optimizer.models.minilm_model import SHAPE
 from optimizer.models.sentences import sentences, vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 NAME, TOKENIZE, MODEL = "minilm", "minilm_tokenize", "minilm_model"
 TEXT = Tensor("TEXT", "STRING", (1,))
@@ -60,6 +63,8 @@ def write(settings: MinilmSettings, draft: Draft, say: Say) -> Facts:
 
 
 def make_tokenizer(pad_to_multiple_of: int) -> Tokenizer:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
     pieces = vocabulary()
     tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
