@@ -82,7 +82,7 @@ def draw(settings: BertSettings, weights: Path, rng: np.random.Generator | None)
 
 BUILDER = Builder(
     name="bert",
-    version=1,
+    version=2,
     source="NVIDIA DeepLearningExamples, LanguageModeling/BERT",
     settings=BertSettings,
     interface=interface,
