@@ -36,10 +36,17 @@ class ListedModel:
     fault: str = ""
 
     def document(self) -> dict[str, object]:
+        """As ``tune models --json`` has it."""
+        document: dict[str, object] = {"name": self.name, "profile": str(self.profile.absolute())}
+        if self.fault:
+            return document | {"fault": self.fault}
         inputs = [{"name": one.name, "datatype": one.dtype, "dims": list(one.dims)} for one in self.inputs]
-        known = {"description": self.description, "inputs": inputs, "sla": list(self.slas), "source": self.source}
-        more: dict[str, object] = {"fault": self.fault}
-        return {"name": self.name, "profile": str(self.profile.absolute()), **(more if self.fault else known)}
+        return document | {
+            "description": self.description,
+            "inputs": inputs,
+            "sla": list(self.slas),
+            "source": self.source,
+        }
 
 
 def list_models() -> list[ListedModel]:
