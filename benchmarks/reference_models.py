@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from optimizer import model_config, runtime
+from optimizer import runtime
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deployment import as_given
 from optimizer.errors import DeploymentError, MeasurementError
 from optimizer.interfaces import Endpoint
 from optimizer.load.perf_analyzer import PerfAnalyzer
@@ -31,6 +32,7 @@ from optimizer.machine import hardware
 from optimizer.machine.cpu_time import Usage
 from optimizer.model_source import ModelSource
 from optimizer.models import build
+from optimizer.pipeline import assembled
 from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel
@@ -108,9 +110,10 @@ def _obtain(profile: Profile, cache: Path) -> ModelSource:
     assert isinstance(profile.model, BuiltModel)
     largest = max((profile.space and profile.space.max_batch_size) or (8,))
     model = profile.model
-    return build(
+    built = build(
         model.builder, model.settings, cache=cache, max_batch_size=largest, kind="KIND_CPU", say=lambda _: None
     )
+    return assembled(built, gpu=False)
 
 
 def _served(profile: Profile, cache: Path) -> str:
@@ -126,7 +129,7 @@ def _served(profile: Profile, cache: Path) -> str:
     )
     target = EmbeddedTarget(source, log=cache / "tritonserver.log", say=lambda _: None)
     try:
-        with target.deploy(model_config.candidate_of(source.config)) as endpoint:
+        with target.deploy(as_given(source, ())) as endpoint:
             load_generator.warm_up(endpoint, load)
             measured = [_p95_ms(load_generator, endpoint, load) for _ in range(MEASUREMENTS)]
     except (DeploymentError, MeasurementError) as error:

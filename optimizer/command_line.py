@@ -29,6 +29,8 @@ def command_line(options: RunOptions) -> str:
         "--min-score": _plain(options.min_score) if options.min_score is not None else None,
         "--confidence": f"{_plain(100 * options.confidence)}%" if options.confidence != default.confidence else None,
         "--model-repository": options.model_repository,
+        "--bls-composing-models": ",".join(options.bls_composing_models) or None,
+        "--variants": ",".join(options.variants) or None,
         "--target": options.target if options.target != default.target else None,
         "--budget": f"{_plain(options.budget_seconds)}s"
         if options.budget_seconds != default.budget_seconds
@@ -49,6 +51,7 @@ def command_line(options: RunOptions) -> str:
         "--out": options.out if options.out != default.out else None,
     }
     words += [] if options.output_check else ["--no-output-check"]
+    words += ["--model-warmup"] if options.model_warmup else []
     for flag, value in flags.items():
         if value is not None:
             words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]

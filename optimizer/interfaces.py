@@ -12,13 +12,24 @@ from optimizer.trial import Candidate, LoadPoint, Trial
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model being served: where, and as which configuration. Addresses are ``host:port``."""
+    """A model being served: where, and as which configuration. Addresses are ``host:port``.
+
+    ``batcher`` is the model whose batches the candidate's settings make, where it is another one that ``model``
+    calls; ``max_batch_size`` is then that of ``model`` itself.
+    """
 
     model: str
     candidate: Candidate
     grpc: str = ""
     http: str = ""
     server_pid: int | None = None
+    batcher: str = ""
+    max_batch_size: int | None = None
+
+    @property
+    def largest_request(self) -> int:
+        """Samples; 0 where the model has no batch dimension."""
+        return self.candidate.max_batch_size if self.max_batch_size is None else self.max_batch_size
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import proto_path
 from optimizer.batching import of_batcher, tidy
 from optimizer.errors import BadInputError
-from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
+from optimizer.trial import SERVER_CPUS, VARIANT, Candidate, FieldValue
 from optimizer.untrusted import one_line, read_bytes
 
 MAX_BYTES = 1 << 20
 MOST_BACKSLASHES = 100  # in a row: protobuf's reader takes their square
+NO_ACCELERATOR = "none"
+_ACCELERATOR = re.compile(r"optimization\.execution_accelerators\.[cg]pu_execution_accelerator\.0\.name")
 _LONGEST_CAUSE = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends for which Triton starts two instances on a CPU where no count is given (model_config_utils.cc)
@@ -108,7 +110,9 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     else:
         config.ClearField("dynamic_batching")
     for path, value in candidate.config_fields:
-        if candidate.dynamic_batching or not of_batcher(path):
+        if _ACCELERATOR.fullmatch(path) and value == NO_ACCELERATOR:
+            config.optimization.execution_accelerators.ClearField(path.split(".")[2])
+        elif candidate.dynamic_batching or not of_batcher(path):
             proto_path.put(config, path, value)
     if set(_counts(config)) != {candidate.instance_count}:
         if scheduler == "ensemble_scheduling":
@@ -164,10 +168,44 @@ def differences(wanted: Candidate, serving: ModelConfig, field_paths: Iterable[s
         if path not in compared:
             continue
         normal = proto_path.normal(serving.DESCRIPTOR, path, value)
-        served = proto_path.get(serving, path)
+        served = _served(serving, path)
         if served is not None or normal:  # an absent field is its default: empty, zero or false
             pairs.append((path, normal, "absent" if served is None else served))
     return [f"{name} is {has}, wanted {wants}" for name, wants, has in pairs if wants != has]
+
+
+def for_trials(config: ModelConfig) -> ModelConfig:
+    """A copy without the response cache, which would answer perf_analyzer's few different requests by itself."""
+    result = _copy(config)
+    result.ClearField("response_cache")
+    return result
+
+
+def warmed_up(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> ModelConfig:
+    """A copy whose ``model_warmup`` runs the batch sizes that its batcher aims at, on zeros, which every model takes.
+
+    ``dims`` are those of inputs whose own are open; 1 where they are not known. What it had under other names stays.
+    """
+    result = _copy(config)
+    aimed = [size for size in config.dynamic_batching.preferred_batch_size if size <= config.max_batch_size]
+    sizes = sorted({1, *aimed, config.max_batch_size} if config.max_batch_size else {0})
+    names = {size: f"tritune: batch of {size}" for size in sizes}
+    kept = [one for one in config.model_warmup if not one.name.startswith("tritune: ")]
+    result.ClearField("model_warmup")
+    result.model_warmup.extend(kept)
+    for size in sizes:
+        sample = result.model_warmup.add(name=names[size], batch_size=size)
+        for tensor in config.input:
+            entry = sample.inputs[tensor.name]
+            entry.data_type, entry.zero_data = tensor.data_type, True
+            entry.dims.extend(dims.get(tensor.name) or [max(1, dim) for dim in tensor.dims])
+    return result
+
+
+def _served(config: ModelConfig, path: str) -> FieldValue | None:
+    """None where it is absent, unless that is a choice of its own."""
+    value = proto_path.get(config, path)
+    return NO_ACCELERATOR if value is None and _ACCELERATOR.fullmatch(path) else value
 
 
 def _escaped(character: str) -> str:
@@ -179,7 +217,7 @@ def _candidate(config: ModelConfig, count: int, field_paths: Iterable[str] = ())
     on = config.HasField("dynamic_batching")
     values: dict[str, FieldValue] = {}
     for path in field_paths:
-        value = None if path == SERVER_CPUS else proto_path.get(config, path)
+        value = None if path in (SERVER_CPUS, VARIANT) else _served(config, path)
         if value is not None:
             values[path] = value
     return Candidate(

@@ -26,6 +26,9 @@ class RunOptions:
     model: str
     sla_ms: dict[str, float] = field(default_factory=dict)  # by "p95"
     model_repository: str | None = None
+    bls_composing_models: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    model_warmup: bool = False
     target: Literal["embedded"] = "embedded"
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None

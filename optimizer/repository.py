@@ -27,10 +27,8 @@ MOST_WORDS = 300  # characters of a list in an error
 DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16"}
 
 
-def read_repository_model(repository: Path, name: str, *, gpu: bool) -> ModelSource:
-    """The model ``repository/name``, its instance count written down where Triton would choose one.
-
-    ``gpu``: the server will see a GPU. Raises BadInputError where it cannot be served."""
+def read_model_config(repository: Path, name: str) -> ModelConfig:
+    """config.pbtxt of ``repository/name``, with its name. Raises BadInputError where it cannot be that model's."""
     try:
         plain_name(name)
     except ValueError as error:
@@ -51,6 +49,19 @@ def read_repository_model(repository: Path, name: str, *, gpu: bool) -> ModelSou
         problem = f"its name {show(config.name)} is not that of its folder {name!r}; make them equal"
         raise BadInputError(f"{_shown(path)}: {problem}")
     config.name = name
+    return config
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    return bool(config.HasField("ensemble_scheduling"))
+
+
+def read_repository_model(repository: Path, name: str, *, gpu: bool) -> ModelSource:
+    """The model ``repository/name``, its instance count written down where Triton would choose one.
+
+    ``gpu``: the server will see a GPU. Raises BadInputError where it cannot be served."""
+    config, folder = read_model_config(repository, name), repository / name
+    path = folder / "config.pbtxt"
     backend = backend_of(config)
     if backend not in MODEL_FILES:
         problem = f"backend {show(backend)} is not in the embedded server, which has {', '.join(MODEL_FILES)}"

@@ -13,7 +13,7 @@ from optimizer.answers.guard import OutputGuard, Unguarded
 from optimizer.answers.score import read_scorer
 from optimizer.budget import Budget
 from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.errors import EnvironmentFault
+from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
@@ -84,6 +84,11 @@ class Stack:
         if self.remote is not None:
             from optimizer.deploy.remote import RemoteTarget
 
+            if len(what.source.models) > 1:
+                raise BadInputError(
+                    f"--target remote: {what.source.name} is made of several models, or has variants, and there "
+                    "one alone can be put back; leave --target out: that verifies it here"
+                )
             keep = runtime.cache_folder() / "remote"
             return RemoteTarget(self.remote, what.source.name, keep=keep, stopwatch=self.stopwatch)
         return EmbeddedTarget(
@@ -159,6 +164,8 @@ class Stack:
             "served by tritune's own Python-based onnxruntime backend: a production build's native one is faster",
             self._placement(what).note,
         ]
+        if what.source.batcher:
+            notes.append(f"settings without a model's name are those of {what.source.batcher}")
         if self.hardware.gpus and not self.on_gpu:
             notes.append("a GPU is there but onnxruntime-gpu is not installed: served on the CPU")
         return tuple(note for note in notes if note)

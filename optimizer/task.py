@@ -10,19 +10,21 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
 from optimizer import model_config, runtime
 from optimizer.answers.comparison import Tolerance
+from optimizer.deployment import COUNT, DELAY, OFF, as_given
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
+from optimizer.pipeline import assembled, read_source
 from optimizer.problem import Problem
 from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
-from optimizer.profile.schema import BuiltModel, ScoreSection, SpaceSection
-from optimizer.repository import read_repository_model
+from optimizer.profile.schema import ONNX_RUNTIME, BuiltModel, ScoreSection, SpaceSection
+from optimizer.repository import backend_of, is_ensemble
 from optimizer.space import Space
-from optimizer.trial import Candidate
+from optimizer.trial import VARIANT, Candidate, FieldValue
 
 MAX_CONCURRENCY = 256
 DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
@@ -94,7 +96,7 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
         from optimizer.models import build
 
         largest = max(section.max_batch_size or (DEFAULT_LARGEST_BATCH,))
-        source = build(
+        built = build(
             profile.model.builder,
             profile.model.settings,
             cache=runtime.cache_folder(),
@@ -102,8 +104,20 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
             kind="KIND_GPU" if hardware.gpus else "KIND_CPU",
             say=say,
         )
+        source = assembled(built, gpu=bool(hardware.gpus))
     else:
-        source = read_repository_model(profile.model.repository, profile.model.name, gpu=bool(hardware.gpus))
+        source = read_source(
+            profile.model.repository,
+            profile.model.name,
+            gpu=bool(hardware.gpus),
+            composing=profile.model.bls_composing_models or (),
+            variants=profile.model.variants or (),
+            batcher=profile.model.batcher,
+        )
+    for beside in section.models:
+        if beside not in source.models or beside == (source.batcher or source.name):
+            known = ", ".join(one for one in source.models if one != (source.batcher or source.name)) or "none"
+            raise profile.fault("space", "models", beside, problem=f"is no model beside it; there are: {known}")
     try:
         space = _space(section, source, batch, hardware)
     except ValueError as error:
@@ -125,7 +139,8 @@ def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say
 
 
 def _from_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware) -> Task:
-    source = read_repository_model(repository, name, gpu=bool(hardware.gpus))
+    composing, variants = options.bls_composing_models, options.variants
+    source = read_source(repository, name, gpu=bool(hardware.gpus), composing=composing, variants=variants)
     batch = options.request_batch_size or 1
     try:
         space = _space(SpaceSection(), source, batch, hardware)
@@ -181,12 +196,15 @@ def _task(
         constraints=tuple(bounds),
         open_loop=options.load == "rate",
         confidence=options.confidence,
-        fixed_shapes=model_config.has_fixed_shapes(source.config),
+        fixed_shapes=model_config.has_fixed_shapes(source.batched),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
-    given = model_config.candidate_of(source.config, tuple(space.fields))
+    if options.model_warmup:
+        named = (shape.rpartition(":")[::2] for shape in shapes)
+        source = replace(source, warm_up={name: tuple(map(int, dims.split(","))) for name, dims in named})
+    given = as_given(source, space.fields)
     plain = given
-    if source.config.max_batch_size > 1 and not given.dynamic_batching:
+    if source.batched.max_batch_size > 1 and not given.dynamic_batching:
         plain = replace(given, dynamic_batching=True)
     elif given.dynamic_batching:
         plain = replace(given, max_queue_delay_us=0, preferred_batch_sizes=())
@@ -195,18 +213,41 @@ def _task(
 
 def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:
     """The profile's choices; what it leaves out is derived from the model's own configuration."""
-    largest = source.config.max_batch_size
+    largest = source.batched.max_batch_size
+    fields = {**_beside(source, hardware), **section.fields()}
+    if section == SpaceSection() and not hardware.gpus and backend_of(source.batched) == "onnxruntime":
+        # by default each instance computes on every core, which is too many for several of them
+        fields[ONNX_RUNTIME["intra_op_thread_count"]] = tuple(
+            map(str, _powers_of_two(1, min(hardware.cpu_count, 16)))
+        )
+    if source.variants:
+        fields[VARIANT] = tuple(source.variants)
     if largest == 0:
-        return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=section.fields())
+        return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=fields)
     sizes = section.max_batch_size or _powers_of_two(batch, max(largest, batch))
     return Space(
         max_batch_size=tuple(size for size in sizes if size >= batch) or (batch,),
         max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
         preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
         instance_count=section.instance_group_count or _counts(hardware),
-        fields=section.fields(),
+        fields=fields,
         request_batch_size=batch,
     )
+
+
+def _beside(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:
+    """What may vary of the models beside the one that the space is about, unless the profile says."""
+    fields: dict[str, tuple[FieldValue, ...]] = {}
+    given = {**source.composing, source.name: source.config} if source.batcher else {}
+    for name, config in given.items():
+        if name == source.batcher or is_ensemble(config):
+            continue
+        own = model_config.candidate_of(config)
+        fields[f"{name}/{COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
+        if own.max_batch_size > 1:
+            delay = own.max_queue_delay_us if own.dynamic_batching else OFF
+            fields[f"{name}/{DELAY}"] = tuple(dict.fromkeys((OFF, 0, delay)))
+    return fields
 
 
 def _powers_of_two(least: int, most: int) -> tuple[int, ...]:

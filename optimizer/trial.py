@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -10,6 +10,7 @@ from objectives.metrics import Measurement
 
 FieldValue: TypeAlias = str | int | float | bool
 SERVER_CPUS = "server_cpus"  # among a candidate's fields: the CPUs that its server runs on, as cpus.parse reads them
+VARIANT = "variant"  # among them too: which of several models of one kind is served
 
 
 SETTINGS = (  # of a candidate, besides its fields, as columns name them
@@ -27,8 +28,8 @@ class Candidate:
 
     ``preferred_batch_sizes`` is ascending; empty means none are set. With ``dynamic_batching`` false the
     delay is 0 and there are no preferred sizes. ``fields`` are other ModelConfig fields by proto path
-    (``parameters.intra_op_thread_count.string_value``), sorted by path; SERVER_CPUS, which config.pbtxt does not
-    know, may be among them.
+    (``parameters.intra_op_thread_count.string_value``), sorted by path. What that model's config.pbtxt does not know
+    may be among them: SERVER_CPUS, VARIANT, and settings of the models beside it as ``<model>/<parameter>``.
     """
 
     max_batch_size: int
@@ -41,7 +42,9 @@ class Candidate:
     @property
     def config_fields(self) -> tuple[tuple[str, FieldValue], ...]:
         """Those of ``fields`` that stand in config.pbtxt."""
-        return tuple(field for field in self.fields if field[0] != SERVER_CPUS)
+        return tuple(
+            field for field in self.fields if field[0] not in (SERVER_CPUS, VARIANT) and not model_of(field[0])
+        )
 
     @property
     def server_cpus(self) -> str | None:
@@ -56,12 +59,25 @@ class Candidate:
                 f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""
             )
             batching = f"delay {self.max_queue_delay_us} µs{preferred}"
-        extra = "".join(f" · {_short(path)}={value}" for path, value in self.fields)
+        extra = "".join(f" · {short_path(path)}={value}" for path, value in self.fields)
         return f"max_batch_size {self.max_batch_size} · {batching} · instances {self.instance_count}{extra}"
 
 
-def _short(path: str) -> str:
-    """``parameters.intra_op_thread_count.string_value`` -> ``intra_op_thread_count``."""
+def model_of(path: str) -> str:
+    """The model that a field ``<model>/<parameter>`` is about; empty for one of the candidate's own."""
+    return "" if path.startswith("parameters.") or "/" not in path else path.partition("/")[0]
+
+
+def of_model(fields: Iterable[tuple[str, FieldValue]], model: str) -> dict[str, FieldValue]:
+    """Those about ``model``, by parameter."""
+    return {path.removeprefix(f"{model}/"): value for path, value in fields if model_of(path) == model}
+
+
+def short_path(path: str) -> str:
+    """``parameters.intra_op_thread_count.string_value`` -> ``intra_op_thread_count``; of another model
+    ``<model>/intra_op_thread_count``."""
+    if model := model_of(path):
+        return f"{model}/{short_path(path.removeprefix(f'{model}/'))}"
     parts = path.split(".")
     return parts[1] if parts[0] == "parameters" and len(parts) > 1 else parts[-1]
 

@@ -138,3 +138,63 @@ def write_faulty(repository: Path) -> Path:
     (folder / "config.pbtxt").write_text(FAULTY_CONFIG)
     (folder / "1" / "model.py").write_text(FAULTY_PROGRAM)
     return folder
+
+
+ENSEMBLE_CONFIG = """\
+platform: "ensemble"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 4 }
+output { name: "Y" data_type: TYPE_FP32 dims: 4 }
+ensemble_scheduling {
+  step {
+    model_name: "first" model_version: -1
+    input_map { key: "x" value: "X" } output_map { key: "y" value: "between" }
+  }
+  step {
+    model_name: "second" model_version: -1
+    input_map { key: "x" value: "between" } output_map { key: "y" value: "Y" }
+  }
+}
+"""
+BLS_PROGRAM = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "x")) for request in requests]
+
+    def answer(self, x):
+        for name in ("first", "second"):
+            asked = pb_utils.InferenceRequest(model_name=name, requested_output_names=["y"], inputs=[x])
+            answer = asked.exec()
+            if answer.has_error():
+                return pb_utils.InferenceResponse(error=answer.error())
+            x = pb_utils.Tensor("x", pb_utils.get_output_tensor_by_name(answer, "y").as_numpy())
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())])
+"""
+
+
+def write_ensemble(repository: Path, milliseconds: float) -> Path:
+    """``chain``: ``first``, which takes a fifth of ``milliseconds`` a batch, then ``second``."""
+    for name, takes in (("first", milliseconds / 5), ("second", milliseconds)):
+        write_python_model(repository, name, sleeper_program(takes))
+    folder = repository / "chain"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(ENSEMBLE_CONFIG)
+    return folder
+
+
+def write_bls(repository: Path, milliseconds: float) -> Path:
+    """``caller``, a model in Python that asks ``first`` and ``second`` of ``write_ensemble``."""
+    write_ensemble(repository, milliseconds)
+    return write_python_model(repository, "caller", BLS_PROGRAM)
+
+
+def write_python_model(repository: Path, name: str, program: str) -> Path:
+    """With the tensors of the sleeper."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
+    (folder / "1" / "model.py").write_text(program)
+    return folder

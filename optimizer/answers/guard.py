@@ -108,7 +108,7 @@ class OutputGuard:
         sent = max(len(known.requests), self._in_flight(endpoint, known))
         order = [number % len(known.requests) for number in range(sent)]
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * sent * known.seconds_alone)
-        messages = [known.requests[number] for number in order]
+        messages = [inference.addressed(known.requests[number], endpoint.model) for number in order]
         answers = inference.infer(endpoint, messages, in_flight=sent, timeout_seconds=timeout_seconds)
         told = known.compare(order, answers, self._tolerance)
         if told:
@@ -117,7 +117,7 @@ class OutputGuard:
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
         from optimizer.requests.tensors import RequestSource, generate, to_message
 
-        metadata, max_batch_size = inference.model_metadata(endpoint), endpoint.candidate.max_batch_size
+        metadata, max_batch_size = inference.model_metadata(endpoint), endpoint.largest_request
         tensors = RequestSource.of(metadata, max_batch_size, self._shapes).tensors
         size = self._request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
         inputs = generate(

@@ -39,6 +39,17 @@ def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, time
         return answers
 
 
+def addressed(message: bytes, model: str) -> bytes:
+    """A serialized ModelInferRequest, to ``model``: what was asked of one variant is asked of another."""
+    from tritonclient.grpc.service_pb2 import ModelInferRequest
+
+    request = ModelInferRequest.FromString(message)
+    if request.model_name == model:
+        return message
+    request.model_name = model
+    return bytes(request.SerializeToString())
+
+
 def model_metadata(endpoint: Endpoint) -> ModelMetadataResponse:
     """The model's inputs and outputs: names, types and shapes. Raises DeploymentError."""
     from tritonclient.grpc.service_pb2 import ModelMetadataRequest, ModelMetadataResponse

@@ -53,7 +53,7 @@ class Scorer:
         """
         from optimizer.requests.tensors import to_message
 
-        largest = endpoint.candidate.max_batch_size  # 0: no batch dimension, so that a sample is a request
+        largest = endpoint.largest_request  # 0: no batch dimension, so that a sample is a request
         inputs = self._in_the_models_types(inference.model_metadata(endpoint), batched=largest > 0)
         size = min(max(largest, 1), LARGEST_REQUEST)
         messages = (

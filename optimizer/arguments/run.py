@@ -102,6 +102,11 @@ def _run_parser() -> argparse.ArgumentParser:
     )
     tuned = parser.add_argument_group("what is tuned")
     tuned.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
+    tuned.add_argument("--bls-composing-models", metavar="NAMES", help="that a model in Python calls, with commas")
+    tuned.add_argument("--variants", metavar="NAMES", help="models that may be served in its place, with commas")
+    tuned.add_argument(
+        "--model-warmup", action="store_true", help="let the server try the batch sizes before it takes requests"
+    )
     tuned.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
     tuned.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
     tuned.add_argument(
@@ -168,6 +173,9 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         model=given.model,
         sla_ms=bounds_ms,
         model_repository=given.model_repository,
+        bls_composing_models=_names("--bls-composing-models", given.bls_composing_models),
+        variants=_names("--variants", given.variants),
+        model_warmup=given.model_warmup,
         target=given.target,
         objectives=objectives,
         min_throughput=given.min_throughput,
@@ -191,6 +199,13 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         storage=given.storage,
         out=given.out,
     )
+
+
+def _names(flag: str, text: str | None) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys((text or "").split(","))) if text is not None else ()
+    if not all(names):
+        raise BadInputError(f"{flag} {shown(text or '')}: give names of models, with commas between them")
+    return names
 
 
 def _score(text: str) -> float:

@@ -81,7 +81,7 @@ class RemoteTarget:
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         if candidate.server_cpus is not None:
             raise DeploymentError(f"the CPUs of the server at {self.address} cannot be chosen from here")
-        wanted = model_config.apply(candidate, self._base)
+        wanted = model_config.for_trials(model_config.apply(candidate, self._base))
         with self._stopwatch.server():
             self._load(wanted)
             self._check(candidate)

@@ -1,4 +1,4 @@
-"""The folder that the embedded server runs from: a repository of one model, backends, packages of the stub."""
+"""The folder that the embedded server runs from: a repository, backends, packages of the stub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKENDS = Path(__file__).parent.parent / "backends"
 
 
 class ServerFolder:
-    """A private copy of the model's repository (links, and its own config.pbtxt) in a temporary folder.
+    """A private copy of the repository (links, and a config.pbtxt for each model) in a temporary folder.
 
     Raises EnvironmentFault where the disk refuses it.
     """
@@ -54,10 +54,10 @@ class ServerFolder:
     def shared_memory_prefix(self) -> str:
         return leftovers.shared_memory_prefix(self.path)
 
-    def write_config(self, config: Message) -> None:
+    def write_config(self, model: str, config: Message) -> None:
         """Make ``config`` the model's config.pbtxt. Raises EnvironmentFault."""
         try:
-            self.repository.joinpath(self._source.name, "config.pbtxt").write_text(model_config.to_text(config))
+            self.repository.joinpath(model, "config.pbtxt").write_text(model_config.to_text(config))
         except OSError as error:
             raise _refused(error) from error
 
@@ -66,12 +66,15 @@ class ServerFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _link_repository(self) -> None:
-        model = self.repository / self._source.name
-        model.mkdir(parents=True)
-        for entry in (self._source.repository / self._source.name).iterdir():
-            if entry.name != "config.pbtxt":
-                model.joinpath(entry.name).symlink_to(entry.resolve())
-        self.write_config(self._source.config)
+        for name, config in self._source.models.items():
+            model = self.repository / name
+            model.mkdir(parents=True)
+            for entry in self._source.folder(name).iterdir():
+                if entry.name != "config.pbtxt":
+                    model.joinpath(entry.name).symlink_to(entry.resolve())
+            if config.HasField("ensemble_scheduling"):  # whose version folder is empty, and seldom kept
+                model.joinpath("1").mkdir(exist_ok=True)
+            self.write_config(name, config)
 
     def _assemble_backends(self, runtime: Runtime) -> None:
         """Copies: Triton refuses a backend whose library a link leads out of the backend directory."""

@@ -19,7 +19,13 @@ from optimizer import batch_stats
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.load.perf_output import fault, read_average_ms, read_csv, read_request_count, read_windows
-from optimizer.load.server_statistics import executions_by_size, is_alive, mean_batch_size, read_statistics
+from optimizer.load.server_statistics import (
+    executions_by_size,
+    is_alive,
+    mean_batch_size,
+    read_statistics,
+    with_statistics,
+)
 from optimizer.load.windows import (
     FIRST_WINDOW_MS,
     LONGEST_WINDOW_MS,
@@ -154,6 +160,8 @@ class PerfAnalyzer:
             return None, []
         measurement = read_csv(text)
         after = self._statistics(endpoint)
+        if endpoint.batcher not in ("", endpoint.model):  # perf_analyzer's own columns are of the model that it asks
+            measurement = with_statistics(measurement, before, after)
         return replace(
             measurement,
             requests=read_request_count(done.output),

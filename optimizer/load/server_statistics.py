@@ -66,13 +66,15 @@ def executions_by_size(before: ModelStatistics | None, after: ModelStatistics | 
 
 
 def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
-    """As they are now; None where the server does not tell."""
+    """Of the model that batches, as they are now; None where the server does not tell."""
     from tritonclient.grpc import InferenceServerClient
     from tritonclient.utils import InferenceServerException
 
     try:
         with InferenceServerClient(endpoint.grpc) as client:
-            return client.get_inference_statistics(endpoint.model, client_timeout=PROBE_SECONDS).model_stats[0]
+            return client.get_inference_statistics(
+                endpoint.batcher or endpoint.model, client_timeout=PROBE_SECONDS
+            ).model_stats[0]
     except (InferenceServerException, IndexError):
         return None
 

@@ -174,7 +174,7 @@ class OpenLoop:
 
     def _messages_for(self, endpoint: Endpoint, request_batch_size: int) -> list[bytes]:
         """Serialized requests, made once. Raises BadInputError, MeasurementError."""
-        max_batch_size = endpoint.candidate.max_batch_size
+        max_batch_size = endpoint.largest_request
         key = (endpoint.model, max_batch_size > 0, request_batch_size)
         if key not in self._messages:
             try:

@@ -28,9 +28,11 @@ from optimizer.profile.schema import (
     BUILT,
     INT32_MAX,
     STORED,
+    BesideSection,
     BuiltModel,
     LoadSection,
     Model,
+    OnnxRuntimeSection,
     RequestSection,
     ScoreSection,
     Section,
@@ -65,6 +67,7 @@ _SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "request": RequestSection,
     "load": LoadSection,
     "space": SpaceSection,
+    "onnxruntime": OnnxRuntimeSection,
     "score": ScoreSection,
     "tolerance": ToleranceSection,
 }
@@ -191,6 +194,8 @@ def _build(source: Located, base: Located, gpu: Located | None, path: Path) -> P
 def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> Collection[str]:
     if not location:
         return [*Profile.model_fields, *(["gpu"] if not keys else [])]
+    if len(location) > 2 and location[:2] == ("space", "models"):
+        return list(BesideSection.model_fields)
     return list(_SECTIONS[str(location[-1])].model_fields)
 
 
@@ -232,9 +237,10 @@ def _check_space(profile: Profile) -> None:
         problem = f"the choices have {combinations:,} combinations; leave at most {_MAX_COMBINATIONS:,}"
         raise profile.fault("space", problem=problem)
     try:
-        for path, values in space.config.items():
-            for value in values:
-                proto_path.normal(ModelConfig.DESCRIPTOR, path, value)
+        for config in (space.config, *(one.config for one in space.models.values())):
+            for path, values in config.items():
+                for value in values:
+                    proto_path.normal(ModelConfig.DESCRIPTOR, path, value)
         Space(
             max_batch_size=space.max_batch_size or (INT32_MAX,),
             max_queue_delay_us=space.max_queue_delay_microseconds or ("off",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeGuard, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +32,13 @@ INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_si
 MAX_TERMS: Final = 32  # of a preferred-size policy
 MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads all of it at each launch, some 20 MB a second
 SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.answers.score`` that need no file
+ONNX_RUNTIME: Final = {  # its settings -> their paths in ModelConfig
+    "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
+    "inter_op_thread_count": "parameters.inter_op_thread_count.string_value",
+    "execution_mode": "parameters.execution_mode.string_value",
+    "graph_level": "optimization.graph.level",
+    "execution_accelerator": "optimization.execution_accelerators.gpu_execution_accelerator.0.name",
+}
 BUILT, STORED = "<built>", "<stored>"  # the two kinds of model, as pydantic calls them in its locations
 
 
@@ -161,6 +168,10 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
 Some = Annotated[tuple[T, ...], AfterValidator(_not_empty)]
 Key = Annotated[str, AfterValidator(_printable)]
 Positive = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Count = Annotated[int, Field(ge=1, le=4096)]
+Mode = Literal[0, 1]
+GraphLevel = Literal[-1, 0, 1, 2]
+Accelerator = Literal["none", "tensorrt"]
 BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Bound = Annotated[float | None, PlainValidator(_bound_ms)]
 Delay = Annotated[int | str, PlainValidator(_delay)]
@@ -199,10 +210,18 @@ class BuiltModel(Section):
 
 
 class StoredModel(Section):
-    """The model ``name`` of a Triton repository: both are folders that exist, at or under the profile's."""
+    """The model ``name`` of a Triton repository: both are folders that exist, at or under the profile's.
+
+    ``bls_composing_models`` are those that a model in Python calls; the steps of an ensemble are known. The space is
+    about ``batcher``, one of these; by default the largest. ``variants`` are models of the same repository that can
+    take its place.
+    """
 
     repository: Folder
     name: Name
+    bls_composing_models: Some[Name] | None = None
+    variants: Some[Name] | None = None
+    batcher: Name | None = None
 
     @field_validator("name")
     @classmethod
@@ -269,12 +288,45 @@ class LoadSection(Section):
     max_concurrency: Positive = 256
 
 
+class BesideSection(Section):
+    """The choices of a model beside the one that the space is about: another step of the ensemble, say."""
+
+    max_batch_size: Some[Positive] | None = None
+    max_queue_delay_microseconds: Some[Delay] | None = None
+    preferred_batch_size: Some[Preferred] | None = None
+    instance_group_count: Some[Positive] | None = None
+    config: dict[Key, Some[Choice]] = {}
+
+    def fields(self) -> dict[str, tuple[FieldValue, ...]]:
+        own = {name: choices for name, choices in self if name != "config" and choices}
+        return {**own, **self.config}
+
+
+class OnnxRuntimeSection(Section):
+    """Settings of ONNX Runtime, as Triton's backend calls them.
+
+    ``execution_mode``: 0 one operator after another, 1 in parallel. ``graph_level``: -1 basic, 1 extended, 0 all
+    optimizations, 2 none. ``execution_accelerator`` (on a GPU): none, tensorrt.
+    """
+
+    intra_op_thread_count: Some[Count] | None = None
+    inter_op_thread_count: Some[Count] | None = None
+    execution_mode: Some[Mode] | None = None
+    graph_level: Some[GraphLevel] | None = None
+    execution_accelerator: Some[Accelerator] | None = None
+
+    def fields(self) -> dict[str, tuple[FieldValue, ...]]:
+        found = {ONNX_RUNTIME[name]: choices for name, choices in self if choices}
+        return {path: tuple(map(str, c)) if path.startswith("parameters.") else c for path, c in found.items()}
+
+
 class SpaceSection(Section):
     """The choices of each parameter; None is not given. What combinations are valid, ``Space`` decides.
 
     ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
     ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
-    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on.
+    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on. ``models``:
+    the same for models beside, by name.
     """
 
     max_batch_size: Some[BatchSize] | None = None
@@ -282,11 +334,17 @@ class SpaceSection(Section):
     preferred_batch_size: Some[Preferred] | None = None
     instance_group_count: Some[Positive] | None = None
     server_cpus: Some[CpuList] | None = None
+    onnxruntime: OnnxRuntimeSection = OnnxRuntimeSection()
     config: dict[Key, Some[Choice]] = {}
+    models: dict[Name, BesideSection] = {}
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """As ``Space`` takes them."""
-        return self.config | ({SERVER_CPUS: self.server_cpus} if self.server_cpus else {})
+        beside = {
+            f"{name}/{path}": choices for name, one in self.models.items() for path, choices in one.fields().items()
+        }
+        chosen_cpus = {SERVER_CPUS: self.server_cpus} if self.server_cpus else {}
+        return self.onnxruntime.fields() | self.config | chosen_cpus | beside
 
 
 class ScoreSection(Section):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Constraint
 from objectives.verdict import Interval, Judged
-from optimizer.trial import Candidate, LoadPoint, Point
+from optimizer.trial import VARIANT, Candidate, LoadPoint, Point, model_of, short_path
 from optimizer.untrusted import one_line
 
 UNKNOWN = "unknown"
@@ -121,7 +121,7 @@ def configuration(candidate: Candidate) -> str:
         parts.append("no dynamic batching")
     if candidate.preferred_batch_sizes:
         parts.append(f"preferred {', '.join(map(str, candidate.preferred_batch_sizes))}")
-    parts += [f"{_last_name(path)}={_literal(value)}" for path, value in candidate.fields]
+    parts += [f"{short_path(path)}={_literal(value)}" for path, value in candidate.fields]
     return " · ".join(parts)
 
 
@@ -140,6 +140,9 @@ def triton_lines(candidate: Candidate) -> list[str]:
             lines.append(f'parameters {{ key: "{parts[1]}" value {{ {parts[2]}: {text} }} }}')
         else:
             lines.append(f"{path}: {_literal(value)}")
+    for path, value in candidate.fields:
+        if path == VARIANT or model_of(path):
+            lines.append(f"# {path.replace('/', ': ')} {_literal(value)}")
     if candidate.server_cpus:
         lines.append(f"# the server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
     return lines
@@ -173,11 +176,6 @@ def _fact(name: str, value: object) -> str:
             return size(value)
         return f"{value:,}" if isinstance(value, int) else number(value)
     return str(value)[:_SHA_DIGITS] if name == "sha256" else str(value)
-
-
-def _last_name(path: str) -> str:
-    parts = path.split(".")
-    return parts[1] if parts[0] == "parameters" and len(parts) > 1 else parts[-1]
 
 
 def _literal(value: object) -> str:

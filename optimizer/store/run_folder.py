@@ -47,8 +47,15 @@ class RunFolder:
         return self.path / "pareto.csv"
 
     @property
+    def best(self) -> Path:
+        """The folder of what is recommended: ``config.pbtxt``, or a folder with one for each model of several."""
+        return self.path / "best"
+
+    @property
     def best_config(self) -> Path:
-        return self.path / "best" / "config.pbtxt"
+        """What to load: a file, or the folder of several."""
+        single = self.best / "config.pbtxt"
+        return single if single.exists() else self.best
 
     @property
     def report(self) -> Path:
@@ -163,11 +170,20 @@ class RunFolder:
         """``started_in``, seen from the run's folder, is what the relative paths among ``options`` start from."""
         started_in = os.path.relpath(Path.cwd(), self.path.resolve())
         info = {"options": asdict(options), "started_in": started_in, **rest}
-        self.write(self.info, json.dumps(info, indent=2) + "\n")
+        write_whole(self.info, json.dumps(info, indent=2) + "\n")
 
-    def write(self, path: Path, text: str) -> None:
-        """Whole or not at all. Raises EnvironmentFault where the disk refuses it."""
-        write_whole(path, text)
+    def write_best(self, configs: Mapping[str, str]) -> None:
+        """What is recommended, by model: each whole or not at all. Raises EnvironmentFault where it cannot be."""
+        if len(configs) == 1:
+            (text,) = configs.values()
+            write_whole(self.best / "config.pbtxt", text)
+            return
+        try:
+            self.best.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.best, error) from error
+        for name, text in configs.items():
+            write_whole(self.best / name / "config.pbtxt", text)
 
 
 def _unwritable(out: str, error: OSError) -> BadInputError:

@@ -12,6 +12,7 @@ from typing import Any
 
 from optimizer import model_config, runtime
 from optimizer.command_line import command_line, without_password
+from optimizer.deployment import deployment
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.notes import Note, machine_notes
 from optimizer.options import RunOptions
@@ -100,8 +101,8 @@ class RunRecord:
     def _write_derived(self, outcome: Outcome, trials: list[Trial] | None) -> None:
         export.write_pareto_csv(self.folder.pareto, outcome)
         if outcome.recommended:
-            config = model_config.apply(outcome.recommended.candidate, self.task.source.config)
-            self.folder.write(self.folder.best_config, model_config.to_text(config))
+            found = deployment(self.task.source, outcome.recommended.candidate)
+            self.folder.write_best({name: model_config.to_text(config) for name, config in found.configs.items()})
         if trials is not None:
             from optimizer.report.html import write_report
 

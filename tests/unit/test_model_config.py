@@ -19,10 +19,12 @@ from optimizer.model_config import (
     candidate_of,
     differences,
     explicit,
+    for_trials,
     has_fixed_shapes,
     read,
     to_override_json,
     to_text,
+    warmed_up,
 )
 from optimizer.space import Space
 from optimizer.trial import Candidate, FieldValue
@@ -375,3 +377,43 @@ def test_what_does_not_exist_or_fit_is_one_clear_line(path: str, value: FieldVal
 )
 def test_shapes_that_may_differ_are_known(text: str, fixed: bool) -> None:
     assert has_fixed_shapes(text_format.Parse(text, ModelConfig())) is fixed
+
+
+# -- accelerators, warm-up, cache -------------------------------------------------------------------------------
+
+ACCELERATOR = "optimization.execution_accelerators.gpu_execution_accelerator.0.name"
+
+
+def test_no_accelerator_is_a_choice_like_any() -> None:
+    plain = config('name: "m" max_batch_size: 4 instance_group { count: 1 }')
+    none, some = (Candidate(4, fields=((ACCELERATOR, name),)) for name in ("none", "tensorrt"))
+    assert candidate_of(plain, [ACCELERATOR]) == none
+    accelerated = apply(some, plain)
+    assert candidate_of(accelerated, [ACCELERATOR]) == some
+    assert differences(some, accelerated) == differences(none, plain) == []
+    assert differences(none, accelerated)
+    assert differences(some, plain)
+    assert candidate_of(apply(none, accelerated), [ACCELERATOR]) == none
+
+
+def test_warm_up_runs_the_batch_sizes_that_the_batcher_aims_at() -> None:
+    given = config(
+        'name: "m" max_batch_size: 16 dynamic_batching { preferred_batch_size: [ 4, 8 ] } '
+        'input { name: "x" data_type: TYPE_INT32 dims: [ -1, 3 ] } model_warmup { name: "own" batch_size: 2 }'
+    )
+    warm = warmed_up(given, {"x": (128, 3)})
+    assert [(one.name, one.batch_size) for one in warm.model_warmup] == [
+        ("own", 2),
+        *((f"tritune: batch of {size}", size) for size in (1, 4, 8, 16)),
+    ]
+    sample = warm.model_warmup[1].inputs["x"]
+    assert (list(sample.dims), sample.zero_data) == ([128, 3], True)
+    assert warmed_up(warm, {"x": (128, 3)}) == warm
+    assert list(warmed_up(given, {}).model_warmup[1].inputs["x"].dims) == [1, 3]
+    assert [one.batch_size for one in warmed_up(config('name: "m"'), {}).model_warmup] == [0]
+
+
+def test_trials_have_no_response_cache() -> None:
+    given = config('name: "m" max_batch_size: 4 response_cache { enable: true }')
+    assert not for_trials(given).response_cache.enable
+    assert given.response_cache.enable

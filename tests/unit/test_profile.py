@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.errors import BadInputError
 from optimizer.profile.find import find_profile
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel, SpaceSection, StoredModel
@@ -155,8 +156,6 @@ def test_the_shipped_profiles_are_good(path: Path, gpu: bool) -> None:
     assert find_profile(profile.name).resolve() == path
     assert profile.description
     assert [bound.metric for bound in profile.sla.constraints()] == ["latency-p95"]
-    if profile.model.builder == "minilm":  # an ensemble: what is tuned are the models it is made of
-        return
     assert profile.space
     assert profile.space.max_batch_size
     space = Space(
@@ -164,7 +163,24 @@ def test_the_shipped_profiles_are_good(path: Path, gpu: bool) -> None:
         max_queue_delay_us=profile.space.max_queue_delay_microseconds or (),
         preferred_batch_sizes=profile.space.preferred_batch_size or (),
         instance_count=profile.space.instance_group_count or (),
-        fields=profile.space.config,
+        fields=profile.space.fields(),
         request_batch_size=profile.request.batch_size,
     )
     assert 6 <= len(space) <= 2000, "some, and no more than are ranked in moments"
+
+
+@pytest.mark.usefixtures("here")
+def test_settings_of_onnx_runtime_have_names() -> None:
+    given = "model: {builder: mlp}\nspace:\n  onnxruntime: {intra_op_thread_count: [1, 2], graph_level: [0, 2]}\n"
+    space = load(given).space
+    assert space is not None
+    assert space.fields() == {
+        "parameters.intra_op_thread_count.string_value": ("1", "2"),
+        "optimization.graph.level": (0, 2),
+    }
+    for wrong, told in (
+        ("graph_level: [3]", "graph_level: 3 is not -1, 0, 1 or 2"),
+        ("threads: [1]", "threads: .*intra_op_thread_count"),
+    ):
+        with pytest.raises(BadInputError, match=rf":2: space.onnxruntime.{told}"):
+            load(f"model: {{builder: mlp}}\nspace: {{onnxruntime: {{{wrong}}}}}\n")

@@ -1,0 +1,176 @@
+"""Ensembles, BLS and variants on the real server: each model is served as the candidate says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer import batch_stats, runtime
+from optimizer.answers.guard import OutputGuard
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deployment import as_given, deployment
+from optimizer.errors import DeploymentError
+from optimizer.load.perf_analyzer import PerfAnalyzer
+from optimizer.pipeline import read_source
+from optimizer.trial import VARIANT, Candidate, LoadPoint
+from tests.repositories import doubler, onnx_model, write_bls, write_model
+
+COUNT, DELAY, SIZE = (
+    f"first/{name}" for name in ("instance_group_count", "max_queue_delay_microseconds", "max_batch_size")
+)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    folder = tmp_path_factory.mktemp("models")
+    write_bls(folder, milliseconds=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chain(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    source = read_source(repository, "chain", gpu=False, batcher="second")
+    target = EmbeddedTarget(source, log=tmp_path_factory.mktemp("server") / "log", say=print)
+    with contextlib.closing(target):
+        yield target
+
+
+def served(target: EmbeddedTarget, model: str) -> ModelConfig:
+    with InferenceServerClient(target.grpc_address) as client:
+        assert client.is_model_ready(model)
+        config = client.get_model_config(model).config
+    assert isinstance(config, ModelConfig)
+    return config
+
+
+def answer(target: EmbeddedTarget, model: str, x: str, y: str) -> list[float]:
+    given = InferInput(x, [1, 4], "FP32")
+    given.set_data_from_numpy(np.arange(4, dtype=np.float32)[None])
+    with InferenceServerClient(target.grpc_address) as client:
+        return [float(value) for value in client.infer(model, [given]).as_numpy(y)[0]]
+
+
+def test_each_step_is_served_as_the_candidate_says(chain: EmbeddedTarget) -> None:
+    for candidate in (
+        Candidate(8, True, 300, (4,), 2, ((COUNT, 2), (DELAY, 0))),
+        Candidate(8, True, 300, (4,), 2, ((COUNT, 1), (DELAY, "off"))),  # only the first step changes
+    ):
+        with chain.deploy(candidate):
+            second, first = served(chain, "second"), served(chain, "first")
+            assert second.dynamic_batching.max_queue_delay_microseconds == 300
+            assert list(second.dynamic_batching.preferred_batch_size) == [4]
+            assert second.instance_group[0].count == 2
+            fields = dict(candidate.fields)
+            assert first.instance_group[0].count == fields[COUNT]
+            assert first.HasField("dynamic_batching") == (fields[DELAY] == 0)
+            assert answer(chain, "chain", "X", "Y") == [0, 1, 2, 3]
+
+
+def test_an_ensemble_takes_no_more_than_its_steps(chain: EmbeddedTarget) -> None:
+    for size, other in ((4, 8), (8, 2), (8, 8)):
+        with chain.deploy(Candidate(size, fields=((SIZE, other),))):
+            assert served(chain, "chain").max_batch_size == min(size, other)
+            assert (served(chain, "second").max_batch_size, served(chain, "first").max_batch_size) == (size, other)
+
+
+def test_it_loads_from_the_files_that_are_handed_out(chain: EmbeddedTarget) -> None:
+    with chain.deploy_as_written(Candidate(4, True, fields=((COUNT, 2),))) as endpoint:
+        assert (endpoint.model, endpoint.batcher, endpoint.largest_request) == ("chain", "second", 4)
+        assert served(chain, "first").instance_group[0].count == 2
+        assert served(chain, "second").max_batch_size == 4
+
+
+def test_a_step_that_is_refused_is_a_failed_candidate_and_the_next_is_served(chain: EmbeddedTarget) -> None:
+    field = "first/preferred_batch_size"
+    for candidate in (
+        Candidate(8, True, preferred_batch_sizes=(16,)),
+        Candidate(8, fields=((DELAY, 0), (field, "16"))),
+    ):
+        with pytest.raises(DeploymentError), chain.deploy(candidate):
+            pass
+    with chain.deploy(Candidate(8, True, fields=((DELAY, 0),))):
+        assert answer(chain, "chain", "X", "Y") == [0, 1, 2, 3]
+
+
+def test_the_batches_that_are_counted_are_those_of_the_model_that_is_tuned(
+    chain: EmbeddedTarget, tmp_path: Path
+) -> None:
+    installed = runtime.ensure(print)
+    load = PerfAnalyzer(
+        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "log", window_ms=100, patience=False
+    )
+    with chain.deploy(Candidate(8, True)) as endpoint:
+        measured = load.measure(endpoint, LoadPoint(1, 8))
+    entries = batch_stats.from_text(measured.batch_stats or "")
+    assert any(size > 1 for size, _, _ in entries)
+    compute_ms = sum(ns for _, _, ns in entries) / sum(n for _, n, _ in entries) / 1e6
+    assert compute_ms > 4.5, "the second step takes 5 ms, the first one 1 ms"
+    assert measured.compute_infer_ms == pytest.approx(compute_ms, rel=0.2)
+
+
+def test_a_model_in_python_and_those_that_it_asks(repository: Path, tmp_path: Path) -> None:
+    source = read_source(repository, "caller", gpu=False, composing=["first", "second"], batcher="second")
+    fields = ("caller/instance_group_count", COUNT)
+    assert as_given(source, fields) == Candidate(8, fields=((fields[0], 1), (fields[1], 1)))
+    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    with contextlib.closing(target), target.deploy(Candidate(8, True, fields=((fields[0], 2), (COUNT, 1)))):
+        assert served(target, "caller").instance_group[0].count == 2
+        assert served(target, "second").HasField("dynamic_batching")
+        assert answer(target, "caller", "x", "y") == [0, 1, 2, 3]
+
+
+def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper
+
+    config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    tripled = [helper.make_node("Sum", ["x", "x", "x"], ["y"])]
+    dims = (TensorProto.FLOAT, ("batch", 4))
+    for name, model in (
+        ("plain", doubler()),
+        ("same", doubler()),
+        ("wrong", onnx_model(tripled, {"x": dims}, {"y": dims})),
+    ):
+        write_model(tmp_path / "models", name, config, model)
+    source = read_source(tmp_path / "models", "plain", gpu=False, variants=["same", "wrong"])
+    guard = OutputGuard(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    with contextlib.closing(target):
+        with target.deploy(as_given(source, [VARIANT])) as endpoint:
+            assert endpoint.model == "plain"
+            guard.reference(endpoint)
+        with target.deploy(Candidate(8, fields=((VARIANT, "same"),))) as endpoint:
+            guard.check(endpoint)
+            assert answer(target, "same", "x", "y") == [0, 2, 4, 6]
+            with InferenceServerClient(target.grpc_address) as client:
+                assert not client.is_model_ready("plain")
+        with (
+            target.deploy(Candidate(8, fields=((VARIANT, "wrong"),))) as endpoint,
+            pytest.raises(DeploymentError, match="answers differ"),
+        ):
+            guard.check(endpoint)
+
+
+def test_what_is_tried_is_warmed_up_and_has_no_response_cache(tmp_path: Path) -> None:
+    config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\nresponse_cache { enable: true }\n'
+    write_model(tmp_path / "models", "plain", config, doubler(dims=("batch", "width")))
+    source = replace(read_source(tmp_path / "models", "plain", gpu=False), warm_up={"x": (4,)})
+    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    candidate = Candidate(8, True, preferred_batch_sizes=(4,))
+    assert deployment(source, candidate).configs["plain"].response_cache.enable
+    with contextlib.closing(target):
+        for deploy in (target.deploy, target.deploy_as_written):
+            with deploy(candidate):
+                now = served(target, "plain")
+                assert [sample.batch_size for sample in now.model_warmup] == [1, 4, 8]
+                assert list(now.model_warmup[0].inputs["x"].dims) == [4]
+                assert not now.response_cache.enable
+                assert answer(target, "plain", "x", "y") == [0, 2, 4, 6]

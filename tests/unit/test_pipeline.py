@@ -1,0 +1,159 @@
+"""Ensembles, BLS and variants as read from a repository, and what each model is served as."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from optimizer.deployment import as_given, deployment
+from optimizer.errors import BadInputError, DeploymentError
+from optimizer.machine.hardware import Hardware
+from optimizer.model_source import ModelSource
+from optimizer.options import RunOptions
+from optimizer.pipeline import read_source
+from optimizer.profile.reader import load_profile
+from optimizer.task import prepare
+from optimizer.trial import VARIANT, Candidate
+from tests.repositories import doubler, write_bls, write_ensemble, write_model
+
+CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> ModelSource:
+    write_ensemble(tmp_path, milliseconds=5)
+    return read_source(tmp_path, "chain", gpu=False)
+
+
+def test_an_ensemble_brings_its_steps_and_the_largest_of_them_is_tuned(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    program = tmp_path / "first" / "1" / "model.py"
+    program.write_text(program.read_text() + "# longer\n" * 100)
+    found = read_source(tmp_path, "chain", gpu=False)
+    assert list(found.composing) == ["first", "second"]
+    assert found.batcher == "first"
+    assert found.batched.max_batch_size == 8
+    assert read_source(tmp_path, "chain", gpu=False, batcher="second").batcher == "second"
+    assert int(found.facts["model_bytes"]) > program.stat().st_size
+
+
+def test_ensembles_in_ensembles_are_loaded_after_what_they_are_made_of(tmp_path: Path) -> None:
+    folder = write_ensemble(tmp_path, milliseconds=5)
+    text = (folder / "config.pbtxt").read_text()
+    shutil.copytree(folder, tmp_path / "outer")
+    outer = text.replace('"first"', '"chain"').replace('key: "x"', 'key: "X"', 1).replace('key: "y"', 'key: "Y"', 1)
+    (tmp_path / "outer" / "config.pbtxt").write_text(outer)
+    found = read_source(tmp_path, "outer", gpu=False, batcher="second")
+    assert list(found.composing) == ["first", "second", "chain"]
+    settings = deployment(found, Candidate(4)).settings
+    assert [settings[name].max_batch_size for name in ("second", "chain", "outer")] == [4, 4, 4]
+
+
+def test_what_an_ensemble_lacks_is_said(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    shutil.rmtree(tmp_path / "second")
+    with pytest.raises(
+        BadInputError, match=r"chain is made of 'second': .*no model 'second' there; it has chain, first"
+    ):
+        read_source(tmp_path, "chain", gpu=False)
+
+
+def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
+    config = write_ensemble(tmp_path, milliseconds=5) / "config.pbtxt"
+    config.write_text(config.read_text().replace('"second"', '"chain"'))
+    with pytest.raises(BadInputError, match=r"call one another \(chain > chain\)"):
+        read_source(tmp_path, "chain", gpu=False)
+
+
+def test_settings_of_the_models_beside(chain: ModelSource) -> None:
+    other = next(name for name in chain.composing if name != chain.batcher)
+    fields = ((f"{other}/instance_group_count", 2), (f"{other}/max_queue_delay_microseconds", 100))
+    found = deployment(chain, Candidate(4, True, 500, fields=fields))
+    assert list(found.configs) == ["first", "second", "chain"]
+    assert (found.model, found.batcher) == ("chain", chain.batcher)
+    assert found.settings[other] == Candidate(8, True, 100, (), 2)
+    assert found.settings[chain.batcher] == Candidate(4, True, 500)
+    assert found.configs["chain"].max_batch_size == 4
+    assert found.differences(found.configs) == []
+    assert found.differences({**found.configs, other: chain.composing[other]}) == [
+        f"{other}: dynamic_batching is off, wanted on",
+        f"{other}: instance_count is 1, wanted 2",
+    ]
+
+
+def test_preferred_sizes_of_a_model_beside(chain: ModelSource) -> None:
+    other = next(name for name in chain.composing if name != chain.batcher)
+
+    def preferred(policy: str, delay: str | int = 0) -> tuple[int, ...]:
+        fields = ((f"{other}/max_queue_delay_microseconds", delay), (f"{other}/preferred_batch_size", policy))
+        return deployment(chain, Candidate(8, fields=fields)).settings[other].preferred_batch_sizes
+
+    assert preferred("max/2,max") == (4, 8)
+    assert preferred("max/2", "off") == ()
+    with pytest.raises(DeploymentError, match=f"{other}: preferred_batch_size max/3 does not fit 8"):
+        preferred("max/3")
+
+
+def test_the_baseline_is_what_is_given(chain: ModelSource) -> None:
+    other = next(name for name in chain.composing if name != chain.batcher)
+    paths = [f"{other}/{name}" for name in ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size")]
+    given = as_given(chain, paths)
+    assert dict(given.fields) == {paths[0]: 8, paths[1]: "off", paths[2]: "none"}
+    configs = deployment(chain, given).configs
+    assert configs == {**chain.composing, "chain": chain.config}
+
+
+def test_without_a_profile_the_instances_and_batching_of_each_step_vary(tmp_path: Path) -> None:
+    write_bls(tmp_path, milliseconds=5)
+    options = RunOptions("caller", model_repository=str(tmp_path), bls_composing_models=("first", "second"))
+    task = prepare(options, LAPTOP, print)
+    beside = {path: choices for path, choices in task.problem.space.fields.items() if "/" in path}
+    assert beside == {
+        f"{name}/{parameter}": choices
+        for name in ("caller", "second" if task.source.batcher == "first" else "first")
+        for parameter, choices in (("instance_group_count", (1, 2)), ("max_queue_delay_microseconds", ("off", 0)))
+    }
+    assert task.problem.space.values_of(task.baseline) is not None
+
+
+def test_a_profile_says_what_varies_of_each(tmp_path: Path) -> None:
+    write_ensemble(tmp_path / "models", milliseconds=5)
+    profile = tmp_path / "chain.yaml"
+    profile.write_text(
+        "model: {repository: models, name: chain, batcher: second}\n"
+        "space: {max_batch_size: [8], models: {first: {instance_group_count: [1, 3], max_batch_size: [2, 8]}}}\n"
+    )
+    task = prepare(RunOptions(str(profile)), LAPTOP, print)
+    assert task.source.batcher == "second"
+    assert task.problem.space.fields["first/instance_group_count"] == (1, 3)
+    assert task.problem.space.fields["first/max_batch_size"] == (2, 8)
+    profile.write_text("model: {repository: models, name: chain}\nspace:\n  models: {third: {max_batch_size: [2]}}\n")
+    with pytest.raises(BadInputError, match=r"chain.yaml:3: space.models.third: is no model beside it; there are: "):
+        prepare(RunOptions(str(profile)), LAPTOP, print)
+    profile.write_text("model: {repository: models, name: chain}\nspace:\n  models: {first: {max_batch: [2]}}\n")
+    with pytest.raises(BadInputError, match=r"chain.yaml:3: space.models.first.max_batch: .*max_batch_size"):
+        load_profile(profile)
+
+
+def test_variants_take_each_others_place(tmp_path: Path) -> None:
+    for name in ("fp32", "fp16"):
+        write_model(tmp_path, name, CONFIG, doubler())
+    options = RunOptions("fp32", model_repository=str(tmp_path), variants=("fp16",))
+    task = prepare(options, LAPTOP, print)
+    assert task.problem.space.fields[VARIANT] == ("fp32", "fp16")
+    assert dict(task.baseline.fields)[VARIANT] == "fp32"
+    other = deployment(task.source, Candidate(4, fields=((VARIANT, "fp16"),)))
+    assert (other.model, other.batcher, list(other.configs)) == ("fp16", "fp16", ["fp16"])
+    assert other.configs["fp16"].max_batch_size == 4
+
+
+def test_variants_that_take_other_requests_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "four", CONFIG, doubler())
+    write_model(tmp_path, "five", CONFIG, doubler(dims=("batch", 5)))
+    write_model(tmp_path, "alone", CONFIG.replace("8", "0"), doubler(dims=(4,)))
+    for other, why in (("five", "its inputs are not those of four"), ("alone", "takes batches"), ("six", "no model")):
+        with pytest.raises(BadInputError, match=why):
+            read_source(tmp_path, "four", gpu=False, variants=[other])
