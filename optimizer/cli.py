@@ -78,10 +78,11 @@ def _dispatch(arguments: list[str]) -> int:
     parser = Parser(prog=f"tune {command}")
     if command == "models":
         parser.description = "The models that come with tune, and those in ./configs."
-        parser.parse_args(arguments)
+        parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+        given = parser.parse_args(arguments)
         from optimizer.listing import print_models
 
-        print_models()
+        print_models(as_json=given.json)
         return 0
     if command == "setup":
         parser.description = "Fetch and unpack the embedded server and perf_analyzer, compile the simulator, once."

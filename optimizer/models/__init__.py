@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from optimizer.model_source import ModelSource
-    from optimizer.models.builder import Builder, Settings
+    from optimizer.models.builder import Builder, Interface, Settings
 
 BUILDERS: dict[str, str] = {
     "bert": "optimizer.models.bert",
     "dlrm": "optimizer.models.dlrm",
     "minilm": "optimizer.models.minilm",
+    "minilm_model": "optimizer.models.minilm_model",
     "mlp": "optimizer.models.mlp",
     "resnext": "optimizer.models.resnext",
     "text_recognition": "optimizer.models.text_recognition",
@@ -57,6 +58,12 @@ def build(
 def check_settings(builder: str, settings: Mapping[str, object]) -> None:
     """Raise BadInputError where ``build`` would, without building."""
     _parse(_load(builder), settings)
+
+
+def describe(builder: str, settings: Mapping[str, object]) -> tuple[Interface, str]:
+    """What the model takes and gives, and the document that it is from. Builds nothing; raises as ``build``."""
+    found = _load(builder)
+    return found.interface(_parse(found, settings)), found.source
 
 
 def _load(name: str) -> Builder:

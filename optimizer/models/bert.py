@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from optimizer.models.builder import Builder, Draft, Say, Settings, Tensor, Written
+from optimizer.models.builder import Builder, Draft, Facts, Interface, Say, Settings, Tensor
 from optimizer.models.input_data import write_input_data
 from optimizer.models.onnx_graph import Graph, WeightFile
 from optimizer.models.text_requests import token_requests
@@ -38,7 +38,14 @@ class BertSettings(Settings):
     seed: int = Field(default=0, ge=0)
 
 
-def write(settings: BertSettings, draft: Draft, say: Say) -> Written:
+def interface(settings: BertSettings) -> Interface:
+    return Interface(
+        inputs=tuple(Tensor(name, "INT32", (settings.sequence,)) for name in INPUTS),
+        outputs=tuple(Tensor(name, settings.precision.upper(), (settings.sequence,)) for name in OUTPUTS),
+    )
+
+
+def write(settings: BertSettings, draft: Draft, say: Say) -> Facts:
     shape, tokens = SHAPES[settings.size], settings.sequence
     say(f"building bert: {settings.size}, {shape.layers} layers of {shape.hidden}, sequences of {tokens}")
     values, requests = (np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(2))
@@ -46,18 +53,13 @@ def write(settings: BertSettings, draft: Draft, say: Say) -> Written:
     graph.save(draft.version / "model.onnx")
     data = token_requests(settings.samples, tokens, shape.vocabulary, requests)
     write_input_data(draft.input_data, dict(zip(INPUTS, data, strict=True)))
-    triton = settings.precision.upper()
-    return Written(
-        inputs=tuple(Tensor(name, "INT32", (tokens,)) for name in INPUTS),
-        outputs=tuple(Tensor(name, triton, (tokens,)) for name in OUTPUTS),
-        facts={
-            "precision": settings.precision,
-            "size": settings.size,
-            "sequence": tokens,
-            "parameters": graph.parameters,
-            "seed": settings.seed,
-        },
-    )
+    return {
+        "precision": settings.precision,
+        "size": settings.size,
+        "sequence": tokens,
+        "parameters": graph.parameters,
+        "seed": settings.seed,
+    }
 
 
 def draw(settings: BertSettings, weights: Path, rng: np.random.Generator | None) -> Graph:
@@ -78,4 +80,11 @@ def draw(settings: BertSettings, weights: Path, rng: np.random.Generator | None)
     return graph
 
 
-BUILDER = Builder(name="bert", version=1, settings=BertSettings, write=write)
+BUILDER = Builder(
+    name="bert",
+    version=2,
+    source="NVIDIA DeepLearningExamples, LanguageModeling/BERT",
+    settings=BertSettings,
+    interface=interface,
+    write=write,
+)

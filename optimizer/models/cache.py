@@ -3,6 +3,7 @@
     <cache>/models/<name>-<hash of settings and builder version>-<cpu|gpu>-<max_batch_size>/
         <name>/config.pbtxt     the folder is a Triton repository
         <name>/1/model.onnx     and the files that it refers to
+        ...                     an ensemble's models, each in a folder of its own
         input_data.json         request data for perf_analyzer, where the builder writes any
         built.json              facts and file sizes; written last
 
@@ -20,17 +21,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.errors import EnvironmentFault
 from optimizer.model_source import ModelSource
-from optimizer.models.builder import Builder, Draft, Facts, Say, Settings
-from optimizer.models.serving import baseline_config
+from optimizer.models.builder import Builder, Draft, Facts, Kind, Say, Settings
+from optimizer.models.serving import configs
 
-Kind: TypeAlias = Literal["KIND_CPU", "KIND_GPU"]
+CONFIG_FILE, BUILT_FILE = "config.pbtxt", "built.json"
+_NOT_SHARED = (CONFIG_FILE, BUILT_FILE)  # by models of the same weights
 
 
 def obtain(
@@ -70,22 +71,19 @@ def _replace(home: Path, builder: Builder, settings: Settings, max_batch_size: i
     for leftover in (draft, retired):
         _remove(leftover)
     try:
-        config_path = draft / builder.name / "config.pbtxt"
         weights = home.name.rsplit("-", 2)[0]
         same_weights = sorted(home.parent.glob(f"{weights}-*"))
         twin = next((other for other in same_weights if _intact(other)), None)
         if twin:  # for another max_batch_size or kind: only config.pbtxt differs
-            shutil.copytree(twin, draft, copy_function=_link, ignore=shutil.ignore_patterns("built.json"))
+            shutil.copytree(twin, draft, copy_function=_link, ignore=shutil.ignore_patterns(*_NOT_SHARED))
             facts = _read_facts(twin)
-            config = _read_config(config_path)
-            config.max_batch_size = max_batch_size
-            config.instance_group[0].kind = config.instance_group[0].Kind.Value(kind)
-            config_path.unlink()  # linked: writing into it would change the twin's
         else:
-            facts, config = _build(builder, settings, draft, max_batch_size, kind, say)
-        config_path.write_text(text_format.MessageToString(config), encoding="utf-8")
+            facts = _write(builder, settings, Draft(draft, builder.name), say)
+        for config in configs(builder, settings, max_batch_size, kind):
+            text = text_format.MessageToString(config)
+            draft.joinpath(config.name, CONFIG_FILE).write_text(text, encoding="utf-8")
         built = {"files": _sizes(draft), "facts": facts}
-        (draft / "built.json").write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+        (draft / BUILT_FILE).write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
         if home.exists():
             home.rename(retired)  # not deleted in place: a server may be reading it
         draft.rename(home)
@@ -94,26 +92,26 @@ def _replace(home: Path, builder: Builder, settings: Settings, max_batch_size: i
             _remove(leftover)
 
 
-def _build(
-    builder: Builder, settings: Settings, folder: Path, max_batch_size: int, kind: Kind, say: Say
-) -> tuple[Facts, ModelConfig]:
-    draft = Draft(folder, builder.name)
+def _write(builder: Builder, settings: Settings, draft: Draft, say: Say) -> Facts:
     draft.version.mkdir(parents=True)
-    written = builder.write(settings, draft, say)
-    files = sorted(p for p in draft.version.rglob("*") if p.is_file())
-    facts: Facts = {
+    facts = builder.write(settings, draft, say)
+    files = sorted(p for p in draft.repository.glob("*/1/**/*") if p.is_file())
+    return {
         "builder": f"{builder.name} v{builder.version}",
-        **written.facts,
+        **facts,
         "model_bytes": sum(p.stat().st_size for p in files),
-        "sha256": _content_hash(draft.version, files),
+        "sha256": _content_hash(draft, files),
     }
-    return facts, baseline_config(builder.name, written.inputs, written.outputs, max_batch_size, kind)
 
 
-def _content_hash(folder: Path, files: list[Path]) -> str:
-    """SHA-256 of what ``sha256sum`` prints for the files: lines of ``<sha256>  <path>``, sorted by path."""
+def _content_hash(draft: Draft, files: list[Path]) -> str:
+    """SHA-256 of what ``sha256sum`` prints for the files: lines of ``<sha256>  <path>``, sorted by path.
+
+    Paths are those in the version folder; of the models beside an ensemble, those in the repository.
+    """
     listing = hashlib.sha256()
     for path in files:
+        folder = draft.version if path.is_relative_to(draft.version) else draft.repository
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         listing.update(f"{digest}  {path.relative_to(folder).as_posix()}\n".encode())
@@ -126,7 +124,7 @@ def _intact(home: Path) -> bool:
     Contents are not read again. A file that somebody added (a server's own cache, say) does no harm.
     """
     try:
-        built = json.loads((home / "built.json").read_text(encoding="utf-8"))
+        built = json.loads((home / BUILT_FILE).read_text(encoding="utf-8"))
         files = built["files"].items()
         return isinstance(built["facts"], dict) and all((home / p).stat().st_size == n for p, n in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -137,7 +135,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "built.json"
+        if path.is_file() and path.name != BUILT_FILE
     }
 
 
@@ -146,14 +144,14 @@ def _source(home: Path, name: str) -> ModelSource:
     return ModelSource(
         repository=home,
         name=name,
-        config=_read_config(home / name / "config.pbtxt"),
+        config=_read_config(home / name / CONFIG_FILE),
         input_data=input_data if input_data.exists() else None,
         facts=_read_facts(home),
     )
 
 
 def _read_facts(home: Path) -> Facts:
-    facts: Facts = json.loads((home / "built.json").read_text(encoding="utf-8"))["facts"]
+    facts: Facts = json.loads((home / BUILT_FILE).read_text(encoding="utf-8"))["facts"]
     return facts
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from optimizer.models.builder import Builder, Draft, Say, Settings, Tensor, Written
+from optimizer.models.builder import Builder, Draft, Facts, Interface, Say, Settings, Tensor
 from optimizer.models.dlrm_requests import SAMPLES, dense_features, table_indices
 from optimizer.models.input_data import write_input_data
 from optimizer.models.onnx_graph import Graph, Layers
@@ -62,7 +62,15 @@ def table_rows(max_rows_per_table: int | None) -> tuple[int, ...]:
     return tuple(min(n, max_rows_per_table or n) for n in CARDINALITIES)
 
 
-def write(settings: DlrmSettings, draft: Draft, say: Say) -> Written:
+def interface(settings: DlrmSettings) -> Interface:
+    floats = settings.precision.upper()
+    return Interface(
+        inputs=(Tensor("input__0", floats, (DENSE_FEATURES,)), Tensor("input__1", "INT64", (len(CARDINALITIES),))),
+        outputs=(Tensor("output__0", floats, (1,)),),
+    )
+
+
+def write(settings: DlrmSettings, draft: Draft, say: Say) -> Facts:
     rows = table_rows(settings.max_rows_per_table)
     dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
     table_bytes = sum(rows) * EMBEDDING_DIM * dtype.itemsize
@@ -77,19 +85,14 @@ def write(settings: DlrmSettings, draft: Draft, say: Say) -> Written:
     indices = table_indices(settings.samples, CARDINALITIES, requests)
     write_input_data(draft.input_data, {"input__0": features, "input__1": indices})
 
-    triton = settings.precision.upper()
-    return Written(
-        inputs=(Tensor("input__0", triton, (DENSE_FEATURES,)), Tensor("input__1", "INT64", (len(rows),))),
-        outputs=(Tensor("output__0", triton, (1,)),),
-        facts={
-            "precision": settings.precision,
-            "rows": sum(rows),
-            "max_rows_per_table": settings.max_rows_per_table or "uncapped",
-            "embedding_bytes": table_bytes,
-            "parameters": graph.parameters,
-            "seed": settings.seed,
-        },
-    )
+    return {
+        "precision": settings.precision,
+        "rows": sum(rows),
+        "max_rows_per_table": settings.max_rows_per_table or "uncapped",
+        "embedding_bytes": table_bytes,
+        "parameters": graph.parameters,
+        "seed": settings.seed,
+    }
 
 
 def _write_table(path: Path, rows: int, dtype: DType, rng: np.random.Generator, say: Say) -> None:
@@ -146,4 +149,11 @@ def _lower_triangle() -> npt.NDArray[np.int64]:
     return (i * VECTORS + j).astype(np.int64)
 
 
-BUILDER = Builder(name="dlrm", version=1, settings=DlrmSettings, write=write)
+BUILDER = Builder(
+    name="dlrm",
+    version=1,
+    source="NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM",
+    settings=DlrmSettings,
+    interface=interface,
+    write=write,
+)

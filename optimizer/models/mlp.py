@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from optimizer.models.builder import Builder, Draft, Say, Settings, Tensor, Written
+from optimizer.models.builder import Builder, Draft, Facts, Interface, Say, Settings, Tensor
 from optimizer.models.input_data import write_input_data
 from optimizer.models.onnx_graph import Graph, Layers
 
@@ -21,7 +21,14 @@ class MlpSettings(Settings):
     seed: int = Field(default=0, ge=0)
 
 
-def write(settings: MlpSettings, draft: Draft, say: Say) -> Written:
+def interface(settings: MlpSettings) -> Interface:
+    return Interface(
+        inputs=(Tensor("input", "FP32", (settings.input_width,)),),
+        outputs=(Tensor("output", "FP32", (settings.output_width,)),),
+    )
+
+
+def write(settings: MlpSettings, draft: Draft, say: Say) -> Facts:
     say(f"building mlp: {settings.layers} hidden layers of {settings.hidden_width}")
     weights, requests = (np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(2))
     graph = Graph("mlp")
@@ -34,11 +41,9 @@ def write(settings: MlpSettings, draft: Draft, say: Say) -> Written:
 
     samples = requests.standard_normal((settings.samples, settings.input_width), dtype=np.float32)
     write_input_data(draft.input_data, {"input": samples})
-    return Written(
-        inputs=(Tensor("input", "FP32", (settings.input_width,)),),
-        outputs=(Tensor("output", "FP32", (settings.output_width,)),),
-        facts={"precision": "fp32", "parameters": graph.parameters, "seed": settings.seed},
-    )
+    return {"precision": "fp32", "parameters": graph.parameters, "seed": settings.seed}
 
 
-BUILDER = Builder(name="mlp", version=1, settings=MlpSettings, write=write)
+BUILDER = Builder(
+    name="mlp", version=1, source="tritune's own", settings=MlpSettings, interface=interface, write=write
+)

@@ -7,15 +7,17 @@ groups, 1×1) -> mean over the image -> ``output__0`` [1000], logits. Each convo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from optimizer.models.builder import Builder, Draft, Say, Settings, Tensor, Written
+from optimizer.models.builder import Builder, Draft, Facts, Interface, Say, Settings, Tensor
 from optimizer.models.convolutions import Convolutions
+from optimizer.models.input_data import write_input_data
 from optimizer.models.onnx_graph import Graph, WeightFile
 
+INPUT, OUTPUT = "input__0", "output__0"
 GROUPS = 32
 STEM = 64
 WIDTHS = (128, 256, 512, 1024)  # of the 3×3 convolutions; a bottleneck's output is twice as wide
@@ -25,39 +27,52 @@ BLOCKS = {"101": (3, 4, 23, 3), "50": (3, 4, 6, 3)}
 
 
 class ResnextSettings(Settings):
-    """``depth`` 101 as published; 50 is the half for a laptop. ``image`` is the side of the square, in pixels."""
+    """``depth`` 101 as published; 50 is the half for a laptop. ``image`` is the side of the square, in pixels.
+
+    Of the ``samples`` of request data each is 0.8 MB of JSON, which the load generator reads at each launch.
+    """
 
     depth: Literal["101", "50"] = "101"
     image: int = Field(default=224, ge=32)
     precision: Literal["fp32", "fp16"] = "fp32"
+    samples: int = Field(default=4, ge=1)
     seed: int = Field(default=0, ge=0)
 
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        return 3, self.image, self.image
 
-def write(settings: ResnextSettings, draft: Draft, say: Say) -> Written:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float16 if self.precision == "fp16" else np.float32)
+
+
+def interface(settings: ResnextSettings) -> Interface:
+    floats = settings.precision.upper()
+    return Interface(inputs=(Tensor(INPUT, floats, settings.dims),), outputs=(Tensor(OUTPUT, floats, (CLASSES,)),))
+
+
+def write(settings: ResnextSettings, draft: Draft, say: Say) -> Facts:
     say(f"building resnext{settings.depth}-32x4d: images of {settings.image} x {settings.image}")
-    graph = draw(settings, draft.version / "weights.bin", np.random.default_rng(settings.seed))
+    values, requests = (np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(2))
+    graph = draw(settings, draft.version / "weights.bin", values)
     graph.save(draft.version / "model.onnx")
-    triton, dims = settings.precision.upper(), (3, settings.image, settings.image)
-    return Written(
-        inputs=(Tensor("input__0", triton, dims),),
-        outputs=(Tensor("output__0", triton, (CLASSES,)),),
-        facts={
-            "precision": settings.precision,
-            "depth": settings.depth,
-            "parameters": graph.parameters,
-            "seed": settings.seed,
-        },
-    )
+    images = requests.standard_normal((settings.samples, *settings.dims), np.float32).astype(settings.dtype)
+    write_input_data(draft.input_data, {INPUT: images})
+    return {
+        "precision": settings.precision,
+        "depth": settings.depth,
+        "parameters": graph.parameters,
+        "seed": settings.seed,
+    }
 
 
 def draw(settings: ResnextSettings, weights_file: Path, rng: np.random.Generator | None) -> Graph:
     """The graph, its weights in ``weights_file``."""
-    dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
     graph = Graph("resnext")
-    weights = WeightFile(graph, weights_file, dtype, rng)
+    weights = WeightFile(graph, weights_file, settings.dtype, rng)
     convolutions = Convolutions(graph, weights)
-    dims = (3, settings.image, settings.image)
-    x = graph.input("input__0", dtype, dims)
+    x = graph.input(INPUT, settings.dtype, settings.dims)
     x = convolutions.conv(x, (3, STEM), 7, "stem", stride=(2, 2))
     x = convolutions.max_pool(x, 3, "stem.pool", stride=(2, 2), padding=(1, 1))
     channels = STEM
@@ -69,8 +84,8 @@ def draw(settings: ResnextSettings, weights_file: Path, rng: np.random.Generator
     mean = graph.op("GlobalAveragePool", x, to="mean")
     flat = graph.op("Flatten", mean, to="features", axis=1)
     weight = weights.normal("classes.weight", [channels, CLASSES], channels**-0.5)
-    graph.op("Gemm", flat, weight, weights.normal("classes.bias", [CLASSES], 0.1), to="output__0")
-    graph.output("output__0", dtype, [CLASSES])
+    graph.op("Gemm", flat, weight, weights.normal("classes.bias", [CLASSES], 0.1), to=OUTPUT)
+    graph.output(OUTPUT, settings.dtype, [CLASSES])
     return graph
 
 
@@ -86,4 +101,11 @@ def _bottleneck(convolutions: Convolutions, x: str, channels: int, width: int, s
     return convolutions.add_relu(y, shortcut, name)
 
 
-BUILDER = Builder(name="resnext", version=1, settings=ResnextSettings, write=write)
+BUILDER = Builder(
+    name="resnext",
+    version=1,
+    source="NVIDIA DeepLearningExamples, ConvNets/resnext101-32x4d",
+    settings=ResnextSettings,
+    interface=interface,
+    write=write,
+)

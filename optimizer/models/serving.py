@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from optimizer.models.builder import Tensor
+from optimizer.models.builder import Builder, Interface, Kind, Settings, Tensor
 
 
-def baseline_config(
-    name: str,
-    inputs: Iterable[Tensor],
-    outputs: Iterable[Tensor],
-    max_batch_size: int,
-    kind: Literal["KIND_CPU", "KIND_GPU"],
-) -> pb.ModelConfig:
+def configs(builder: Builder, settings: Settings, max_batch_size: int, kind: Kind) -> Sequence[pb.ModelConfig]:
+    """Of each model in the builder's repository."""
+    if builder.configs is not None:
+        return builder.configs(max_batch_size, kind)
+    return [onnx_config(builder.name, builder.interface(settings), max_batch_size, kind)]
+
+
+def onnx_config(name: str, interface: Interface, max_batch_size: int, kind: Kind) -> pb.ModelConfig:
     """An ONNX model with one instance (one a GPU for KIND_GPU) and no dynamic batching."""
     config = pb.ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=max_batch_size)
-    for tensor in inputs:
-        config.input.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims)
-    for tensor in outputs:
-        config.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims)
+    return with_instance(with_tensors(config, interface), kind)
+
+
+def with_tensors(config: pb.ModelConfig, interface: Interface) -> pb.ModelConfig:
+    """``config``, its inputs and outputs added."""
+    for tensors, fields in ((interface.inputs, config.input), (interface.outputs, config.output)):
+        _add(fields, tensors)
+    return config
+
+
+def with_instance(config: pb.ModelConfig, kind: Kind) -> pb.ModelConfig:
+    """``config``, one instance of this kind added."""
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
     return config
 
 
-def _data_type(tensor: Tensor) -> int:
-    return int(pb.DataType.Value(f"TYPE_{tensor.dtype}"))
+def _add(fields: pb.ModelConfig, tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        fields.add(name=tensor.name, data_type=pb.DataType.Value(f"TYPE_{tensor.dtype}"), dims=tensor.dims)

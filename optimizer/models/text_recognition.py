@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from optimizer.models.builder import Builder, Draft, Say, Settings, Tensor, Written
+from optimizer.models.builder import Builder, Draft, Facts, Interface, Say, Settings, Tensor
 from optimizer.models.convolutions import Convolutions, Pair
+from optimizer.models.input_data import write_input_data
 from optimizer.models.onnx_graph import Graph, WeightFile
 
 INPUT, OUTPUT = "input.1", "308"  # as torch.onnx.export named them
@@ -21,9 +22,10 @@ PLACES, CLASSES = 26, 37
 
 
 class TextRecognitionSettings(Settings):
-    """``width`` is the number of features at the end; 512 as published."""
+    """``width`` is the number of features at the end; 512 as published. ``samples`` of request data."""
 
     width: int = Field(default=512, ge=16, multiple_of=16)
+    samples: int = Field(default=61, ge=1)
     seed: int = Field(default=0, ge=0)
 
 
@@ -46,15 +48,18 @@ class _Net:
         return x
 
 
-def write(settings: TextRecognitionSettings, draft: Draft, say: Say) -> Written:
+def interface(_: TextRecognitionSettings) -> Interface:
+    return Interface(inputs=(Tensor(INPUT, "FP32", IMAGE),), outputs=(Tensor(OUTPUT, "FP32", (PLACES, CLASSES)),))
+
+
+def write(settings: TextRecognitionSettings, draft: Draft, say: Say) -> Facts:
     say(f"building text_recognition: {settings.width} features")
-    graph = draw(settings, draft.version / "weights.bin", np.random.default_rng(settings.seed))
+    values, requests = (np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(2))
+    graph = draw(settings, draft.version / "weights.bin", values)
     graph.save(draft.version / "model.onnx")
-    return Written(
-        inputs=(Tensor(INPUT, "FP32", IMAGE),),
-        outputs=(Tensor(OUTPUT, "FP32", (PLACES, CLASSES)),),
-        facts={"precision": "fp32", "parameters": graph.parameters, "seed": settings.seed},
-    )
+    images = requests.uniform(-1, 1, (settings.samples, *IMAGE)).astype(np.float32)
+    write_input_data(draft.input_data, {INPUT: images})
+    return {"precision": "fp32", "width": settings.width, "parameters": graph.parameters, "seed": settings.seed}
 
 
 def draw(settings: TextRecognitionSettings, weights_file: Path, rng: np.random.Generator | None) -> Graph:
@@ -91,4 +96,11 @@ def draw(settings: TextRecognitionSettings, weights_file: Path, rng: np.random.G
     return graph
 
 
-BUILDER = Builder(name="text_recognition", version=1, settings=TextRecognitionSettings, write=write)
+BUILDER = Builder(
+    name="text_recognition",
+    version=1,
+    source="Triton tutorials, Conceptual Guide part 2",
+    settings=TextRecognitionSettings,
+    interface=interface,
+    write=write,
+)

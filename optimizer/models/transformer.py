@@ -40,7 +40,6 @@ class Encoder:
         self._weights = weights
         self._shape = shape
         self._dtype = np.dtype(dtype)
-        self._axis_1 = graph.constant("axis_1", np.array([1], np.int64))
         self._axes_1_2 = graph.constant("axes_1_2", np.array([1, 2], np.int64))
         head = shape.hidden // shape.heads
         self._split = graph.constant("split_heads", np.array([0, 0, shape.heads, head], np.int64))

@@ -16,11 +16,15 @@ from optimizer.untrusted import one_line
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A profile that can be asked for by ``name``. ``description`` is its first line, or why it has none."""
+    """A profile that can be asked for by ``name``."""
 
     name: str
     path: Path
-    description: str
+
+    @property
+    def description(self) -> str:
+        """Its first line, or why it has none; reads the file."""
+        return _description(self.path)
 
 
 def find_profile(argument: str) -> Path:
@@ -55,7 +59,7 @@ def list_profiles() -> list[Listed]:
             with contextlib.suppress(ValueError):  # of what is no name
                 name = plain_name(path.stem)
                 if name not in found and is_file(path):
-                    found[name] = Listed(name, path, _description(path))
+                    found[name] = Listed(name, path)
     return sorted(found.values(), key=lambda listed: listed.name)
 
 

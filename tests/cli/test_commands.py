@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
@@ -61,10 +62,12 @@ def test_models_lists_what_comes_with_tune_from_any_folder(tune: Tune) -> None:
     listed = tune("models")
     assert (listed.code, listed.stderr) == (0, "")
     lines = listed.stdout.splitlines()
-    for name in ("dlrm", "mlp"):
-        (at,) = (index for index, line in enumerate(lines) if line.startswith(f"{name} "))
-        assert "p95 <= " in lines[at]
-        assert Path(lines[at + 1].strip()).is_file()
+    assert max(map(len, lines[:-1])) <= 80
+    assert Path(lines[-1].strip(), "dlrm.yaml").is_file()
+    (at,) = (index for index, line in enumerate(lines) if line.startswith("dlrm "))
+    assert lines[at + 1].startswith("p95 <= 20 ms ")
+    assert lines[at + 1].rstrip().split("  ")[-1].strip() == "input__0 FP32 [13] · input__1 INT64 [26]"
+    assert lines[at + 2].strip() == "NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM"
 
 
 def test_models_lists_those_in_configs_here_and_says_what_is_faulty(tune: Tune, playground: Playground) -> None:
@@ -74,11 +77,31 @@ def test_models_lists_those_in_configs_here_and_says_what_is_faulty(tune: Tune, 
     (configs / "broken.yaml").write_text("model: {builder: mlp}\nslo: {p99: 5ms}\n")
     listed = tune("models")
     assert (listed.code, listed.stderr) == (0, "")
-    lines = {line.split(" ")[0]: line for line in listed.stdout.splitlines()}
-    assert "p99 <= 5 ms" in lines["mine"]
-    assert "my own" in lines["mine"]
-    assert "configs/broken.yaml:2: slo: " in lines["broken"]
-    assert "dlrm" in lines
+    lines = listed.stdout.splitlines()
+    at = {line.split(" ")[0]: index for index, line in enumerate(lines)}
+    assert lines[at["mine"]].split() == ["mine", "my", "own"]
+    assert lines[at["mine"] + 1].startswith("p99 <= 5 ms ")
+    assert "configs/broken.yaml:2: slo: " in lines[at["broken"] + 1]
+    assert "dlrm" in at
+
+
+def test_models_as_json_names_inputs_bounds_and_faults(tune: Tune, playground: Playground) -> None:
+    configs = playground.here / "configs"
+    (configs / "models" / "stored").mkdir(parents=True)
+    given = 'input { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] }'
+    (configs / "models" / "stored" / "config.pbtxt").write_text(given)
+    (configs / "stored.yaml").write_text("model: {repository: models, name: stored}\n")
+    (configs / "broken.yaml").write_text("model: {builder: mlp}\nslo: {p99: 5ms}\n")
+    listed = tune("models", "--json")
+    assert (listed.code, listed.stderr) == (0, "")
+    models = {model["name"]: model for model in json.loads(listed.stdout)}
+    assert models["stored"]["inputs"] == [{"name": "TEXT", "datatype": "STRING", "dims": [-1]}]
+    assert models["stored"]["sla"] == []
+    assert models["resnext101-32x4d"]["inputs"] == [{"name": "input__0", "datatype": "FP32", "dims": [3, 224, 224]}]
+    assert models["dlrm"]["sla"] == ["p95 <= 20 ms"]
+    assert "broken.yaml:2: slo: " in models["broken"]["fault"]
+    assert {"bert", "bert-384", "bert-large", "bert-large-128", "minilm", "minilm-16", "minilm-128"} < models.keys()
+    assert {model["profile"] for model in models.values() if "fault" in model} == {str(configs / "broken.yaml")}
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------

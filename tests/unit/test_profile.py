@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from optimizer.errors import BadInputError
+from optimizer.profile.find import find_profile
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel, SpaceSection, StoredModel
 from optimizer.profile.yaml_lines import parse
 from optimizer.space import Space
 
 MODEL = "model: {builder: mlp}\n"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture
@@ -146,13 +148,12 @@ def test_what_makes_no_space_points_at_its_line(choices: dict[str, Any], line: s
     assert str(profile.space_fault(caught.value)).startswith(line)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "mlp"])
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("gpu", [False, True])
-def test_the_shipped_profiles_are_good(name: str, gpu: bool) -> None:
-    path = Path(__file__).parents[2] / "configs" / f"{name}.yaml"
+def test_the_shipped_profiles_are_good(path: Path, gpu: bool) -> None:
     profile = load_profile(path).for_hardware(gpu=gpu)
     assert isinstance(profile.model, BuiltModel)
-    assert profile.model.builder == name == profile.name
+    assert find_profile(profile.name).resolve() == path
     assert profile.description
     assert [bound.metric for bound in profile.sla.constraints()] == ["latency-p95"]
     assert profile.space
@@ -162,12 +163,13 @@ def test_the_shipped_profiles_are_good(name: str, gpu: bool) -> None:
         max_queue_delay_us=profile.space.max_queue_delay_microseconds or (),
         preferred_batch_sizes=profile.space.preferred_batch_size or (),
         instance_count=profile.space.instance_group_count or (),
-        fields=profile.space.config,
+        fields=profile.space.fields(),
         request_batch_size=profile.request.batch_size,
     )
-    assert len(space) >= 6
+    assert 6 <= len(space) <= 2000, "some, and no more than are ranked in moments"
 
 
+@pytest.mark.usefixtures("here")
 def test_settings_of_onnx_runtime_have_names() -> None:
     given = "model: {builder: mlp}\nspace:\n  onnxruntime: {intra_op_thread_count: [1, 2], graph_level: [0, 2]}\n"
     space = load(given).space

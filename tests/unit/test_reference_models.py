@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,19 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 from scipy import special
+from tokenizers import Tokenizer
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 
+from optimizer import model_config
 from optimizer.model_source import ModelSource
-from optimizer.models import bert, build, minilm, resnext, text_recognition
+from optimizer.models import bert, build, minilm_model, minilm_tokenize, resnext, text_recognition
 from optimizer.models.bert import BertSettings
+from optimizer.models.minilm import make_tokenizer
 from optimizer.models.resnext import ResnextSettings
+from optimizer.models.sentences import vocabulary
 from optimizer.models.text_recognition import TextRecognitionSettings
 from optimizer.models.transformer import EPSILON
+from optimizer.requests import data as request_data
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +57,7 @@ def test_as_many_parameters_as_published(tmp_path: Path) -> None:
     file = tmp_path / "weights.bin"
     assert bert.draw(BertSettings(size="base"), file, None).parameters == 108_893_186
     assert bert.draw(BertSettings(size="large"), file, None).parameters == 334_094_338
-    assert minilm.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
+    assert minilm_model.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
     assert resnext.draw(ResnextSettings(), file, None).parameters == 44_177_704
     recogniser = text_recognition.draw(TextRecognitionSettings(), file, None).parameters
     assert round(recogniser / 1e6, 1) == 44.3
@@ -123,16 +131,122 @@ def test_half_precision_is_near(tmp_path: Path, tiny: ModelSource) -> None:
     np.testing.assert_allclose(rough.astype(np.float32), whole, atol=0.05)
 
 
-def test_minilm_takes_any_number_of_tokens(tmp_path: Path) -> None:
-    source = obtain(tmp_path, "minilm", samples=3)
-    w = weights_of(source)
+@pytest.fixture(scope="module")
+def bare_minilm(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    return obtain(tmp_path_factory.mktemp("bare"), "minilm_model", samples=3, tokens=7)
+
+
+def test_minilm_takes_any_number_of_tokens(bare_minilm: ModelSource) -> None:
+    w = weights_of(bare_minilm)
     for length in (5, 12):
         ids, segments, mask = tokens(np.random.default_rng(length), 2, length)
-        (logits,) = run(source, input_ids=ids, token_type_ids=segments, attention_mask=mask)
+        (logits,) = run(bare_minilm, input_ids=ids, token_type_ids=segments, attention_mask=mask)
         assert logits.shape == (2, 2)
         encoded = encoded_by_the_book(w, ids[1], segments[1], mask[1], 6, 12)
         expected = dense(np.tanh(dense(encoded[0], w, "pooler")), w, "labels")
         np.testing.assert_allclose(logits[1], expected, atol=1e-4)
+
+
+# -- MiniLM behind its tokenizer ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    return obtain(tmp_path_factory.mktemp("minilm"), "minilm", samples=40)
+
+
+def config_of(source: ModelSource, model: str) -> ModelConfig:
+    return model_config.read(source.repository / model / "config.pbtxt")
+
+
+def tensors_of(fields: Iterable[Any]) -> dict[str, tuple[int, list[int]]]:
+    return {field.name: (field.data_type, list(field.dims)) for field in fields}
+
+
+def test_the_ensemble_leads_a_text_through_both_models(ensemble: ModelSource) -> None:
+    assert ensemble.config == config_of(ensemble, "minilm")
+    assert tensors_of(ensemble.config.input) == {"TEXT": (DataType.TYPE_STRING, [1])}
+    assert tensors_of(ensemble.config.output) == {"output": (DataType.TYPE_FP32, [2])}
+    at_hand = tensors_of(ensemble.config.input)
+    for step in ensemble.config.ensemble_scheduling.step:
+        part = config_of(ensemble, step.model_name)
+        assert part.max_batch_size == ensemble.config.max_batch_size == 8
+        assert [group.count for group in part.instance_group] == [1]
+        assert {name: at_hand[inside] for name, inside in step.input_map.items()} == tensors_of(part.input)
+        written = tensors_of(part.output)
+        at_hand |= {inside: written[name] for name, inside in step.output_map.items()}
+        (version,) = (entry for entry in (ensemble.repository / step.model_name).iterdir() if entry.is_dir())
+        assert {"model.py", "model.onnx"} & {file.name for file in version.iterdir()}
+    assert at_hand["output"] == (DataType.TYPE_FP32, [2])
+    assert (ensemble.repository / "minilm" / "1").is_dir(), "Triton wants a version of an ensemble too"
+
+
+def test_each_of_its_models_gets_another_max_batch_size(ensemble: ModelSource) -> None:
+    cache = ensemble.repository.parent.parent
+    other = build("minilm", {"samples": 40}, cache=cache, max_batch_size=2, kind="KIND_GPU", say=pytest.fail)
+    models = ("minilm", "minilm_tokenize", "minilm_model")
+    assert [config_of(other, model).max_batch_size for model in models] == [2, 2, 2]
+    kinds = [config_of(other, model).instance_group[0].kind for model in models[1:]]
+    assert kinds == [ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_GPU]
+    weights = Path("minilm_model", "1", "weights.bin")
+    assert (ensemble.repository / weights).samefile(other.repository / weights)
+
+
+def tokenize(source: ModelSource, *texts: str) -> dict[str, Array]:
+    file = source.repository / "minilm_tokenize" / "1" / "tokenizer.json"
+    return dict(minilm_tokenize.tokenize(Tokenizer.from_file(str(file)), texts))
+
+
+def pieces(ids: Array) -> list[str]:
+    names = {number: piece for piece, number in vocabulary().items()}
+    return [names[int(number)] for number in ids]
+
+
+def test_texts_become_word_pieces_as_in_bert(ensemble: ModelSource) -> None:
+    tokens = tokenize(ensemble, "The ÉVENT was disappointing, zip!", "漢")
+    assert {array.dtype for array in tokens.values()} == {np.dtype(np.int32)}
+    first, second = tokens["input_ids"]
+    words = ["the", "event", "was", "disappoin", "##ting", ",", "z", "##i", "##p", "!"]
+    assert pieces(first) == ["[CLS]", *words, "[SEP]"]
+    assert pieces(second) == ["[CLS]", "[UNK]", "[SEP]"] + ["[PAD]"] * 9
+    assert (first[0], first[-1], second[1], second[-1]) == (101, 102, 100, 0), "BERT's numbers"
+    assert tokens["attention_mask"].tolist() == [[1] * 12, [1] * 3 + [0] * 9]
+    assert not tokens["token_type_ids"].any()
+    assert max(vocabulary().values()) < minilm_model.SHAPE.vocabulary
+
+
+def test_a_text_is_cut_off_at_128_tokens_and_padded_to_a_multiple(tmp_path: Path, ensemble: ModelSource) -> None:
+    assert tokenize(ensemble, "good " * 1000)["input_ids"].shape == (1, 128)
+    padded = minilm_tokenize.tokenize(make_tokenizer(16), ["good", ""])
+    assert padded["input_ids"].shape == (2, 16)
+    assert padded["attention_mask"].sum(axis=1).tolist() == [3, 2]
+
+
+def test_requests_are_texts_of_many_lengths(ensemble: ModelSource) -> None:
+    assert ensemble.input_data is not None
+    entries = request_data.read(ensemble.input_data, [request_data.Tensor("TEXT", "BYTES", (1,), True)])
+    lengths = [tokenize(ensemble, entry["TEXT"][0].decode())["input_ids"].shape[1] for entry in entries]
+    assert len(lengths) == 40
+    assert min(lengths) < 10 < 25 < max(lengths)
+    assert len(set(lengths)) > 8
+    assert ensemble.facts["mean_tokens"] == round(float(np.mean(lengths)), 1)
+
+
+def test_padding_beside_a_longer_text_changes_no_answer(ensemble: ModelSource) -> None:
+    part = replace(ensemble, name="minilm_model")
+    (alone,) = run(part, **tokenize(ensemble, "It was great."))
+    (beside,) = run(part, **tokenize(ensemble, "It was great.", "The actor was really charming, and we laughed."))
+    assert beside.shape == (2, 2)
+    assert np.isfinite(beside).all()
+    np.testing.assert_allclose(beside[0], alone[0], atol=1e-5)
+    assert np.abs(beside[0] - beside[1]).max() > 1e-4
+
+
+def test_requests_without_the_tokenizer_say_their_shape(bare_minilm: ModelSource) -> None:
+    assert bare_minilm.input_data is not None
+    inputs = [request_data.Tensor(one.name, one.dtype, one.dims, True) for one in minilm_model.INTERFACE.inputs]
+    for entry in request_data.read(bare_minilm.input_data, inputs):
+        assert {array.shape for array in entry.values()} == {(7,)}
 
 
 # -- models of images -----------------------------------------------------------------------------------------------

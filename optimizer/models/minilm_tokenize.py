@@ -1,0 +1,53 @@
+"""The tokenizer of the `minilm` ensemble, as Triton's Python backend runs it: TEXT -> ids, segments, mask.
+
+This file is copied into the repository as ``model.py``, beside ``tokenizer.json``. It needs the tokenizers library
+and nothing of tritune.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+# threads for a sentence of some words cost more than they save, and Triton runs several instances beside each other
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, npt.NDArray[np.int32]]:
+    """By output: [texts, tokens of the longest], padded with zeros."""
+    encodings = tokenizer.encode_batch(list(texts))
+    columns = {
+        "input_ids": [encoding.ids for encoding in encodings],
+        "token_type_ids": [encoding.type_ids for encoding in encodings],
+        "attention_mask": [encoding.attention_mask for encoding in encodings],
+    }
+    return {name: np.array(rows, np.int32) for name, rows in columns.items()}
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        import triton_python_backend_utils as pb_utils  # which there is in Triton alone
+
+        self._triton = pb_utils
+        if not np.__version__.startswith("1."):
+            raise pb_utils.TritonModelException(
+                "TYPE_STRING tensors need numpy 1 in the server: run tune under Python 3.11 or 3.12"
+            )
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Each request for itself: it is padded to its own longest text."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        given = self._triton.get_input_tensor_by_name(request, "TEXT").as_numpy()
+        texts = [text.decode("utf-8", "replace") for text in given.flat]
+        outputs = tokenize(self._tokenizer, texts)
+        return self._triton.InferenceResponse([self._triton.Tensor(*output) for output in outputs.items()])
