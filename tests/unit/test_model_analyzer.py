@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with a repository of two models."""
     for name in ("m", "n"):
         write_model(tmp_path / "models", name, CONFIG, doubler())
-    (tmp_path / "data.json").write_text("{}")
+    (tmp_path / "data.json").write_text('{"data": [{"x": [1, 2, 3, 4]}]}')
     (tmp_path / "intervals.txt").write_text("1000\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -349,7 +349,7 @@ profile_models:
 """,
         flags=("--measurement-interval=4000ms", "--protocol=http"),
         sections={
-            "request": {"batch_size": 2, "input_data": Path("data.json"), "shapes": {"x": (4,), "INPUT:1": (16, 4)}},
+            "request": {"batch_size": 2, "input_data": Path("data.json"), "shapes": {"x": "4", "INPUT:1": "16,4"}},
             "load": {"max_concurrency": 32},
         },
     ),
