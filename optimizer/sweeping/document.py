@@ -36,13 +36,14 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a sweep before anything is measured. ``machine``: as ``machine_notes``, at the start."""
+    """What is known of a sweep before anything is measured. ``machine``: as ``machine_notes``, when it ``began``."""
 
     command: str
     words: list[str]
     model: Mapping[str, object]
     hardware: str
     machine: Mapping[str, Note]
+    began: str
     results_dir: str
 
 

@@ -111,6 +111,7 @@ def sweep(
             model={"name": what.source.name, **what.source.facts},
             hardware=str(stack.hardware),
             machine=machine_notes(),
+            began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             results_dir=str(folder.path),
         )
         document.write(folder, document.of("running", facts, [], stack.notes(what), stopwatch.wall_seconds()))
