@@ -79,10 +79,10 @@ def notes(found: Sequence[Cell]) -> list[str]:
     disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if disturbance(cell.measurement)]
     told = []
     if unstable:
-        told.append(f"{len(unstable)} of {len(known)} cells are unstable, marked *: their windows disagreed")
+        told.append(f"unstable, marked *: {len(unstable)} of {len(known)} cells, whose windows disagreed")
     if disturbed:
         told.append(
-            f"{len(disturbed)} of {len(known)} cells were disturbed: other processes or machines took up to "
+            f"disturbed: {len(disturbed)} of {len(known)} cells, while other processes or machines took up to "
             f"{max(disturbed):.0%} of the CPUs"
         )
     return told

@@ -100,7 +100,6 @@ FLAGS = [
     bad("sweep --concurrency 0 mlp", "--concurrency 0: ", "1,2,4 or start:end:step"),
     bad("sweep --sla-p95 5ms mlp", "--sla-…", "leave it out"),
     bad("sweep nosuch", "no model 'nosuch'"),
-    bad("sweep --preferred-batch-size 4 mlp", "--preferred-batch-size", "--max-queue-delay 0"),
     bad("verify nowhere", "RUN nowhere: ", "run.json"),
     bad("--objective speed mlp", "--objective speed: ", "throughput, ", "memory, energy"),
     bad("--objective throughput,throughput mlp", "--objective throughput,throughput: ", "each once"),
