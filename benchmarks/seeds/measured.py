@@ -76,6 +76,8 @@ def _run(step: Step, words: list[str], folder: Path, *, anew: bool) -> Measured:
         told = _tune([*words, "--json", "--out", _seen(folder)]) | {"words": words, "began": began, "load": load}
         kept.write_text(json.dumps(told))
     found = [told[role] | {"role": name} for role, name in ROLES.items() if told[role]]
+    if not found:
+        raise NotMeasured(told["holds_back"])
     cells = [cell | {"label": step.label(cell)} for cell in found]
     best = found[-1]
     notes = [f"{cells[-1]['label']}: {_configuration(best)}"] if best["role"] == ROLES["recommended"] else []
