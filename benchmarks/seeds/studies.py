@@ -255,8 +255,8 @@ TEXT_STUDY = Study(
     name="004",
     title="Text recognition: dynamic batching, then two instances",
     there="text recognition of 512 features on one A100, requests of 2, max_batch_size 8",
-    here="text recognition of 128 features, ONNX Runtime, requests of 2, max_batch_size 8, one thread an instance, so "
-    "that one instance leaves room for another as on the A100",
+    here="text recognition of 128 features, ONNX Runtime, requests of 2, max_batch_size 8, one thread an instance: "
+    "one instance leaves room for another, as on the A100",
     point="dynamic batching serves 3.3 times as much at a third of the latency, a second instance 1.3 times as much "
     "again",
     steps=(
