@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,17 @@ from rich.console import Console
 from objectives.metrics import Measurement
 from optimizer.arguments import ranges
 from optimizer.arguments.sweep import SweepArguments, read_sweep_arguments
-from optimizer.errors import BadInputError
+from optimizer.deploy.recorded import RecordedTable
+from optimizer.errors import BadInputError, ServerCrashed
+from optimizer.interfaces import Endpoint
+from optimizer.measuring import Measuring
 from optimizer.replay.recording import read_recording
+from optimizer.report.live import QuietWatcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.sweeping import document
 from optimizer.sweeping.console import print_sweep
 from optimizer.sweeping.plan import Cell, Choices, Plan, cells, configurations
+from optimizer.sweeping.sweeper import Sweeper
 from optimizer.sweeping.tables import SweepTables
 from optimizer.trial import Candidate, LoadPoint, Trial
 
@@ -246,6 +253,65 @@ def test_the_tables_are_those_of_a_run(tmp_path: Path, sizes: tuple[int, ...], n
     other = Plan((DYNAMIC, STATIC), wanted.loads)
     with pytest.raises(BadInputError, match="trial 0 is none of this sweep's"):
         SweepTables(RunFolder(tmp_path), "m", other, {}).read()
+
+
+class Server(RecordedTable):
+    """Answers every load; of ``crashes`` and ``interrupts`` each raises once."""
+
+    def __init__(
+        self, *crashes: LoadPoint, interrupts: Sequence[LoadPoint] = (), broken: Candidate | None = None
+    ) -> None:
+        taken = tuple((LoadPoint(1, concurrency), gave(100.0 * concurrency)) for concurrency in (1, 4))
+        served = [Trial(0, candidate, taken) for candidate in (STATIC, DYNAMIC, Candidate(1)) if candidate != broken]
+        failed = [Trial(0, broken, status="failed", reason="no memory")] if broken else []
+        super().__init__(served + failed)
+        self.deployments: list[Candidate] = []
+        self._crashes, self._interrupts = list(crashes), list(interrupts)
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        self.deployments.append(candidate)
+        with super().deploy(candidate) as endpoint:
+            yield endpoint
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        if load in self._interrupts:
+            self._interrupts.remove(load)
+            raise KeyboardInterrupt
+        if load in self._crashes:
+            self._crashes.remove(load)
+            raise ServerCrashed("died")
+        return super().measure(endpoint, load, seconds)
+
+
+def sweep_on(server: Server, folder: Path, wanted: Plan) -> list[Cell]:
+    tables = SweepTables(RunFolder(folder), "m", wanted, {})
+    with contextlib.suppress(KeyboardInterrupt):
+        Sweeper(wanted, server, Measuring(server, server, tables, QuietWatcher())).run()
+    return cells(wanted, tables.read())
+
+
+def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    server = Server(LoadPoint(1, 1), broken=DYNAMIC)
+    found = sweep_on(server, tmp_path, plan())
+    assert [cell.measurement.reason for cell in found] == ["died", "", "no memory", "no memory", "", ""]
+    assert server.deployments == [STATIC, STATIC, DYNAMIC, Candidate(1)], "after a crash on another server"
+
+
+def test_each_round_goes_over_all_configurations(tmp_path: Path) -> None:
+    server = Server()
+    found = sweep_on(server, tmp_path, plan(repeat=2))
+    assert server.deployments == [STATIC, DYNAMIC, Candidate(1)] * 2
+    assert [cell.measured for cell in found] == [2] * 6
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = sweep_on(Server(interrupts=(LoadPoint(1, 4),)), tmp_path, plan())
+    assert [cell.measured for cell in first] == [1, 0, 0, 0, 0, 0]
+    again = Server()
+    assert [cell.measured for cell in sweep_on(again, tmp_path, plan())] == [1] * 6
+    assert sweep_on(again, tmp_path, plan())
+    assert again.deployments == [STATIC, DYNAMIC, Candidate(1)], "what is complete is not deployed again"
 
 
 # -- how it is told ---------------------------------------------------------------------------------------------
