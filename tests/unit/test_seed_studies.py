@@ -45,7 +45,7 @@ def test_what_the_documents_do_not_print_is_unknown() -> None:
 
 @pytest.mark.parametrize(
     ("study", "values"),
-    [("000", [4.34, 1.84]), ("001", [10.43, 15.31, 2.01]), ("002", [36.38, 0.95]), ("004", [3.27, 1.30, 3.22])],
+    [("000", [4.34, 1.84]), ("001", [10.43, 15.31, 2.01]), ("002", [36.38, 0.95]), ("004", [3.26, 1.30, 3.22])],
 )
 def test_the_ratios_are_those_that_the_documents_speak_of(study: str, values: list[float]) -> None:
     found = [side_by_side.ratio(one, published(study)) for one in STUDIES[study].ratios]
