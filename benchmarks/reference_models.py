@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from optimizer import runtime
@@ -36,6 +37,7 @@ from optimizer.pipeline import assembled
 from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel
+from optimizer.repository import read_repository_model
 from optimizer.trial import LoadPoint
 
 MOST_SECONDS, MOST_BYTES = 120.0, 3e9
@@ -113,7 +115,7 @@ def _obtain(profile: Profile, cache: Path) -> ModelSource:
     built = build(
         model.builder, model.settings, cache=cache, max_batch_size=largest, kind="KIND_CPU", say=lambda _: None
     )
-    return assembled(built, gpu=False)
+    return assembled(built, partial(read_repository_model, built.repository, gpu=False))
 
 
 def _served(profile: Profile, cache: Path) -> str:

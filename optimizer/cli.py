@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optimizer.session import Result
     from optimizer.stack import WatcherMaker
 
-COMMANDS = ("run", "verify", "replay", "models", "setup", "doctor")
+COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor")
 INTERRUPTED = 130
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -73,6 +73,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _run(arguments)
     if command == "verify":
         return _verify(arguments)
+    if command == "sweep":
+        return _sweep(arguments)
     if command == "replay":
         return _replay(arguments)
     parser = Parser(prog=f"tune {command}")
@@ -194,6 +196,34 @@ def _verify(arguments: list[str]) -> int:
 
         print_verified(Console(), result.verified, result.before, result.problem, folder, result.notes)
     return 0 if result.verified.holds else 1
+
+
+# -- tune sweep -------------------------------------------------------------------------------------------------
+
+
+def _sweep(arguments: list[str]) -> int:
+    from optimizer.arguments.sweep import read_sweep_arguments
+
+    given = read_sweep_arguments(arguments)
+    from optimizer.sweeping.console import Progress, print_sweep
+    from optimizer.sweeping.document import write_csv
+    from optimizer.sweeping.sweeper import sweep
+
+    say, _ = _shown_on(_terminal())
+    result = sweep(given.options, given.asked, given.resumed, say, lambda plan: Progress(say, plan))
+    if given.csv is not None:
+        write_csv(given.csv, result.cells)
+    if given.as_json:
+        import json
+
+        print(json.dumps(result.document, indent=2))
+    else:
+        from rich.console import Console
+
+        print_sweep(Console(), result.cells, result.document)
+    if result.status == "interrupted":
+        return INTERRUPTED
+    return 0 if any(cell.has_figures for cell in result.cells) else 1
 
 
 # -- tune replay ------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from optimizer.replay.baselines import baselines
 from optimizer.replay.recording import read_recording
 from optimizer.report.export import entry
 from optimizer.search import make_searcher
+from optimizer.store.disk import write_whole
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import LoadPoint
@@ -79,7 +80,7 @@ def run(table: Path, folder: Path, storage: str | None = None) -> None:
         trials = Confirmer(problem, recording.server, measuring, budget, trials).run(baseline)
         recommended = assess(trials, problem, baseline, plain).recommended
         assert recommended is not None
-        kept.write(folder / RESULT, json.dumps(entry(recommended), indent=2))
+        write_whole(folder / RESULT, json.dumps(entry(recommended), indent=2))
 
 
 def main(words: Sequence[str]) -> NoReturn:

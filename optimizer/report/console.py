@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from optimizer.report import summary, words
 from optimizer.report.live import LiveWatcher, QuietWatcher
+from optimizer.report.plain_tables import plain_table, print_table
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
-    table = _table("each at its best load", "", "gain")
+    table = plain_table("each at its best load", "", "gain")
     for name, figures, gain in summary.comparisons(outcome, problem):
         table.add_row(Text(name), Text(figures), Text(gain, "bold"))
-    _print_table(console, table)
+    print_table(console, table)
     _say(console)
 
 
@@ -106,7 +106,7 @@ def _print_front(console: Console, front: Sequence[Point]) -> None:
     if not front:
         return
     _say(console, "Pareto front: throughput against p95 latency", "bold")
-    table = _table(">infer/s", ">p95 ms", ">load", ">trial", "configuration (batch: max_batch_size)")
+    table = plain_table(">infer/s", ">p95 ms", ">load", ">trial", "configuration (batch: max_batch_size)")
     for point in _spread(front, MOST_FRONT_ROWS):
         measurement = point.measurement
         table.add_row(
@@ -116,7 +116,7 @@ def _print_front(console: Console, front: Sequence[Point]) -> None:
             str(point.trial),
             Text(words.configuration(point.candidate), overflow="fold"),
         )
-    _print_table(console, table)
+    print_table(console, table)
     if len(front) > MOST_FRONT_ROWS:
         _say(console, f"{len(front) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
     _say(console)
@@ -127,23 +127,6 @@ def _spread(front: Sequence[Point], most: int) -> Sequence[Point]:
     if len(front) <= most:
         return front
     return [front[round(i * (len(front) - 1) / (most - 1))] for i in range(most)]
-
-
-def _table(*headers: str) -> Table:
-    """A plain table; a header that begins with ``>`` is of a column of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for header in headers:
-        number = header.startswith(">")
-        table.add_column(header.removeprefix(">"), justify="right" if number else "left", no_wrap=number)
-    return table
-
-
-def _print_table(console: Console, table: Table) -> None:
-    """Without the blanks that fill the last column: the text is to be copied into documents."""
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        console.out(line.rstrip(), highlight=False)
 
 
 def _say(console: Console, text: str = "", style: str = "") -> None:

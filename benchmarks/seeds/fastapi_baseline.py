@@ -1,0 +1,160 @@
+"""MiniLM behind FastAPI and behind Triton, asked by one client, and Triton by perf_analyzer too."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from closed_loop import Load
+
+from optimizer import runtime
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.tritonserver import free_port
+from optimizer.interfaces import Endpoint
+from optimizer.load.perf_analyzer import PerfAnalyzer
+from optimizer.model_source import ModelSource
+from optimizer.models import build
+from optimizer.trial import Candidate, LoadPoint
+
+TOKENS = (16, 128)
+CONCURRENCY = (1, 2, 4, 8)
+SECONDS = 3.0
+START_SECONDS = 60.0
+MAX_BATCH_SIZE = 8
+FIGURES = ("throughput_infer_per_sec", *(f"latency_{name}_ms" for name in ("avg", "p50", "p90", "p95", "p99")))
+CONFIGURATIONS = {
+    "Triton": Candidate(MAX_BATCH_SIZE),
+    "Triton, dynamic batching": Candidate(MAX_BATCH_SIZE, dynamic_batching=True),
+}
+NOTES = [
+    f"one client for both servers: http.client of Python's library, a thread and a kept connection for each request "
+    f"in flight, JSON in and out, {SECONDS:g} s each after a second of warm-up; it shares the CPUs with the server",
+    "FastAPI: one uvicorn worker, the model in ONNX Runtime's defaults, one session; answers of both servers were "
+    "compared before anything was measured",
+    "the rows with perf_analyzer are of the same Triton, asked over gRPC with binary tensors",
+]
+
+
+def measure(folder: Path) -> list[dict[str, Any]]:
+    """Every cell; logs go into ``folder``. Raises ModuleNotFoundError without FastAPI and uvicorn."""
+    for name in ("fastapi", "uvicorn"):
+        importlib.import_module(name)
+    return [cell for tokens in TOKENS for cell in _measure(tokens, folder)]
+
+
+def _measure(tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
+    source = build(
+        "minilm_model",
+        {"tokens": tokens},
+        cache=runtime.cache_folder(),
+        max_batch_size=MAX_BATCH_SIZE,
+        kind="KIND_CPU",
+        say=print,
+    )
+    requests = _requests(source)
+    with _fastapi(source, folder / "fastapi.log") as address:
+        load = Load(address, PurePosixPath("/predict"), [json.dumps(request).encode() for request in requests])
+        expected = json.loads(load.ask())
+        yield from _loads(load, f"FastAPI · {tokens} tokens")
+    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
+    with contextlib.closing(target):
+        for name, candidate in CONFIGURATIONS.items():
+            with target.deploy(candidate) as endpoint:
+                path = PurePosixPath(f"/v2/models/{source.name}/infer")
+                load = Load(endpoint.http, path, [_kserve(request) for request in requests])
+                answer = json.loads(load.ask())["outputs"][0]["data"]
+                np.testing.assert_allclose(answer, expected, rtol=1e-3, atol=1e-3)
+                yield from _loads(load, f"{name} · {tokens} tokens")
+                if not candidate.dynamic_batching:
+                    yield from _by_perf_analyzer(source, endpoint, tokens, folder / "perf_analyzer.log")
+
+
+def _by_perf_analyzer(source: ModelSource, endpoint: Endpoint, tokens: int, log: Path) -> Iterator[dict[str, Any]]:
+    installed = runtime.ensure(print)
+    analyzer = PerfAnalyzer(
+        installed.perf_analyzer,
+        installed.perf_analyzer_libraries,
+        log,
+        input_data=str(source.input_data),
+        shapes=tuple(f"{tensor.name}:{tokens}" for tensor in source.config.input),
+        window_ms=1000,
+        patience=False,
+    )
+    for concurrency in CONCURRENCY:
+        found = analyzer.measure(endpoint, LoadPoint(1, concurrency))
+        figures = {name: getattr(found, name) for name in FIGURES}
+        yield _cell(f"Triton, perf_analyzer · {tokens} tokens", concurrency) | figures
+
+
+def _loads(load: Load, label: str) -> Iterator[dict[str, Any]]:
+    for concurrency in CONCURRENCY:
+        yield _cell(label, concurrency) | load.measure(concurrency, SECONDS)
+
+
+def _cell(label: str, concurrency: int) -> dict[str, Any]:
+    print(f"  {label}, {concurrency} in flight", flush=True)
+    return {"label": label, "request_batch_size": 1, "concurrency": concurrency}
+
+
+def _requests(source: ModelSource) -> list[dict[str, list[int]]]:
+    """The model's own request data, which perf_analyzer sends: the bytes of INT32 tensors, one request a row."""
+    assert source.input_data is not None
+    rows = json.loads(source.input_data.read_text())["data"]
+    return [
+        {name: np.frombuffer(base64.b64decode(t["b64"]), "<i4").tolist() for name, t in row.items()} for row in rows
+    ]
+
+
+def _kserve(request: dict[str, list[int]]) -> bytes:
+    """The same request as Triton's HTTP takes it, in JSON too."""
+    inputs = [
+        {"name": name, "shape": [1, len(values)], "datatype": "INT32", "data": values}
+        for name, values in request.items()
+    ]
+    return json.dumps({"inputs": inputs}).encode()
+
+
+@contextlib.contextmanager
+def _fastapi(source: ModelSource, log: Path) -> Iterator[str]:
+    """The server, up; its address."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "uvicorn", "--log-level", "warning", "--host", "127.0.0.1"]
+    model = source.repository / source.name / "1" / "model.onnx"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--port", address.rpartition(":")[2], "fastapi_server:app"],
+            cwd=Path(__file__).parent,
+            env={**os.environ, "TRITUNE_BASELINE_MODEL": str(model)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait(address, process, log)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it answers."""
+    deadline = time.monotonic() + START_SECONDS
+    load = Load(address, PurePosixPath("/predict"), [b"{}"])
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            load.ask()
+        except OSError:
+            time.sleep(0.1)
+        except RuntimeError:  # it answers that this is no request
+            return
+    raise RuntimeError(f"the FastAPI server did not start; see {log}")

@@ -1,0 +1,48 @@
+"""The INT8 variant of a built model: ONNX Runtime's dynamic quantisation of its weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+from optimizer import model_config, runtime
+from optimizer.models import build
+
+NAME = "bert_mini_int8"
+
+
+def profile(of: Path, folder: Path) -> Path:
+    """A profile of the quantised model of the profile ``of``, both written into ``folder`` unless they are there."""
+    path = folder / f"{NAME}.yaml"
+    if path.exists():
+        return path
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = yaml.safe_load(of.read_text())["model"]
+    source = build(
+        model["builder"],
+        model["settings"],
+        cache=runtime.cache_folder(),
+        max_batch_size=8,
+        kind="KIND_CPU",
+        say=print,
+    )
+    version = folder / "models" / NAME / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    whole = source.repository / source.name / "1" / "model.onnx"
+    quantize_dynamic(whole, version / "model.onnx", weight_type=QuantType.QInt8)
+    config = type(source.config)()
+    config.CopyFrom(source.config)
+    config.name = NAME
+    (version.parent / "config.pbtxt").write_text(model_config.to_text(config))
+    assert source.input_data is not None, "a model of tokens has data of its own"
+    shutil.copyfile(source.input_data, folder / "input_data.json")
+    told = {
+        "model": {"repository": "models", "name": NAME},
+        "request": {"input_data": "input_data.json"},
+        "space": {"max_batch_size": [8]},
+    }
+    path.write_text(yaml.safe_dump(told, sort_keys=False))
+    return path

@@ -1,0 +1,90 @@
+"""What was measured here beside what a document printed, as Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from published import Row
+from studies import Ratio
+
+KEY = ("label", "request_batch_size", "concurrency")
+FIGURES = ("throughput_infer_per_sec", "latency_avg_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+NAMES = ("infer/s", "avg ms", "p90 ms", "p95 ms", "p99 ms")
+STAGES = {
+    "client_send_ms": "client send",
+    "network_ms": "network + server send/recv",
+    "queue_ms": "server queue",
+    "compute_input_ms": "compute input",
+    "compute_infer_ms": "compute infer",
+    "compute_output_ms": "compute output",
+    "client_recv_ms": "client receive",
+}
+NONE = ""
+HIGHER_IS_BETTER = "throughput_infer_per_sec"
+
+
+def tables(cells: Sequence[Row], printed: Sequence[Row], ratios: Iterable[Ratio]) -> str:
+    """Every cell and every printed row, those of one label, request size and concurrency in one line."""
+    parts = ["## Here and there", "", *_figures(cells, printed)]
+    told = [_ratio_row(ratio, cells, printed) for ratio in ratios]
+    if told:
+        parts += ["", "## What it comes to", "", *_markdown(("", "here", "published"), told, left=1)]
+    stages = [cell for cell in cells if cell.get("compute_infer_ms") is not None]
+    if stages:
+        parts += ["", "## Where the time of a request goes, in ms (here)", "", *_stages(stages)]
+    return "\n".join(parts)
+
+
+def ratio(one: Ratio, rows: Sequence[Row]) -> float | None:
+    """Of one set of rows; None where one of the two is not among them."""
+    over, under = (_figure(one, rows, *which) for which in ((one.over, one.over_at), (one.under, one.under_at)))
+    return over / under if over and under else None
+
+
+def _figure(one: Ratio, rows: Sequence[Row], label: str, at: tuple[int, int] | None) -> float | None:
+    own = [row for row in rows if row["label"] == label and at in (None, (row[KEY[1]], row[KEY[2]]))]
+    known = [value for row in own if (value := row.get(one.figure)) is not None]
+    return (max if one.figure == HIGHER_IS_BETTER else min)(known, default=None)
+
+
+def _figures(cells: Sequence[Row], printed: Sequence[Row]) -> list[str]:
+    here, there = ({_key(row): row for row in rows} for rows in (cells, printed))
+    header = ("", "batch", "concurrency", *NAMES, *(f"published {name}" for name in NAMES))
+    shown = [
+        (*map(str, key), *_numbers(here.get(key)), *_numbers(there.get(key)))
+        for key in dict.fromkeys([*here, *there])
+    ]
+    used = [i for i in range(len(header)) if i < len(KEY) or any(row[i] != NONE for row in shown)]
+    lines = _markdown([header[i] for i in used], [[row[i] for i in used] for row in shown], left=1)
+    reasons = dict.fromkeys(f"{row['label']}: {row['reason']}" for row in cells if row.get("reason"))
+    return [*lines, *(["", *(f"- {reason}" for reason in reasons)] if reasons else [])]
+
+
+def _stages(cells: Sequence[Row]) -> list[str]:
+    rows = [
+        (*map(str, _key(cell)), *("" if cell[stage] is None else f"{cell[stage]:,.3f}" for stage in STAGES))
+        for cell in cells
+    ]
+    return _markdown(("", "batch", "concurrency", *STAGES.values()), rows, left=1)
+
+
+def _ratio_row(one: Ratio, cells: Sequence[Row], printed: Sequence[Row]) -> tuple[str, str, str]:
+    here, there = ratio(one, cells), ratio(one, printed)
+    return one.name, "not measured" if here is None else f"{here:.2f}x", f"{there:.2f}x" if there else one.said
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def _numbers(row: Row | None) -> list[str]:
+    return [NONE if row is None or row.get(name) is None else _number(row[name]) for name in FIGURES]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> list[str]:
+    rule = ["---"] * left + ["--:"] * (len(header) - left)
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]

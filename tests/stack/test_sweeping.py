@@ -1,0 +1,80 @@
+"""``tune sweep`` on the real server: a model whose batches all take the same time."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer import runtime
+from tests.command_fixtures import Run, playing_in, run_tune
+from tests.repositories import write_sleeper
+
+BATCH_MS = 10
+CONCURRENCY = 4
+LISTS = (
+    "--max-batch-size",
+    "8,1",
+    "--max-queue-delay",
+    "off,0",
+    "-b",
+    "1,2",
+    "--concurrency-range",
+    f"{CONCURRENCY}",
+)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    with playing_in(tmp_path_factory.mktemp("sweep")) as playground:
+        write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
+        words = (*LISTS, "--csv", "cells.csv", "--json", "models/sleeper")
+        yield Run(playground, run_tune(playground, "sweep", *words))
+
+
+def figures(cell: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(cell[name] for name in ("max_batch_size", "dynamic_batching", "request_batch_size"))
+
+
+def test_dynamic_batching_beats_static(swept: Run) -> None:
+    assert swept.ended.stderr == ""
+    assert swept.ended.code == 0
+    served = {figures(cell): cell["throughput_infer_per_sec"] for cell in swept.document["cells"]}
+    alone = 1000 / BATCH_MS
+    assert 0.5 * alone < served[8, False, 1] < 1.1 * alone, "one after another"
+    assert served[8, True, 1] > 1.5 * served[8, False, 1], f"{CONCURRENCY} in flight are served in twos or more"
+    assert served[1, True, 1] < 1.1 * alone
+
+
+def test_json_and_csv_hold_every_cell(swept: Run) -> None:
+    told = swept.document["cells"]
+    assert len({figures(cell) for cell in told}) == len(told) == 2 * 2 * 2
+    refused = [cell for cell in told if cell["throughput_infer_per_sec"] is None]
+    assert [(cell["max_batch_size"], cell["request_batch_size"]) for cell in refused] == [(1, 2), (1, 2)]
+    assert all("admits no requests of 2 samples" in cell["reason"] for cell in refused)
+    for cell in told:
+        if cell not in refused:
+            assert BATCH_MS < cell["compute_infer_ms"] < cell["latency_p99_ms"]
+    with (swept.playground.here / "cells.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["throughput_infer_per_sec"] for row in rows] == [
+        "" if cell in refused else str(cell["throughput_infer_per_sec"]) for cell in told
+    ]
+
+
+def test_a_resumed_sweep_measures_what_is_missing(swept: Run) -> None:
+    table = swept.playground.here / swept.document["results_dir"] / "trials-b2.csv"
+    *kept, lost = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(kept))
+    ended = run_tune(swept.playground, "sweep", "--json", "--resume", Path(swept.document["results_dir"]))
+    assert (ended.code, ended.stderr) == (0, "")
+    assert list(map(figures, json.loads(ended.stdout)["cells"])) == list(map(figures, swept.document["cells"]))
+    *again, measured = table.read_text().splitlines(keepends=True)
+    assert again == kept
+    assert measured.split(",")[:6] == lost.split(",")[:6]
