@@ -10,7 +10,7 @@ import pytest
 
 from optimizer import runtime
 from tests.command_fixtures import Playground, run_tune
-from tests.repositories import doubler, write_bls, write_model
+from tests.repositories import doubler, serialized, write_bls, write_model
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 BRIEFLY = ("--budget", "1s", "--max-trials", "1", "--no-output-check")  # one configuration tells whether it runs
@@ -34,6 +34,7 @@ def there(playground: Playground) -> Playground:
     write_bls(models, milliseconds=2)
     for name in ("doubler", "doubler_int8", "my_model"):
         write_model(models, name, CONFIG, doubler())
+    (playground.here / "model.onnx").write_bytes(serialized(doubler()))
     return playground
 
 
