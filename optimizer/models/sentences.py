@@ -43,7 +43,7 @@ MOST_CLAUSES = 12
 
 
 def sentences(count: int, rng: np.random.Generator) -> list[str]:
-    """One to a dozen clauses each, most of them short: 6 to some 80 tokens."""
+    """One to a dozen clauses each, most of them short: 6 to some 60 tokens."""
     return [_sentence(rng) for _ in range(count)]
 
 
