@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, parse_rate
 from optimizer import model_config, runtime
 from optimizer.answers.comparison import Tolerance
-from optimizer.bare_onnx import ENDINGS, read_bare_onnx
-from optimizer.deploy.auto_complete import completed
-from optimizer.deployment import COUNT, DELAY, OFF, as_given
+from optimizer.deployment import as_given
+from optimizer.derived_space import space_of
 from optimizer.errors import BadInputError
-from optimizer.machine import cpus
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
+from optimizer.named import Named, find
 from optimizer.options import RunOptions
-from optimizer.pipeline import assembled, read_source
 from optimizer.problem import Problem
-from optimizer.profile.find import find_profile, list_profiles
-from optimizer.profile.reader import Profile, load_profile
-from optimizer.profile.safe_paths import is_file, is_folder
-from optimizer.profile.schema import ONNX_RUNTIME, BuiltModel, ScoreSection, SpaceSection
-from optimizer.repository import backend_of, is_ensemble, read_repository_model, refuse_unmeasurable
+from optimizer.profile.schema import ScoreSection, SpaceSection
 from optimizer.requests.asked import Asked
 from optimizer.requests.fitted import Requests, fitted
 from optimizer.requests.sent import Sent
 from optimizer.space import Space
-from optimizer.trial import VARIANT, Candidate, FieldValue
+from optimizer.trial import Candidate
 
 MAX_CONCURRENCY = 256
-DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
-DEFAULT_POLICIES = ("none", "max/2")
-DEFAULT_LARGEST_BATCH = 64
 DEFAULT_TOLERANCE = Tolerance()
 NOTHING_ASKED = Asked()
 
@@ -71,184 +63,24 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
 
     ``hardware`` is what the model is served on: it has GPUs only where they serve.
     """
-    if options.model_repository is not None:
-        if not is_folder(Path(options.model_repository)):
-            raise BadInputError(f"--model-repository {options.model_repository}: no such folder")
-        if options.from_model_analyzer is not None:
-            return _from_model_analyzer(Path(options.from_model_analyzer), options, hardware, say)
-        return _from_repository(Path(options.model_repository), options.model, options, hardware, say)
-    folder = Path(options.model)
-    if is_folder(folder) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(folder):
-        absolute = folder.absolute()
-        return _from_repository(absolute.parent, absolute.name, options, hardware, say)
-    if options.model.endswith(ENDINGS):
-        return _from_file(folder, options, hardware)
-    profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
-    return _from_profile(profile, options, hardware, say)
-
-
-def _is_profile_too(folder: Path) -> bool:
-    """Whether the folder is no model's, and its name a profile's: a folder of results is named after the model."""
-    named = str(folder) == folder.name and any(folder.name == listed.name for listed in list_profiles())
-    return named and not is_file(folder / "config.pbtxt")
-
-
-def _from_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
-    batch = options.request_batch_size or profile.request.batch_size
-    section = profile.space or SpaceSection()
-    for i, chosen in enumerate(section.server_cpus or ()):
-        try:
-            cpus.parse(chosen, among=cpus.available())
-        except ValueError as error:
-            raise profile.fault("space", "server_cpus", i, problem=str(error)) from None
-    if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
-        raise BadInputError(
-            f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
-            f"({', '.join(map(str, section.max_batch_size))}); lower it, or give space.max_batch_size a larger one"
-        )
-    if isinstance(profile.model, BuiltModel):
-        from optimizer.models import build
-
-        largest = max(section.max_batch_size or (DEFAULT_LARGEST_BATCH,))
-        built = build(
-            profile.model.builder,
-            profile.model.settings,
-            cache=runtime.cache_folder(),
-            max_batch_size=max(largest, batch),
-            kind="KIND_GPU" if hardware.gpus else "KIND_CPU",
-            say=say,
-        )
-        source = assembled(built, lambda name: _stored(built.repository, name, hardware, DEFAULT_LARGEST_BATCH, say))
-    else:
-        stored = profile.model.repository
-        source = read_source(
-            lambda name: _stored(stored, name, hardware, DEFAULT_LARGEST_BATCH, say),
-            profile.model.name,
-            composing=profile.model.bls_composing_models or (),
-            variants=profile.model.variants or (),
-            concurrent=profile.model.concurrent_models or (),
-            batcher=profile.model.batcher,
-        )
-    for beside in section.models:
-        if beside not in source.models or beside == (source.batcher or source.name):
-            known = ", ".join(one for one in source.models if one != (source.batcher or source.name)) or "none"
-            raise profile.fault("space", "models", beside, problem=f"is no model beside it; there are: {known}")
-    try:
-        space = _space(section, source, batch, hardware)
-    except ValueError as error:
-        raise profile.space_fault(error) from None
-    return _task(
-        source,
-        space,
-        batch,
-        options,
-        hardware,
-        slas=_constraints(options) or profile.sla.constraints(),
-        max_concurrency=profile.load.max_concurrency,
-        requests=profile.request.asked(),
-        tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute),
-        score=profile.score,
-    )
-
-
-def _from_model_analyzer(file: Path, options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
-    from optimizer.model_analyzer.profile import profile_of
-    from optimizer.model_analyzer.reader import read_model_analyzer
-
-    mapped, on_gpu = read_model_analyzer(file, options.model), bool(hardware.gpus)
-    profile = profile_of(mapped, Path(options.model_repository or "."), gpu=on_gpu).for_hardware(gpu=on_gpu)
-    return replace(_from_profile(profile, options, hardware, say), notes=tuple(map(str, mapped.notes)))
-
-
-def _from_repository(
-    repository: Path, name: str, options: RunOptions, hardware: Hardware, say: Callable[[str], None]
-) -> Task:
-    batch = options.request_batch_size or 1
-    source = read_source(
-        lambda model: _stored(repository, model, hardware, max(DEFAULT_LARGEST_BATCH, batch), say),
-        name,
-        composing=options.bls_composing_models,
-        variants=options.variants,
-        concurrent=options.concurrent_models,
-    )
-    try:
-        space = _space(SpaceSection(), source, batch, hardware)
-    except ValueError as error:
-        raise BadInputError(f"{repository / name / 'config.pbtxt'}: {error}") from None
-    return _task(source, space, batch, options, hardware, slas=_constraints(options))
-
-
-def _stored(
-    repository: Path, name: str, hardware: Hardware, largest_batch: int, say: Callable[[str], None]
-) -> ModelSource:
-    """The model, with what its configuration leaves to the model itself."""
-    source = read_repository_model(repository, name, gpu=bool(hardware.gpus), largest_batch=largest_batch)
-    source = completed(source, say)
-    refuse_unmeasurable(source.config, repository / name / "config.pbtxt")
-    return source
-
-
-def _from_file(file: Path, options: RunOptions, hardware: Hardware) -> Task:
-    batch = options.request_batch_size or 1
-    source = read_bare_onnx(
-        file,
-        gpu=bool(hardware.gpus),
-        largest_batch=max(DEFAULT_LARGEST_BATCH, batch),
-        cache=runtime.cache_folder(),
-    )
-    space = _space(SpaceSection(), source, batch, hardware)
-    return _task(source, space, batch, options, hardware, slas=_constraints(options))
-
-
-def _task(
-    source: ModelSource,
-    space: Space,
-    batch: int,
-    options: RunOptions,
-    hardware: Hardware,
-    *,
-    slas: tuple[Constraint, ...],
-    max_concurrency: int = MAX_CONCURRENCY,
-    requests: Asked = NOTHING_ASKED,
-    tolerance: Tolerance = DEFAULT_TOLERANCE,
-    score: ScoreSection | None = None,
-) -> Task:
-    if score is None and (options.min_score is not None or "score" in options.objectives):
-        flag = "--min-score" if options.min_score is not None else "--objective score"
-        raise BadInputError(f"{flag}: there are no labelled data; write a profile with a score: section (see README)")
-    if batch > max(source.config.max_batch_size, 1):
-        asked = "--request-batch-size" if options.request_batch_size else "request.batch_size"
-        raise BadInputError(
-            f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
-            f"lower it, or raise max_batch_size in config.pbtxt"
-        )
-    if source.concurrent and options.load == "rate":
-        raise BadInputError("--load rate asks one model alone: leave the concurrent models out, or --load rate")
-    bounds = list(slas)
-    if options.min_throughput:
-        bounds.append(Constraint("throughput", parse_rate(options.min_throughput, batch)))
-    if options.max_memory_bytes:
-        bounds.append(Constraint("memory", options.max_memory_bytes))
-    least = options.min_score if options.min_score is not None or score is None else score.minimum
-    if least is not None:
-        bounds.append(Constraint("score", least))
+    named = find(options, hardware, say)
+    source, batch, profile = named.source, named.batch, named.profile
+    space = _space(named, hardware)
+    score = profile.score if profile else None
+    _check(source, batch, score, options)
     problem = Problem(
         model=source.name,
         space=space,
         request_batch_size=batch,
-        max_concurrency=max_concurrency,
+        max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
         objectives=tuple(METRICS[name] for name in options.objectives),
-        constraints=tuple(bounds),
+        constraints=_constraints(named, score, options),
         open_loop=options.load == "rate",
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.batched),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
     )
-    sent = _requests(source, requests, batch, options)
-    beside = {
-        name: fitted(NOTHING_ASKED, source.composing[name], Sent(batch, False, options.seed), runtime.cache_folder())
-        for name in source.concurrent
-    }
+    sent = _requests(source, profile.request.asked() if profile else NOTHING_ASKED, batch, options)
     if options.model_warmup:
         source = replace(source, warm_up=sent.largest)
     given = as_given(source, space.fields)
@@ -264,11 +96,52 @@ def _task(
         plain,
         sent.input_data,
         sent.shapes,
-        tolerance,
+        Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
         score,
-        unbounded=sent.unbounded,
-        concurrent=beside,
+        sent.unbounded,
+        {name: _fitted(NOTHING_ASKED, source.composing[name], batch, options) for name in source.concurrent},
+        named.notes,
     )
+
+
+def _space(named: Named, hardware: Hardware) -> Space:
+    section = named.profile.space if named.profile else None
+    try:
+        return space_of(section or SpaceSection(), named.source, named.batch, hardware)
+    except ValueError as error:
+        if named.profile:
+            raise named.profile.space_fault(error) from None
+        config = named.source.folder(named.source.name) / "config.pbtxt"
+        raise BadInputError(f"{config}: {error}") from None
+
+
+def _check(source: ModelSource, batch: int, score: ScoreSection | None, options: RunOptions) -> None:
+    if score is None and (options.min_score is not None or "score" in options.objectives):
+        flag = "--min-score" if options.min_score is not None else "--objective score"
+        raise BadInputError(f"{flag}: there are no labelled data; write a profile with a score: section (see README)")
+    if batch > max(source.config.max_batch_size, 1):
+        asked = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+        raise BadInputError(
+            f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
+            f"lower it, or raise max_batch_size in config.pbtxt"
+        )
+    if source.concurrent and options.load == "rate":
+        raise BadInputError("--load rate asks one model alone: leave the concurrent models out, or --load rate")
+
+
+def _constraints(named: Named, score: ScoreSection | None, options: RunOptions) -> tuple[Constraint, ...]:
+    """The command line's bounds on latency in place of the profile's, and all others."""
+    bounds = [Constraint(f"latency-{name}", bound) for name, bound in options.sla_ms.items()]
+    if not bounds and named.profile:
+        bounds += named.profile.sla.constraints()
+    if options.min_throughput:
+        bounds.append(Constraint("throughput", parse_rate(options.min_throughput, named.batch)))
+    if options.max_memory_bytes:
+        bounds.append(Constraint("memory", options.max_memory_bytes))
+    least = options.min_score if options.min_score is not None or score is None else score.minimum
+    if least is not None:
+        bounds.append(Constraint("score", least))
+    return tuple(bounds)
 
 
 def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions) -> Requests:
@@ -278,59 +151,8 @@ def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions
     ).over(below)
     if source.input_data is not None and asked == NOTHING_ASKED:
         return Requests(str(source.input_data))
-    sent = Sent(batch, options.load == "rate", options.seed)
-    return fitted(asked, source.config, sent, runtime.cache_folder())
+    return _fitted(asked, source.config, batch, options)
 
 
-def _space(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:
-    """The profile's choices; what it leaves out is derived from the model's own configuration."""
-    largest = source.batched.max_batch_size
-    fields = {**_beside(source, hardware), **section.fields()}
-    if section == SpaceSection() and not hardware.gpus and backend_of(source.batched) == "onnxruntime":
-        # by default each instance computes on every core, which is too many for several of them
-        fields[ONNX_RUNTIME["intra_op_thread_count"]] = tuple(
-            map(str, _powers_of_two(1, min(hardware.cpu_count, 16)))
-        )
-    if source.variants:
-        fields[VARIANT] = tuple(source.variants)
-    if largest == 0:
-        return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=fields)
-    sizes = section.max_batch_size or _powers_of_two(batch, max(largest, batch))
-    return Space(
-        max_batch_size=tuple(size for size in sizes if size >= batch) or (batch,),
-        max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
-        preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
-        instance_count=section.instance_group_count or _counts(hardware),
-        fields=fields,
-        request_batch_size=batch,
-    )
-
-
-def _beside(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:
-    """What may vary of the models beside the one that the space is about, unless the profile says."""
-    fields: dict[str, tuple[FieldValue, ...]] = {}
-    for name, config in {**source.composing, source.name: source.config}.items():
-        if name == (source.batcher or source.name) or is_ensemble(config):
-            continue
-        own = model_config.candidate_of(config)
-        fields[f"{name}/{COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
-        if own.max_batch_size > 1:
-            delay = own.max_queue_delay_us if own.dynamic_batching else OFF
-            fields[f"{name}/{DELAY}"] = tuple(dict.fromkeys((OFF, 0, delay)))
-    return fields
-
-
-def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
-    """From the request up to what the model's own configuration admits; a graph may be fixed beyond it."""
-    sizes = [least]
-    while sizes[-1] * 2 <= most:
-        sizes.append(sizes[-1] * 2)
-    return tuple(dict.fromkeys([*sizes, most]))
-
-
-def _counts(hardware: Hardware) -> tuple[int, ...]:
-    return (1, 2, 3, 4) if hardware.gpus else tuple(range(1, min(4, max(2, hardware.cpu_count)) + 1))
-
-
-def _constraints(options: RunOptions) -> tuple[Constraint, ...]:
-    return tuple(Constraint(f"latency-{name}", bound) for name, bound in options.sla_ms.items())
+def _fitted(asked: Asked, config: ModelConfig, batch: int, options: RunOptions) -> Requests:
+    return fitted(asked, config, Sent(batch, options.load == "rate", options.seed), runtime.cache_folder())

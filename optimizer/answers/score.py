@@ -19,7 +19,8 @@ from optimizer.answers.npz import Array, read_npz
 from optimizer.answers.score_metrics import BUILT_IN, Metric
 from optimizer.errors import BadInputError, DeploymentError
 from optimizer.interfaces import Endpoint
-from optimizer.profile.schema import MetricFunction, ScoreSection
+from optimizer.profile.schema import ScoreSection
+from optimizer.profile.values import MetricFunction
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.errors import BadInputError
 from optimizer.profile.faults import meant
 from optimizer.profile.safe_paths import plain_name
-from optimizer.profile.schema import INT32_MAX
+from optimizer.profile.values import INT32_MAX
 from optimizer.profile.yaml_lines import Located, fault, show
 
 MOST_VALUES = 10_000  # of a range

@@ -26,7 +26,6 @@ from optimizer.profile import yaml_lines
 from optimizer.profile.faults import fault_lines, meant
 from optimizer.profile.schema import (
     BUILT,
-    INT32_MAX,
     STORED,
     BesideSection,
     BuiltModel,
@@ -41,6 +40,7 @@ from optimizer.profile.schema import (
     StoredModel,
     ToleranceSection,
 )
+from optimizer.profile.values import INT32_MAX
 from optimizer.profile.yaml_lines import Located, fault, show
 from optimizer.space import Space
 from optimizer.trial import SERVER_CPUS

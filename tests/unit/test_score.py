@@ -21,7 +21,8 @@ from optimizer.answers.score import LARGEST_REQUEST, Scorer, read_scorer
 from optimizer.answers.score_metrics import BUILT_IN, accuracy, auc
 from optimizer.errors import BadInputError, DeploymentError
 from optimizer.profile.reader import load_profile
-from optimizer.profile.schema import SCORES, ScoreSection
+from optimizer.profile.schema import ScoreSection
+from optimizer.profile.values import SCORES
 from optimizer.trial import Candidate, LoadPoint, Point
 from tests.answering_server import AnsweringServer, Model
 

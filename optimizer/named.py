@@ -1,0 +1,144 @@
+"""What the user named: a profile, a model of a repository, an ONNX file, a file of Model Analyzer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optimizer import runtime
+from optimizer.bare_onnx import ENDINGS, read_bare_onnx
+from optimizer.deploy.auto_complete import completed
+from optimizer.errors import BadInputError
+from optimizer.machine import cpus
+from optimizer.machine.hardware import Hardware
+from optimizer.model_source import ModelSource
+from optimizer.options import RunOptions
+from optimizer.pipeline import assembled, read_source
+from optimizer.profile.find import find_profile, list_profiles
+from optimizer.profile.reader import Profile, load_profile
+from optimizer.profile.safe_paths import is_file, is_folder
+from optimizer.profile.schema import BuiltModel, SpaceSection
+from optimizer.repository import read_repository_model, refuse_unmeasurable
+
+LARGEST_BATCH = 64  # where nothing says it
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model, and the profile that says more of it, where there is one. ``batch``: samples of a request. ``notes``:
+    what became of a file of Model Analyzer."""
+
+    source: ModelSource
+    batch: int
+    profile: Profile | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find(options: RunOptions, hardware: Hardware, say: Say) -> Named:
+    """The model, found or built. Raises BadInputError."""
+    if options.model_repository is not None:
+        if not is_folder(Path(options.model_repository)):
+            raise BadInputError(f"--model-repository {options.model_repository}: no such folder")
+        if options.from_model_analyzer is not None:
+            return _of_model_analyzer(Path(options.from_model_analyzer), options, hardware, say)
+        return _of_repository(Path(options.model_repository), options.model, options, hardware, say)
+    path = Path(options.model)
+    if is_folder(path) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(path):
+        absolute = path.absolute()
+        return _of_repository(absolute.parent, absolute.name, options, hardware, say)
+    if options.model.endswith(ENDINGS):
+        batch = options.request_batch_size or 1
+        largest = max(LARGEST_BATCH, batch)
+        on_gpu = bool(hardware.gpus)
+        return Named(read_bare_onnx(path, gpu=on_gpu, largest_batch=largest, cache=runtime.cache_folder()), batch)
+    profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
+    return _of_profile(profile, options, hardware, say)
+
+
+def _is_profile_too(folder: Path) -> bool:
+    """Whether the folder is no model's, and its name a profile's: a folder of results is named after the model."""
+    named = str(folder) == folder.name and any(folder.name == listed.name for listed in list_profiles())
+    return named and not is_file(folder / "config.pbtxt")
+
+
+def _of_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: Say) -> Named:
+    batch = options.request_batch_size or profile.request.batch_size
+    section = profile.space or SpaceSection()
+    _check(section, profile, batch)
+    if isinstance(profile.model, BuiltModel):
+        source = _built(profile.model, section, batch, hardware, say)
+    else:
+        stored = profile.model.repository
+        source = read_source(
+            lambda name: _stored(stored, name, hardware, LARGEST_BATCH, say),
+            profile.model.name,
+            composing=profile.model.bls_composing_models or (),
+            variants=profile.model.variants or (),
+            concurrent=profile.model.concurrent_models or (),
+            batcher=profile.model.batcher,
+        )
+    for beside in section.models:
+        if beside not in source.models or beside == (source.batcher or source.name):
+            known = ", ".join(one for one in source.models if one != (source.batcher or source.name)) or "none"
+            raise profile.fault("space", "models", beside, problem=f"is no model beside it; there are: {known}")
+    return Named(source, batch, profile)
+
+
+def _check(section: SpaceSection, profile: Profile, batch: int) -> None:
+    """Before anything is built."""
+    for i, chosen in enumerate(section.server_cpus or ()):
+        try:
+            cpus.parse(chosen, among=cpus.available())
+        except ValueError as error:
+            raise profile.fault("space", "server_cpus", i, problem=str(error)) from None
+    if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
+        raise BadInputError(
+            f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
+            f"({', '.join(map(str, section.max_batch_size))}); lower it, or give space.max_batch_size a larger one"
+        )
+
+
+def _built(model: BuiltModel, section: SpaceSection, batch: int, hardware: Hardware, say: Say) -> ModelSource:
+    from optimizer.models import build
+
+    built = build(
+        model.builder,
+        model.settings,
+        cache=runtime.cache_folder(),
+        max_batch_size=max(*(section.max_batch_size or (LARGEST_BATCH,)), batch),
+        kind="KIND_GPU" if hardware.gpus else "KIND_CPU",
+        say=say,
+    )
+    return assembled(built, lambda name: _stored(built.repository, name, hardware, LARGEST_BATCH, say))
+
+
+def _of_model_analyzer(file: Path, options: RunOptions, hardware: Hardware, say: Say) -> Named:
+    from optimizer.model_analyzer.profile import profile_of
+    from optimizer.model_analyzer.reader import read_model_analyzer
+
+    mapped, on_gpu = read_model_analyzer(file, options.model), bool(hardware.gpus)
+    profile = profile_of(mapped, Path(options.model_repository or "."), gpu=on_gpu).for_hardware(gpu=on_gpu)
+    return replace(_of_profile(profile, options, hardware, say), notes=tuple(map(str, mapped.notes)))
+
+
+def _of_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware, say: Say) -> Named:
+    batch = options.request_batch_size or 1
+    source = read_source(
+        lambda model: _stored(repository, model, hardware, max(LARGEST_BATCH, batch), say),
+        name,
+        composing=options.bls_composing_models,
+        variants=options.variants,
+        concurrent=options.concurrent_models,
+    )
+    return Named(source, batch)
+
+
+def _stored(repository: Path, name: str, hardware: Hardware, largest_batch: int, say: Say) -> ModelSource:
+    """The model, with what its configuration leaves to the model itself."""
+    source = read_repository_model(repository, name, gpu=bool(hardware.gpus), largest_batch=largest_batch)
+    source = completed(source, say)
+    refuse_unmeasurable(source.config, repository / name / "config.pbtxt")
+    return source
