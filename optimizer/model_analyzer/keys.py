@@ -81,14 +81,14 @@ FILE: Keys = {
     ),
     **_mapped("`--max-trials`", "optuna_max_trials"),
     **_mapped("`--protocol`", "client_protocol"),
-    **_unsupported(
-        "one model is tuned at a time, without the others' load",
-        *("run_config_profile_models_concurrently_enable", "weighting"),
+    **_mapped(
+        "`model.concurrent_models`: MODEL (or the first) with the others under load",
+        "run_config_profile_models_concurrently_enable",
     ),
-    **_unsupported(
-        "the settings of composing models are not taken over; only MODEL has a space",
-        *("bls_composing_models", "ensemble_composing_models", "cpu_only_composing_models"),
-    ),
+    **_unsupported("each of several models counts the same", "weighting"),
+    **_mapped("`model.bls_composing_models`, without what may vary of each", "bls_composing_models"),
+    **_ignored("the steps of an ensemble are read from its config.pbtxt", "ensemble_composing_models"),
+    **_unsupported("a kind of instances goes into the composing model's config.pbtxt", "cpu_only_composing_models"),
     **_ignored(_TOKENS, "model_type"),
     **_unsupported(_TOKENS, "genai_perf_flags"),
     **_unsupported(
@@ -205,7 +205,8 @@ PERF_ANALYZER_FLAGS: Keys = {
         *("ssl-https-ca-certificates-file", "ssl-https-client-certificate-type"),
         *("ssl-https-client-certificate-file", "ssl-https-private-key-type", "ssl-https-private-key-file"),
     ),
-    **_unsupported("write such strings into a JSON file and give it as input-data", "string-length", "string-data"),
+    **_mapped("`request.string_length`", "string-length"),
+    **_mapped("`request.string_data`", "string-data"),
     **_unsupported(
         "requests are independent of each other",
         *("num-of-sequences", "sequence-length", "sequence-id-range"),
@@ -215,7 +216,7 @@ PERF_ANALYZER_FLAGS: Keys = {
     **_unsupported("requests are sent plain", "grpc-compression-algorithm", "http-header"),
     **_unsupported("version_policy in config.pbtxt says which version is served", "model-version"),
     **_unsupported("the server is Triton", "model-signature-name"),
-    **_unsupported("the settings of composing models are not taken over", "bls-composing-models"),
+    **_mapped("`model.bls_composing_models`", "bls-composing-models"),
 }
 
 MODEL_CONFIG_PARAMETERS: Keys = {  # of all the fields of ModelConfig; the others by their path

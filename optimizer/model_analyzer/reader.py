@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.errors import BadInputError
+from optimizer.model_analyzer.beside import CONCURRENTLY, beside
 from optimizer.model_analyzer.goals import goals
-from optimizer.model_analyzer.keys import FILE, MODEL, ignored
+from optimizer.model_analyzer.keys import FILE, MODEL, Key, ignored
 from optimizer.model_analyzer.notes import Note, Notes
 from optimizer.model_analyzer.requests import requests
 from optimizer.model_analyzer.source import Part, Source
@@ -21,6 +22,7 @@ from optimizer.untrusted import one_line, read_bytes
 
 MOST_NAMES = 300  # characters of a list in an error
 _NOTHING = ignored("nothing is given")
+BESIDE = Key("mapped to", "`model.concurrent_models`: its load; what else is said of it is not taken over")
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,12 @@ def read_model_analyzer(file: Path, model: str | None) -> Mapped:
     given = values.mapping(root, list(FILE))
     for key, where in root.value.items() if isinstance(root.value, dict) else ():
         notes.say(where, FILE[key] if key in given else _NOTHING)
-    name, section = _choose(given.get("profile_models"), model, values, notes)
+    together = CONCURRENTLY in given and values.boolean(given[CONCURRENTLY])
+    name, section, others = _choose(given.get("profile_models"), model, values, notes, together=together)
     own = {} if section is None else values.mapping(section, list(MODEL))
     notes.say_each(own, MODEL)
     source = Source(values, notes, given, own)
-    parts: list[Part] = [goals(source), requests(source), space(source)]
+    parts: list[Part] = [goals(source), beside(source, others), requests(source), space(source)]
     return Mapped(
         file=file,
         name=name,
@@ -85,8 +88,10 @@ def read_model_analyzer(file: Path, model: str | None) -> Mapped:
     )
 
 
-def _choose(where: Located | None, model: str | None, values: Values, notes: Notes) -> tuple[Located, Located | None]:
-    """The model that is tuned, and what the file says of it alone."""
+def _choose(
+    where: Located | None, model: str | None, values: Values, notes: Notes, *, together: bool
+) -> tuple[Located, Located | None, list[Located]]:
+    """The model that is tuned, what the file says of it alone, and the names of the others."""
     models: dict[str, tuple[Located, Located | None]] = {}
     for key, section in _models(where, values):
         name = values.name(key)
@@ -94,16 +99,17 @@ def _choose(where: Located | None, model: str | None, values: Values, notes: Not
             raise values.fault(key, f"{name} is given twice")
         models[name] = key, section
     listed, file = one_line(", ".join(models), MOST_NAMES), one_line(str(values.file))
-    if model is None and len(models) != 1:
+    if model is None and len(models) != 1 and not (together and models):
         problem = f"has several models; add the one to tune: {listed}" if models else "names no model; add MODEL"
         raise BadInputError(f"{file}: {problem}")
     if model is not None and models and model not in models:
         raise BadInputError(f"{file}: no model {one_line(repr(model), MOST_NAMES)} in it; it has {listed}")
     chosen = next(iter(models)) if model is None else model
-    for name, (key, _) in models.items():
-        if name != chosen:
-            notes.say(replace(key, keys=("profile_models", name)), ignored(f"{chosen} is tuned; MODEL chooses"))
-    return models.get(chosen, (Located(chosen, 1, ("profile_models",)), None))
+    others = [key for name, (key, _) in models.items() if name != chosen]
+    told = BESIDE if together else ignored(f"{chosen} is tuned; MODEL chooses")
+    for key in others:
+        notes.say(replace(key, keys=("profile_models", str(key.value))), told)
+    return *models.get(chosen, (Located(chosen, 1, ("profile_models",)), None)), others
 
 
 def _models(where: Located | None, values: Values) -> list[tuple[Located, Located | None]]:

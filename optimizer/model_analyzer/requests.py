@@ -51,6 +51,10 @@ def _request(source: Source, flags: Given, parameters: Given) -> dict[tuple[str,
             source.notes.say(where, unsupported(told))
     if (where := flags.get("shape")) is not None:
         found["request", "shapes"] = replace(where, value=dict(_shape(one, values) for one in _each(where, values)))
+    if (where := flags.get("string-data")) is not None:
+        found["request", "string_data"] = replace(where, value=values.text(where))
+    if (where := flags.get("string-length")) is not None:
+        found["request", "string_length"] = replace(where, value=values.whole(where))
     if (where := flags.get("input-data")) is not None:
         first_data = _each(where, values)[0]
         if (text := values.text(first_data)) not in ("random", "zero"):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from optimizer.model_analyzer.beside import COMPOSING
 from optimizer.model_analyzer.keys import ignored
 from optimizer.model_analyzer.requests import DISABLED
 from optimizer.model_analyzer.source import Part, Source
 from optimizer.model_analyzer.sweeps import BATCH, COUNT, KIND, MOST_ALTERNATIVES, OWN, AsGiven, Choices, read_sweeps
 
 MODES: Final = ("brute", "quick", "optuna")
-COMPOSING: Final = ("bls_composing_models", "ensemble_composing_models")  # with them it never is brute force
 BATCH_LIMITS: Final = ("run_config_search_min_model_batch_size", "run_config_search_max_model_batch_size")
 COUNT_LIMITS: Final = ("run_config_search_min_instance_count", "run_config_search_max_instance_count")
 USUAL: Final = {BATCH_LIMITS: (1, 128), COUNT_LIMITS: (1, 5)}
@@ -28,7 +28,8 @@ def space(source: Source) -> Part:
         part.choices.update(read_sweeps(listed, source.values, source.notes))
     if "cpu_only" in source.own and source.values.boolean(source.own["cpu_only"]):
         part.choices.setdefault(KIND, Choices(("KIND_CPU",), source.own["cpu_only"]))
-    brute = mode == "brute" and not any(name in source.given for name in COMPOSING)
+    with_parts = any(name in source.given for name in COMPOSING)  # then it never is brute force
+    brute = mode == "brute" and not with_parts
     if source.is_true(DISABLED) or (brute and listed is not None and source.values.mapping(listed)):
         where = listed or source.given[DISABLED]
         part.choices.update({name: Choices((AsGiven(),), where) for name in OWN if name not in part.choices})

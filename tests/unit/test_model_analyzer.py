@@ -74,6 +74,7 @@ class Example:
     flags: tuple[str, ...] = ()
     sections: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
+    beside: dict[str, tuple[str, ...]] = field(default_factory=dict)  # keys of the profile's model
 
 
 MANUAL = {"max_batch_size": (8,), "max_queue_delay_microseconds": (70,), "preferred_batch_size": ("4",)}
@@ -182,7 +183,7 @@ profile_models:
       perf_throughput: 1
 """,
         flags=("--objective=latency-p99",),
-        model="m",
+        beside={"concurrent_models": ("n",)},
     ),
     "parameters": Example(
         f"""{HEAD}
@@ -384,7 +385,13 @@ ensemble_composing_models:
           count: [1, 2, 4, 8, 16, 32]
 bls_composing_models: [a, b]
 cpu_only_composing_models: [a]
-"""
+""",
+        beside={"bls_composing_models": ("a", "b")},
+    ),
+    "strings": Example(
+        f"{ONE}perf_analyzer_flags: {{string-length: 16, bls-composing-models: 'a,b'}}\n",
+        sections={"request": {"string_length": 16}},
+        beside={"bls_composing_models": ("a", "b")},
     ),
 }
 
@@ -405,7 +412,11 @@ def test_a_documented_form(name: str, here: Path) -> None:
         wanted["sla"][short] = float(text.removesuffix("ms"))
     assert given == wanted
     assert isinstance(found.model, StoredModel)
-    assert (found.model.repository, found.model.name) == (here / "models", mapped.model)
+    assert found.model.model_dump(exclude_unset=True) == {
+        "repository": here / "models",
+        "name": mapped.model,
+        **example.beside,
+    }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -481,7 +492,7 @@ def test_every_key_that_model_analyzer_knows_is_known() -> None:
     ("text", "line"),
     [
         ("triton_launch_mode: remote\n", "ma.yaml:3: triton_launch_mode: ignored: trials run on tune's own server"),
-        ("weighting: 2\n", "ma.yaml:3: weighting: not supported: one model is tuned at a time"),
+        ("weighting: 2\n", "ma.yaml:3: weighting: not supported: each of several models counts the same"),
         ("latency_budget:\n", "ma.yaml:3: latency_budget: ignored: nothing is given"),
         ("batch_sizes: [2, 1, 2, 4]\n", "ma.yaml:3: batch_sizes: not supported: several request sizes in one run; "),
         ("perf_analyzer_flags: {request-distribution: poisson}\n", "ignored: requests are not sent at a rate"),
