@@ -69,6 +69,7 @@ def run(searcher: Searcher, count: int, start: int = 0) -> list[Trial]:
 
 class SearcherContract:
     draws = True  # by the seed
+    many = 12  # suggestions, where a few do not show it
 
     @pytest.fixture
     def method(self) -> str:
@@ -78,8 +79,8 @@ class SearcherContract:
         return make_searcher(method, problem, seed, str(storage) if storage else None)
 
     def test_suggestions_are_valid_canonical_and_never_repeated(self, method: str) -> None:
-        candidates = [t.candidate for t in run(self.make(method, problem_of(WIDE)), 12)]
-        assert len(set(candidates)) == len(candidates) == 12
+        candidates = [t.candidate for t in run(self.make(method, problem_of(WIDE)), self.many)]
+        assert len(set(candidates)) == len(candidates) == self.many
         assert set(candidates) <= set(WIDE.candidates())
 
     def test_a_small_space_is_exhausted_and_then_there_is_no_more(self, method: str) -> None:
@@ -99,14 +100,14 @@ class SearcherContract:
         assert {t.candidate for t in run(searcher, 100, 4)} == set(SMALL.candidates()) - set(flying)
 
     def test_the_same_seed_gives_the_same_suggestions(self, method: str) -> None:
-        first, second, other = (run(self.make(method, problem_of(WIDE), seed), 6) for seed in (7, 7, 8))
+        first, second, other = (run(self.make(method, problem_of(WIDE), seed), self.many // 2) for seed in (7, 7, 8))
         assert first == second
         assert (first != other) is self.draws
 
     def test_it_does_not_depend_on_the_process(self, method: str) -> None:
         code = (
             "from tests.contract.test_searchers import *\n"
-            f"for t in run(make_searcher({method!r}, problem_of(WIDE), 3), 8): print(t.candidate)"
+            f"for t in run(make_searcher({method!r}, problem_of(WIDE), 3), {self.many // 2 + 2}): print(t.candidate)"
         )
         done = [
             subprocess.run(
@@ -157,8 +158,8 @@ class SearcherContract:
 
     def test_observing_twice_is_observing_once(self, method: str) -> None:
         once, twice = (self.make(method, problem_of(WIDE), 5) for _ in range(2))
-        done = run(once, 8)
-        for number in range(8):
+        done = run(once, self.many // 2)
+        for number in range(self.many // 2):
             assert twice.suggest() == done[number].candidate
             for _ in range(2):
                 twice.observe(done[number])
@@ -200,7 +201,7 @@ class SearcherContract:
 
     def test_several_objectives(self, method: str) -> None:
         searcher = self.make(method, problem_of(WIDE, "throughput", "memory"))
-        assert len(run(searcher, 15)) == 15
+        assert len(run(searcher, self.many)) == self.many
 
     def test_a_suggestion_takes_less_than_a_measurement(self, method: str) -> None:
         run(self.make(method, problem_of(WIDE)), 3)  # what is imported and compiled at first use
@@ -231,6 +232,7 @@ class TestTpe(SearcherContract):
 
 class TestSimulated(SearcherContract):
     draws = False
+    many = 5
 
     @pytest.fixture
     def method(self) -> str:
