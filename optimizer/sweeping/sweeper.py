@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from optimizer import interrupts, model_config
+from optimizer.deployment import deployment
 from optimizer.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.interfaces import Target
 from optimizer.machine.notes import machine_notes
 from optimizer.measuring import Measuring, Watcher
+from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
 from optimizer.space import Space
 from optimizer.stack import Stack
@@ -22,7 +24,7 @@ from optimizer.sweeping import document
 from optimizer.sweeping.plan import Asked, Cell, Plan, cells, configurations
 from optimizer.sweeping.tables import SweepTables
 from optimizer.task import Task
-from optimizer.trial import LoadPoint, Trial
+from optimizer.trial import VARIANT, Candidate, LoadPoint, Trial
 
 Status = Literal["done", "interrupted"]
 
@@ -131,11 +133,11 @@ def sweep(
 
 def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
     """The plan for this model, and the task with the fields that are swept as its only parameters."""
-    own = model_config.candidate_of(what.source.config, asked.choices.fields)
-    found = configurations(own, asked.choices)
+    own = model_config.candidate_of(what.source.batched, asked.choices.fields)
+    found = _each_variant(configurations(own, asked.choices), what.source)
     for candidate in found:
         try:
-            model_config.apply(candidate, what.source.config)
+            deployment(what.source, candidate)
         except ValueError as error:
             raise BadInputError(f"--config {error}") from None
     sizes = asked.request_batch_size or (what.problem.request_batch_size,)
@@ -149,5 +151,17 @@ def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
         raise BadInputError(
             f"--request-batch-size {min(sizes)} is above every max_batch_size ({largest}); lower it, or raise that"
         )
-    space = Space((max(candidate.max_batch_size for candidate in found),), fields=asked.choices.fields)
+    fields = {**asked.choices.fields, **({VARIANT: tuple(what.source.variants)} if what.source.variants else {})}
+    space = Space((max(candidate.max_batch_size for candidate in found),), fields=fields)
     return plan, replace(what, problem=replace(what.problem, space=space))
+
+
+def _each_variant(found: tuple[Candidate, ...], source: ModelSource) -> tuple[Candidate, ...]:
+    """The same of each model that can take its place, side by side."""
+    if not source.variants:
+        return found
+    return tuple(
+        replace(candidate, fields=tuple(sorted((*candidate.fields, (VARIANT, name)))))
+        for candidate in found
+        for name in source.variants
+    )
