@@ -43,9 +43,9 @@ from optimizer.options import RunOptions
 from optimizer.profile.reader import load_profile, parse_profile
 from optimizer.replay.recording import read_recording
 from optimizer.report import words
-from optimizer.repository import read_repository_model
 from optimizer.requests import columns, data, recorded, sizes
 from optimizer.requests.data import Tensor
+from optimizer.sources.repository import read_repository_model
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.untrusted import one_line

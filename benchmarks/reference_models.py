@@ -33,11 +33,11 @@ from optimizer.machine import hardware
 from optimizer.machine.cpu_time import Usage
 from optimizer.model_source import ModelSource
 from optimizer.models import build
-from optimizer.pipeline import assembled
 from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.schema import BuiltModel
-from optimizer.repository import read_repository_model
+from optimizer.sources.pipeline import assembled
+from optimizer.sources.repository import read_repository_model
 from optimizer.trial import LoadPoint
 
 MOST_SECONDS, MOST_BYTES = 120.0, 3e9

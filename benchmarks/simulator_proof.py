@@ -57,7 +57,7 @@ from optimizer.interfaces import Endpoint
 from optimizer.load.perf_analyzer import MAX_THREADS, PerfAnalyzer
 from optimizer.load.windows import WINDOWS
 from optimizer.machine import hardware
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 
 RECORDINGS = Path(__file__).with_suffix(".csv")

@@ -7,7 +7,7 @@ from optimizer.deployment import COUNT, DELAY, OFF
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.profile.schema import ONNX_RUNTIME, SpaceSection
-from optimizer.repository import backend_of, is_ensemble
+from optimizer.sources.repository import backend_of, is_ensemble
 from optimizer.space import Space
 from optimizer.trial import VARIANT, FieldValue
 

@@ -31,8 +31,8 @@ from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
-from optimizer.repository import backend_of
 from optimizer.requests.hostile import HintingLoad
+from optimizer.sources.repository import backend_of
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task

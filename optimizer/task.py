@@ -16,13 +16,13 @@ from optimizer.derived_space import space_of
 from optimizer.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
-from optimizer.named import Named, find
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
 from optimizer.profile.schema import ScoreSection, SpaceSection
 from optimizer.requests.asked import Asked
 from optimizer.requests.fitted import Requests, fitted
 from optimizer.requests.sent import Sent
+from optimizer.sources.named import Named, find
 from optimizer.space import Space
 from optimizer.trial import Candidate
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from optimizer.model_source import ModelSource
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 
 Dims = Sequence[str | int]
 

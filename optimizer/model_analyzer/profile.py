@@ -17,7 +17,7 @@ from optimizer.model_analyzer.sweeps import BATCH, COUNT, DELAY, KIND, KIND_GPU,
 from optimizer.options import RunOptions
 from optimizer.profile.reader import Profile, located_profile
 from optimizer.profile.yaml_lines import Located
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate, FieldValue
 from optimizer.untrusted import one_line
 

@@ -23,7 +23,7 @@ from optimizer import model_config, runtime
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError
 from optimizer.machine import hardware
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from tests.command_fixtures import eventually
 from tests.repositories import doubler, onnx_model, write_model
 

@@ -25,7 +25,7 @@ from optimizer.models import build
 from optimizer.profile.find import find_profile
 from optimizer.profile.reader import load_profile
 from optimizer.profile.schema import BuiltModel
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from tests.command_fixtures import Playground, Run, playing_in, run_tune
 from tests.repositories import doubler, write_model, write_sleeper
 

@@ -24,7 +24,7 @@ from optimizer.open_loop.client import WARM_UPS
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError
 from optimizer.process import SUPERVISOR, SupervisedProcess
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 from tests.repositories import write_sleeper
 

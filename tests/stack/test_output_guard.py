@@ -15,7 +15,7 @@ from optimizer.answers.score import Scorer
 from optimizer.answers.score_metrics import accuracy
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate
 
 CONFIG = """\

@@ -18,7 +18,7 @@ from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deployment import as_given, deployment
 from optimizer.errors import DeploymentError
 from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.pipeline import read_source
+from optimizer.sources.pipeline import read_source
 from optimizer.trial import VARIANT, Candidate, LoadPoint
 from tests.repositories import doubler, onnx_model, stored, write_bls, write_model
 

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from optimizer import model_config
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.errors import DeploymentError
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import write_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from optimizer import runtime
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from tests.command_fixtures import Run, playing_in, run_tune
 from tests.production import Production
 from tests.repositories import write_sleeper

@@ -27,7 +27,7 @@ from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed, S
 from optimizer.interfaces import Endpoint
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.model_source import ModelSource
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 from tests.command_fixtures import Playground, eventually, run_tune
 from tests.repositories import FAULT, FAULTY_BATCH, write_faulty

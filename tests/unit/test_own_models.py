@@ -13,15 +13,15 @@ from onnx import ModelProto, TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from optimizer.backends.pytorch.conventions import Parameters, in_order, positions, read_parameters
-from optimizer.bare_onnx import model_name, read_bare_onnx
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.model_source import ModelSource
-from optimizer.onnx_file import check_versions, external_files
-from optimizer.onnx_interface import derive
 from optimizer.options import RunOptions
-from optimizer.repository import backend_of, read_repository_model
+from optimizer.sources.bare_onnx import model_name, read_bare_onnx
+from optimizer.sources.onnx_file import check_versions, external_files
+from optimizer.sources.onnx_interface import derive
+from optimizer.sources.repository import backend_of, read_repository_model
+from optimizer.sources.torch_file import check_torch, check_torch_file
 from optimizer.store.relative_paths import as_given_in
-from optimizer.torch_file import check_torch, check_torch_file
 from tests.repositories import Dims, doubler, onnx_model, serialized, write_model
 
 FILE = Path("net.onnx")

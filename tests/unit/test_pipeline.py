@@ -12,8 +12,8 @@ from optimizer.errors import BadInputError, DeploymentError
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
-from optimizer.pipeline import read_source
 from optimizer.profile.reader import load_profile
+from optimizer.sources.pipeline import read_source
 from optimizer.task import prepare
 from optimizer.trial import VARIANT, Candidate
 from tests.repositories import doubler, stored, write_bls, write_ensemble, write_model

@@ -16,13 +16,13 @@ from optimizer import model_config
 from optimizer.command_line import command_line, redact
 from optimizer.errors import BadInputError
 from optimizer.options import RunOptions
-from optimizer.profile import schema
+from optimizer.profile import values
 from optimizer.profile.find import list_profiles
 from optimizer.profile.reader import parse_profile
 from optimizer.replay import csv_table
 from optimizer.replay.recording import read_recording
 from optimizer.report import words
-from optimizer.repository import read_repository_model
+from optimizer.sources.repository import read_repository_model
 from optimizer.untrusted import one_line, read_bytes, read_tail
 from tests.repositories import doubler, serialized, write_model
 
@@ -131,7 +131,7 @@ def test_of_a_log_only_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_input_data_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "MAX_INPUT_DATA_BYTES", 1)
+    monkeypatch.setattr(values, "MAX_INPUT_DATA_BYTES", 1)
     (tmp_path / "data.json").write_text("{}")
     with pytest.raises(BadInputError, match=r"request.input_data: 'data.json' is larger than 0 MiB; write fewer"):
         parse_profile(b"model: {builder: mlp}\nrequest: {input_data: data.json}", tmp_path / "p.yaml")

@@ -10,8 +10,8 @@ from pathlib import Path
 from optimizer import model_config
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.model_source import ModelSource
-from optimizer.onnx_file import check_versions, external_files, read_onnx, shown
-from optimizer.onnx_interface import derive
+from optimizer.sources.onnx_file import check_versions, external_files, read_onnx, shown
+from optimizer.sources.onnx_interface import derive
 
 TORCH_ENDINGS = (".pt", ".pt2", ".pth")
 ENDINGS = (".onnx", *TORCH_ENDINGS)

@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.errors import BadInputError
 from optimizer.model_source import ModelSource
 from optimizer.profile.yaml_lines import show
-from optimizer.repository import is_ensemble
+from optimizer.sources.repository import is_ensemble
 from optimizer.untrusted import one_line
 
 DEEPEST = 8  # ensembles in ensembles

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 from optimizer.errors import BadInputError, EnvironmentFault
-from optimizer.onnx_file import shown
+from optimizer.sources.onnx_file import shown
 
 TORCH = "torch==2.13.0"  # as the extra has it
 # what an archive of each kind has inside its one folder

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer import runtime
-from optimizer.bare_onnx import ENDINGS, read_bare_onnx
 from optimizer.deploy.auto_complete import completed
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
-from optimizer.pipeline import assembled, read_source
 from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import BuiltModel, SpaceSection
-from optimizer.repository import read_repository_model, refuse_unmeasurable
+from optimizer.sources.bare_onnx import ENDINGS, read_bare_onnx
+from optimizer.sources.pipeline import assembled, read_source
+from optimizer.sources.repository import read_repository_model, refuse_unmeasurable
 
 LARGEST_BATCH = 64  # where nothing says it
 

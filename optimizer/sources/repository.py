@@ -13,11 +13,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import model_config, runtime
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.model_source import ModelSource
-from optimizer.onnx_file import check_versions, external_files, read_onnx, shown
-from optimizer.onnx_interface import complete, derive
 from optimizer.profile.safe_paths import is_folder, plain_name
 from optimizer.profile.yaml_lines import show
-from optimizer.torch_file import check_torch, check_torch_file
+from optimizer.sources.onnx_file import check_versions, external_files, read_onnx, shown
+from optimizer.sources.onnx_interface import complete, derive
+from optimizer.sources.torch_file import check_torch, check_torch_file
 from optimizer.untrusted import one_line
 
 MODEL_FILES = {"onnxruntime": ("model.onnx",), "python": ("model.py",), "pytorch": ("model.pt", "model.pt2")}

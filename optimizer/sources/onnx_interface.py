@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.errors import BadInputError
-from optimizer.onnx_file import shown
 from optimizer.profile.yaml_lines import show
+from optimizer.sources.onnx_file import shown
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
