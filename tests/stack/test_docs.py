@@ -14,7 +14,7 @@ from tests.command_fixtures import Playground, run_tune
 from tests.repositories import doubler, serialized, write_bls, write_model
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
-BRIEFLY = ("--budget", "1s", "--max-trials", "1", "--no-output-check")  # one configuration tells whether it runs
+BRIEFLY = ("--budget", "1s", "--max-trials", "1", "--no-output-check", "--measurement-interval", "100ms")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
 

@@ -32,7 +32,7 @@ space:
   max_queue_delay_microseconds: [off, 0, 1000]
   instance_group_count: [1]
 """
-STUDY = ("--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3")
+STUDY = ("--sla-p95", "500ms", "--budget", "24s", "--max-trials", "3")
 GONE_SECONDS = 5.0
 STUB_NOTICES_SECONDS = 15.0  # that its server is gone, where nobody is left to kill it
 START_SECONDS = 60.0

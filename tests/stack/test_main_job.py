@@ -75,7 +75,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Three configurations of the steady model."""
     with playing_in(tmp_path_factory.mktemp("found")) as playground:
         write_steady(playground.here)
-        arguments = ["--sla-p95", "500ms", "--budget", "40s", "--max-trials", "3", "--json", "steady.yaml"]
+        arguments = ["--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3", "--json", "steady.yaml"]
         yield Run(playground, run_tune(playground, *arguments))
 
 
@@ -203,7 +203,7 @@ def test_the_record_says_what_was_run_and_where_the_time_went(found: Run) -> Non
 
 
 def test_the_command_that_reproduces_it_is_the_one_that_was_given(found: Run) -> None:
-    command = "tune --sla-p95 500ms --budget 40s --max-trials 3 --seed 0 steady.yaml"
+    command = "tune --sla-p95 500ms --budget 30s --max-trials 3 --seed 0 steady.yaml"
     assert found.info()["command"] == command
 
 
@@ -214,12 +214,12 @@ def test_the_command_that_reproduces_it_is_the_one_that_was_given(found: Run) ->
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The small model by its name. Where a busy machine leaves no load steady, the run is given more time."""
     with playing_in(tmp_path_factory.mktemp("built")) as playground:
-        arguments = ["--sla-p95", "500ms", "--budget", "40s", "--max-trials", "2", "--json", "mlp"]
+        arguments = ["--sla-p95", "500ms", "--budget", "30s", "--max-trials", "2", "--json", "mlp"]
         run = Run(playground, run_tune(playground, *arguments))
         for more in (1, 2, 3):
             if run.ended.code != 1:
                 break
-            arguments = ["--budget", f"{40 + 40 * more}s", "--max-trials", f"{2 + more}", "--json"]
+            arguments = ["--budget", f"{30 + 30 * more}s", "--max-trials", f"{2 + more}", "--json"]
             run = Run(playground, run_tune(playground, "--resume", run.folder, *arguments))
         yield run
 
