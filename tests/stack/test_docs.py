@@ -14,7 +14,8 @@ from tests.command_fixtures import Playground, run_tune
 from tests.repositories import doubler, serialized, write_bls, write_model
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
-BRIEFLY = ("--budget", "1s", "--max-trials", "1", "--no-output-check", "--measurement-interval", "100ms")
+SHORT_WINDOWS = ("--measurement-interval", "100ms")
+BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
 
@@ -49,8 +50,8 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     for command in commands(page):
         words, _, output = command.partition(" > ")
         arguments = shlex.split(words)[1:]
-        searches = arguments[0] not in COMMANDS
-        ended = run_tune(there, *arguments, *(BRIEFLY if searches else ()))
+        more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
+        ended = run_tune(there, *arguments, *more)
         assert not [line for line in ended.complaints if line.startswith("tune: ")], command
         assert ended.code in (0, 1), command  # 1: in so short a time no load was steady on a busy machine
         if output:
