@@ -90,7 +90,7 @@ class PerfAnalyzer:
         window_ms = asked_ms
         while True:
             measurement, windows = self._launch(endpoint, load, window_ms)
-            if measurement is None:  # not one request was answered within the windows
+            if measurement is None:  # no request was answered within one of the windows
                 window_ms *= 5
                 if window_ms > LONGEST_WINDOW_MS:
                     raise ServerCrashed(  # hangs, or has more to do than it will ever be through with
@@ -151,7 +151,7 @@ class PerfAnalyzer:
         csv_path.unlink(missing_ok=True)
         before = self._statistics(endpoint)
         done = self._run(endpoint, load, window_ms)
-        none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
+        none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output or _has_empty_window(done)
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
         if not text and not (unanswered and is_alive(endpoint)):
@@ -207,6 +207,11 @@ class PerfAnalyzer:
         if done.exit_code is None or model_died(done.output):
             return ServerCrashed(said, log=self.log)
         return MeasurementError(said, log=self.log)
+
+
+def _has_empty_window(done: Finished) -> bool:
+    """Which perf_analyzer calls unstable, whatever is tolerated."""
+    return done.exit_code == 2 and any(not window.throughput_infer_per_sec for window in read_windows(done.output))
 
 
 def _head(path: Path) -> str:
