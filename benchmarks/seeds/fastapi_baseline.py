@@ -111,7 +111,8 @@ def _requests(source: ModelSource) -> list[dict[str, list[int]]]:
     assert source.input_data is not None
     rows = json.loads(source.input_data.read_text())["data"]
     return [
-        {name: np.frombuffer(base64.b64decode(t["b64"]), "<i4").tolist() for name, t in row.items()} for row in rows
+        {name: np.frombuffer(base64.b64decode(t["content"]["b64"]), "<i4").tolist() for name, t in row.items()}
+        for row in rows
     ]
 
 
