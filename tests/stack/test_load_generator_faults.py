@@ -176,20 +176,6 @@ def test_one_that_fails_once_costs_nothing(program: str, here: Path, living: End
     assert len(launches(here)) == 2
 
 
-EMPTY_WINDOW = """\
-echo 'Pass [1] throughput: 2.5 infer/sec. p95 latency: 390000 usec'
-echo 'Pass [2] throughput: 0 infer/sec. p95 latency: 0 usec'
-echo 'Failed to obtain stable measurement'
-exit 2
-"""
-
-
-def test_where_one_window_saw_no_request_longer_ones_are_taken(here: Path, living: Endpoint) -> None:
-    program = f'case "$*" in *"--measurement-interval 50 "*) {EMPTY_WINDOW};; esac; {SUCCEED}'
-    assert generator(here, program).measure(living, LOAD).stable
-    assert ["--measurement-interval 250" in line for line in launches(here)] == [False, True]
-
-
 def test_one_that_is_not_there(here: Path, living: Endpoint) -> None:
     missing = replace(generator(here, SUCCEED), binary=here / "missing")
     with pytest.raises(MeasurementError, match=r"exit code 127: .*No such file"):
