@@ -50,12 +50,27 @@ def find(options: RunOptions, hardware: Hardware, say: Say) -> Named:
         absolute = path.absolute()
         return _of_repository(absolute.parent, absolute.name, options, hardware, say)
     if options.model.endswith(ENDINGS):
+        _refuse_others(options)
         batch = options.request_batch_size or 1
         largest = max(LARGEST_BATCH, batch)
         on_gpu = bool(hardware.gpus)
         return Named(read_bare_onnx(path, gpu=on_gpu, largest_batch=largest, cache=runtime.cache_folder()), batch)
     profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
     return _of_profile(profile, options, hardware, say)
+
+
+def _refuse_others(options: RunOptions) -> None:
+    """Flags that name other models of the same repository, where there is none."""
+    for flag, names in (
+        ("--bls-composing-models", options.bls_composing_models),
+        ("--concurrent-models", options.concurrent_models),
+        ("--variants", options.variants),
+    ):
+        if names:
+            raise BadInputError(
+                f"{flag} {','.join(names)}: {options.model} stands alone; put the models into one repository and "
+                "name it with --model-repository"
+            )
 
 
 def _is_profile_too(folder: Path) -> bool:
@@ -69,15 +84,16 @@ def _of_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: 
     section = profile.space or SpaceSection()
     _check(section, profile, batch)
     if isinstance(profile.model, BuiltModel):
+        _refuse_others(options)
         source = _built(profile.model, section, batch, hardware, say)
     else:
         stored = profile.model.repository
         source = read_source(
             lambda name: _stored(stored, name, hardware, LARGEST_BATCH, say),
             profile.model.name,
-            composing=profile.model.bls_composing_models or (),
-            variants=profile.model.variants or (),
-            concurrent=profile.model.concurrent_models or (),
+            composing=options.bls_composing_models or profile.model.bls_composing_models or (),
+            variants=options.variants or profile.model.variants or (),
+            concurrent=options.concurrent_models or profile.model.concurrent_models or (),
             batcher=profile.model.batcher,
         )
     for beside in section.models:

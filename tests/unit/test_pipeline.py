@@ -157,3 +157,15 @@ def test_variants_that_take_other_requests_are_refused(tmp_path: Path) -> None:
     for other, why in (("five", "its inputs are not those of four"), ("alone", "takes batches"), ("six", "no model")):
         with pytest.raises(BadInputError, match=why):
             read_source(stored(tmp_path), "four", variants=[other])
+
+
+def test_flags_that_name_other_models_need_a_repository_and_go_before_the_profile(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"--variants x: mlp stands alone; put the models into one repository"):
+        prepare(RunOptions("mlp", variants=("x",)), LAPTOP, print)
+    for name in ("fp32", "fp16", "int8"):
+        write_model(tmp_path / "models", name, CONFIG, doubler())
+    profile = tmp_path / "fp32.yaml"
+    profile.write_text("model: {repository: models, name: fp32, variants: [fp16]}\n")
+    assert list(prepare(RunOptions(str(profile)), LAPTOP, print).source.variants) == ["fp32", "fp16"]
+    given = RunOptions(str(profile), variants=("int8",))
+    assert list(prepare(given, LAPTOP, print).source.variants) == ["fp32", "int8"]
