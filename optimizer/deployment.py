@@ -15,9 +15,9 @@ from optimizer import model_config
 from optimizer.batching import resolve_policy
 from optimizer.errors import DeploymentError
 from optimizer.model_source import ModelSource
-from optimizer.trial import VARIANT, Candidate, FieldValue, of_model
+from optimizer.space import OFF
+from optimizer.trial import VARIANT, Candidate, FieldValue, model_of, of_model
 
-OFF = "off"
 SIZE, DELAY, PREFERRED, COUNT = (
     "max_batch_size",
     "max_queue_delay_microseconds",
@@ -73,10 +73,12 @@ def as_given(source: ModelSource, paths: Iterable[str]) -> Candidate:
     paths = list(paths)
     fields: dict[str, FieldValue] = {VARIANT: source.name} if VARIANT in paths else {}
     for name, config in {**source.composing, source.name: source.config}.items():
-        asked = [path.removeprefix(f"{name}/") for path in paths if path.startswith(f"{name}/")]
+        asked = [path.removeprefix(f"{name}/") for path in paths if model_of(path) == name]
         if asked:
             fields |= {f"{name}/{path}": value for path, value in _given(config, asked).items()}
-    own = model_config.candidate_of(source.batched, [path for path in paths if path != VARIANT and "/" not in path])
+    own = model_config.candidate_of(
+        source.batched, [path for path in paths if path != VARIANT and not model_of(path)]
+    )
     return replace(own, fields=tuple(sorted({**dict(own.fields), **fields}.items())))
 
 

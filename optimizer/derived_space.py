@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from optimizer import model_config
-from optimizer.deployment import COUNT, DELAY, OFF
+from optimizer.deployment import COUNT, DELAY
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.profile.schema import ONNX_RUNTIME, SpaceSection
 from optimizer.sources.repository import backend_of, is_ensemble
-from optimizer.space import Space
+from optimizer.space import OFF, Space
 from optimizer.trial import VARIANT, FieldValue
 
 DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
@@ -43,7 +43,7 @@ def _beside(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldVal
     """What may vary of the models beside the one that the space is about, unless the profile says."""
     fields: dict[str, tuple[FieldValue, ...]] = {}
     for name, config in {**source.composing, source.name: source.config}.items():
-        if name == (source.batcher or source.name) or is_ensemble(config):
+        if name == source.tuned or is_ensemble(config):
             continue
         own = model_config.candidate_of(config)
         fields[f"{name}/{COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))

@@ -37,8 +37,13 @@ class ModelSource:
     warm_up: Mapping[str, tuple[int, ...]] | None = None
 
     @property
+    def tuned(self) -> str:
+        """The model that a candidate's own settings are about."""
+        return self.batcher or self.name
+
+    @property
     def batched(self) -> ModelConfig:
-        """As given: the configuration of the model that a candidate's own settings are about."""
+        """As given: that model's configuration."""
         return self.composing[self.batcher] if self.batcher else self.config
 
     @property

@@ -12,8 +12,10 @@ import yaml
 
 from optimizer import model_config
 from optimizer.command_line import command_line
+from optimizer.deployment import COUNT, DELAY
+from optimizer.deployment import SIZE as BATCH
 from optimizer.model_analyzer.reader import Mapped
-from optimizer.model_analyzer.sweeps import BATCH, COUNT, DELAY, KIND, KIND_GPU, OWN, AsGiven, Choices, Value
+from optimizer.model_analyzer.sweeps import KIND, KIND_GPU, OWN, AsGiven, Choices, Value
 from optimizer.options import RunOptions
 from optimizer.profile.reader import Profile, located_profile
 from optimizer.profile.yaml_lines import Located

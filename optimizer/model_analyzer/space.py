@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from optimizer.deployment import COUNT
+from optimizer.deployment import SIZE as BATCH
 from optimizer.model_analyzer.beside import COMPOSING
 from optimizer.model_analyzer.keys import ignored
 from optimizer.model_analyzer.requests import DISABLED
 from optimizer.model_analyzer.source import Part, Source
-from optimizer.model_analyzer.sweeps import BATCH, COUNT, KIND, MOST_ALTERNATIVES, OWN, AsGiven, Choices, read_sweeps
+from optimizer.model_analyzer.sweeps import KIND, MOST_ALTERNATIVES, OWN, AsGiven, Choices, read_sweeps
 
 MODES: Final = ("brute", "quick", "optuna")
 BATCH_LIMITS: Final = ("run_config_search_min_model_batch_size", "run_config_search_max_model_batch_size")

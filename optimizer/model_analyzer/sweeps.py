@@ -16,6 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import proto_path
+from optimizer.deployment import COUNT, DELAY, PREFERRED
+from optimizer.deployment import SIZE as BATCH
 from optimizer.model_analyzer.keys import MODEL_CONFIG_PARAMETERS, Key, unsupported
 from optimizer.model_analyzer.notes import Notes
 from optimizer.model_analyzer.values import Values
@@ -23,12 +25,7 @@ from optimizer.profile.yaml_lines import Located, show
 from optimizer.trial import FieldValue
 
 MOST_ALTERNATIVES: Final = 1000  # of one list
-BATCH, DELAY, PREFERRED, COUNT = OWN = (  # of a space, as a profile calls them
-    "max_batch_size",
-    "max_queue_delay_microseconds",
-    "preferred_batch_size",
-    "instance_group_count",
-)
+OWN = (BATCH, DELAY, PREFERRED, COUNT)  # of a space, as a profile calls them
 KIND: Final = "instance_group.0.kind"
 KIND_GPU: Final = "KIND_GPU"
 _BATCHING: Final = "dynamic_batching"

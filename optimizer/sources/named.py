@@ -97,8 +97,8 @@ def _of_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: 
             batcher=profile.model.batcher,
         )
     for beside in section.models:
-        if beside not in source.models or beside == (source.batcher or source.name):
-            known = ", ".join(one for one in source.models if one != (source.batcher or source.name)) or "none"
+        if beside not in source.models or beside == source.tuned:
+            known = ", ".join(one for one in source.models if one != source.tuned) or "none"
             raise profile.fault("space", "models", beside, problem=f"is no model beside it; there are: {known}")
     return Named(source, batch, profile)
 

@@ -169,3 +169,13 @@ def test_flags_that_name_other_models_need_a_repository_and_go_before_the_profil
     assert list(prepare(RunOptions(str(profile)), LAPTOP, print).source.variants) == ["fp32", "fp16"]
     given = RunOptions(str(profile), variants=("int8",))
     assert list(prepare(given, LAPTOP, print).source.variants) == ["fp32", "int8"]
+
+
+def test_a_parameter_with_a_slash_in_its_name_is_no_other_model(tmp_path: Path) -> None:
+    path = "parameters.session.a/b.string_value"
+    config = f'{CONFIG}parameters {{ key: "session.a/b" value {{ string_value: "1" }} }}\n'
+    write_model(tmp_path, "m", config, doubler())
+    source = read_source(stored(tmp_path), "m")
+    assert as_given(source, [path]).fields == ((path, "1"),)
+    changed = deployment(source, Candidate(8, fields=((path, "2"),)))
+    assert changed.configs["m"].parameters["session.a/b"].string_value == "2"
