@@ -64,7 +64,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     """The outcome of ``trials`` so far."""
     confirmed = all_confirmed(trials, problem)
     measured = _measured(trials, confirmed)
-    unconfirmed = measured + _below_what_failed(trials, confirmed)
+    unconfirmed = measured + _below_what_missed(trials, confirmed, problem)
     recommended = _recommended(unconfirmed, confirmed, problem, baseline)
     closest = None if recommended else pareto.closest(measured, problem.constraints)
 
@@ -98,16 +98,20 @@ def _measured(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[P
     return searched + [one.point for one in confirmed]
 
 
-def _below_what_failed(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[Point]:
-    """What the search saw of configurations that failed on fresh servers, at lower loads than they failed at."""
-    verdicts, lowest = dict[Candidate, set[Verdict]](), dict[Candidate, LoadPoint]()
+def _below_what_missed(trials: Sequence[Trial], confirmed: Sequence[Confirmed], problem: Problem) -> list[Point]:
+    """What the search saw of configurations that met the bounds on no fresh server, at lower loads than they were
+    confirmed at."""
+    met, lowest = set[Candidate](), dict[Candidate, LoadPoint]()
     for one in confirmed:
         candidate, load = one.point.candidate, one.point.load
-        verdicts.setdefault(candidate, set()).add(one.judged.verdict)
         lowest[candidate] = min(load, lowest.get(candidate, load))
-    failed = {candidate for candidate, found in verdicts.items() if found == {Verdict.FAIL}}
+        if one.judged.verdict is not Verdict.FAIL and pareto.best(
+            [one.point], problem.objectives, problem.constraints
+        ):
+            met.add(candidate)
+    missed = lowest.keys() - met
     return [
-        point for point in latest_points(trials) if point.candidate in failed and point.load < lowest[point.candidate]
+        point for point in latest_points(trials) if point.candidate in missed and point.load < lowest[point.candidate]
     ]
 
 

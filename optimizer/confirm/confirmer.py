@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 from objectives import pareto
 from objectives.confidence import Verdict
 from optimizer.budget import Budget
-from optimizer.confirm.plan import LOWER_LOAD, SERVERS, Entrant, all_confirmed, done, entrant, lower, plan
+from optimizer.confirm.plan import (
+    FEWER_WINDOWS,
+    LOWER_LOAD,
+    SERVERS,
+    Entrant,
+    all_confirmed,
+    done,
+    entrant,
+    lower,
+    plan,
+    shortened,
+)
 from optimizer.crashes import tried_again
 from optimizer.errors import DeploymentError, ServerCrashed
 from optimizer.interfaces import Target
@@ -48,7 +59,10 @@ class Confirmer:
                 break
         for _ in range(MORE):
             again = self._next_best(finalists)
-            if again is None or again.total_seconds > self.budget.left_seconds():
+            left_seconds = self.budget.left_seconds()
+            if again is not None and again.total_seconds > left_seconds:
+                again = shortened(again, FEWER_WINDOWS, left_seconds)
+            if again is None or again.total_seconds > left_seconds:
                 break
             self.measure([again])
             finalists.add(again.candidate)

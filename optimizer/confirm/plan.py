@@ -81,7 +81,7 @@ def plan(trials: Sequence[Trial], problem: Problem, baseline: Candidate, left_se
             entrants.append(_beside(compared, problem, max(one.seconds for one in entrants)))
         if sum(e.total_seconds for e in entrants) <= left_seconds:
             return entrants
-    return [_shortened(entrant(found[0], problem, FEWER_WINDOWS), left_seconds)]
+    return [shortened(entrant(found[0], problem, WINDOWS), FEWER_WINDOWS, left_seconds)]
 
 
 def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
@@ -221,7 +221,8 @@ def _window_seconds(point: Point, load: LoadPoint, problem: Problem, windows: in
     return min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
 
 
-def _shortened(one: Entrant, left_seconds: float) -> Entrant:
-    windows = SERVERS * one.windows
-    seconds = (left_seconds - SERVERS * START_SECONDS) / windows - OVERHEAD_SECONDS
-    return replace(one, seconds=min(one.seconds, max(seconds, SHORTEST_SECONDS)))
+def shortened(one: Entrant, windows: int, left_seconds: float) -> Entrant:
+    """In ``windows`` on each server, as long together as the time allows, but no longer than before."""
+    seconds = (left_seconds - SERVERS * START_SECONDS) / (SERVERS * windows) - OVERHEAD_SECONDS
+    longest = one.seconds * max(one.windows / windows, 1.0)
+    return replace(one, windows=windows, seconds=min(longest, max(seconds, SHORTEST_SECONDS)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,16 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.confirm.confirmer import Confirmer
-from optimizer.confirm.plan import FINALISTS, SERVERS, WINDOWS, all_confirmed, confirmed, plan, safe_load
+from optimizer.confirm.plan import (
+    FEWER_WINDOWS,
+    FINALISTS,
+    SERVERS,
+    WINDOWS,
+    all_confirmed,
+    confirmed,
+    plan,
+    safe_load,
+)
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.measuring import Measuring
@@ -116,6 +126,42 @@ def test_what_served_less_before_it_failed_is_recommended_unconfirmed(problem: P
     assert outcome.recommended is not None
     assert outcome.recommended.load == low
     assert outcome.confirmed is None
+
+
+def test_what_served_less_before_it_missed_is_recommended_where_the_verdict_is_open_too(problem: Problem) -> None:
+    server = Drawing(slow={FASTER: (1.0, 1.0, 1.9)})
+    (baseline, trial) = searched(server, {BASELINE: 3, FASTER: 13})
+    low = LoadPoint(1, 12)
+    trial = replace(trial, measurements=((low, server.measure(Endpoint("", FASTER), low)), *trial.measurements))
+    for number in range(1, SERVERS + 1):
+        server.deployed = [FASTER] * number
+        for _ in range(WINDOWS):
+            window = server.measure(Endpoint("", FASTER), LoadPoint(1, 13), 1.0)
+            trial = trial.confirmed_by(Confirmation(number, LoadPoint(1, 13), window))
+    (found,) = all_confirmed([baseline, trial], problem)
+    assert found.judged.verdict is Verdict.UNDECIDED
+    assert found.point.measurement.latency_p95_ms > BOUND_MS  # type: ignore[operator]
+    recommended = assess([baseline, trial], problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    assert (recommended.candidate, recommended.load) == (FASTER, low)
+
+
+def test_where_time_is_short_a_lower_load_is_tried_in_fewer_windows(problem: Problem, tmp_path: Path) -> None:
+    class Timed(Drawing):
+        now = 0.0
+
+        def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+            self.now += seconds
+            return super().windows(endpoint, load, seconds, count)
+
+    server = Timed(slow={FASTER: (1.8,)})
+    measured = searched(server, {BASELINE: 64, FASTER: LOADS[FASTER]})
+    (first, *_) = plan(measured, problem, BASELINE, 1e6)
+    budget = Budget(1.2 * first.total_seconds, clock=lambda: server.now)
+    table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
+    Confirmer(problem, server, Measuring(server, server, table, QuietWatcher()), budget, measured).run(BASELINE)
+    windows = Counter(one.load for one in measured[1].confirmations)
+    assert list(windows.values())[:2] == [SERVERS * WINDOWS, SERVERS * FEWER_WINDOWS]
 
 
 class Losing(Drawing):
