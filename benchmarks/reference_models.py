@@ -122,7 +122,7 @@ def _served(profile: Profile, cache: Path) -> str:
     """p95 in ms, the least of some measurements, and what others took of the CPUs."""
     source = _obtain(profile, cache)
     installed = runtime.ensure(lambda _: None)
-    load = LoadPoint(profile.request.batch_size, 1)
+    load = LoadPoint(int(profile.request.batch_size), 1)
     load_generator = PerfAnalyzer(
         installed.perf_analyzer,
         installed.perf_analyzer_libraries,

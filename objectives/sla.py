@@ -71,7 +71,7 @@ def parse_bytes(text: str) -> float:
     return value
 
 
-def parse_rate(text: str, request_batch_size: int) -> float:
+def parse_rate(text: str, request_batch_size: float) -> float:
     """``4000``, ``4000/s`` (inferences), ``500req/s`` (requests) -> inferences per second.
 
     Raises ValueError, saying what would be right.

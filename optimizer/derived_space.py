@@ -7,6 +7,7 @@ from optimizer.deployment import COUNT, DELAY
 from optimizer.machine.hardware import Hardware
 from optimizer.model_source import ModelSource
 from optimizer.profile.schema import ONNX_RUNTIME, SpaceSection
+from optimizer.requests.sizes import Dim
 from optimizer.sources.repository import backend_of, is_ensemble
 from optimizer.space import OFF, Space
 from optimizer.trial import VARIANT, FieldValue
@@ -16,8 +17,9 @@ DEFAULT_POLICIES = ("none", "max/2")
 MOST_THREADS = 16
 
 
-def space_of(section: SpaceSection, source: ModelSource, batch: int, hardware: Hardware) -> Space:
+def space_of(section: SpaceSection, source: ModelSource, batch: Dim, hardware: Hardware) -> Space:
     """For requests of ``batch`` samples. Raises ValueError where that makes no space."""
+    least = batch.largest  # that a max_batch_size has to admit
     largest = source.batched.max_batch_size
     fields = {**_beside(source, hardware), **section.fields()}
     if section == SpaceSection() and not hardware.gpus and backend_of(source.batched) == "onnxruntime":
@@ -28,14 +30,14 @@ def space_of(section: SpaceSection, source: ModelSource, batch: int, hardware: H
         fields[VARIANT] = tuple(source.variants)
     if largest == 0:
         return Space((0,), instance_count=section.instance_group_count or _counts(hardware), fields=fields)
-    sizes = section.max_batch_size or _powers_of_two(batch, max(largest, batch))
+    sizes = section.max_batch_size or _powers_of_two(least, max(largest, least))
     return Space(
-        max_batch_size=tuple(size for size in sizes if size >= batch) or (batch,),
+        max_batch_size=tuple(size for size in sizes if size >= least) or (least,),
         max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
         preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
         instance_count=section.instance_group_count or _counts(hardware),
         fields=fields,
-        request_batch_size=batch,
+        request_batch_size=batch.fixed or 1,
     )
 
 

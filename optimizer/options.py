@@ -44,7 +44,7 @@ class RunOptions:
     seed: int = 0
     protocol: Literal["grpc", "http"] = "grpc"
     measurement_interval_ms: float | None = None  # of each of three windows
-    request_batch_size: int | None = None
+    request_batch_size: int | str | None = None  # a mix: see requests.sizes
     input_data: str | None = None  # random, zero, or a file or folder of samples
     shapes: tuple[str, ...] = ()  # see requests.sizes, as are ranges
     ranges: tuple[str, ...] = ()

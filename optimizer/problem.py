@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from objectives.metrics import METRICS, Metric
 from objectives.sla import CONFIDENCE, Constraint
+from optimizer.requests.sizes import Dim
 from optimizer.space import Space
 
 
@@ -17,11 +18,14 @@ class Problem:
     ``cpu_count``: of the machine that serves, where it serves on its CPU and that is known. ``confidence``: of the
     verdict on the constraints. ``fixed_shapes``: no input's size may differ from request to request, which decides
     when Triton's batcher looks at what has come.
+
+    ``request_batch_size``: samples of a request, on average where ``request_mix`` says how many they have. To the
+    ``space`` such requests are single samples, as many as they have together.
     """
 
     model: str
     space: Space
-    request_batch_size: int
+    request_batch_size: float
     max_concurrency: int
     objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
     constraints: tuple[Constraint, ...] = ()
@@ -29,3 +33,4 @@ class Problem:
     cpu_count: int | None = None
     confidence: float = CONFIDENCE
     fixed_shapes: bool = True
+    request_mix: Dim | None = None

@@ -129,6 +129,7 @@ class Stack:
                 arrivals(self.options.arrivals),
                 input_data=what.input_data,
                 shapes=what.shapes,
+                request_mix=what.problem.request_mix,
                 latency_bound_ms=min((one.bound for one in latency_bounds(what.problem.constraints)), default=0.0),
                 seed=self.options.seed,
                 cpus=on,
@@ -153,7 +154,7 @@ class Stack:
             return Unguarded("answers were not compared with the baseline's (--no-output-check)")
 
         def guard(file: Path, input_data: str, shapes: tuple[str, ...]) -> OutputGuard:
-            size = what.problem.request_batch_size
+            size = what.problem.space.request_batch_size
             return OutputGuard(
                 file, input_data=input_data, shapes=shapes, request_batch_size=size, tolerance=what.tolerance
             )

@@ -22,6 +22,7 @@ from optimizer.profile.schema import ScoreSection, SpaceSection
 from optimizer.requests.asked import Asked
 from optimizer.requests.fitted import Requests, fitted
 from optimizer.requests.sent import Sent
+from optimizer.requests.sizes import Dim
 from optimizer.sources.named import Named, find
 from optimizer.space import Space
 from optimizer.trial import Candidate
@@ -71,7 +72,8 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
     problem = Problem(
         model=source.name,
         space=space,
-        request_batch_size=batch,
+        request_batch_size=batch.mean,
+        request_mix=None if batch.fixed else batch,
         max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
         objectives=tuple(METRICS[name] for name in options.objectives),
         constraints=_constraints(named, score, options),
@@ -115,15 +117,20 @@ def _space(named: Named, hardware: Hardware) -> Space:
         raise BadInputError(f"{config}: {error}") from None
 
 
-def _check(source: ModelSource, batch: int, score: ScoreSection | None, options: RunOptions) -> None:
+def _check(source: ModelSource, batch: Dim, score: ScoreSection | None, options: RunOptions) -> None:
     if score is None and (options.min_score is not None or "score" in options.objectives):
         flag = "--min-score" if options.min_score is not None else "--objective score"
         raise BadInputError(f"{flag}: there are no labelled data; write a profile with a score: section (see README)")
-    if batch > max(source.config.max_batch_size, 1):
-        asked = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+    asked = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+    if batch.largest > max(source.config.max_batch_size, 1):
         raise BadInputError(
-            f"{asked} {batch} is above the model's max_batch_size {source.config.max_batch_size}; "
+            f"{asked} {batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; "
             f"lower it, or raise max_batch_size in config.pbtxt"
+        )
+    if batch.fixed is None and options.load != "rate":
+        raise BadInputError(
+            f"{asked} is a mix of up to {batch.largest} samples a request, and perf_analyzer sends requests of one "
+            "size: give one, or send at a rate (--load rate, of a sweep --rates)"
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate asks one model alone: leave the concurrent models out, or --load rate")
@@ -135,7 +142,7 @@ def _constraints(named: Named, score: ScoreSection | None, options: RunOptions) 
     if not bounds and named.profile:
         bounds += named.profile.sla.constraints()
     if options.min_throughput:
-        bounds.append(Constraint("throughput", parse_rate(options.min_throughput, named.batch)))
+        bounds.append(Constraint("throughput", parse_rate(options.min_throughput, named.batch.mean)))
     if options.max_memory_bytes:
         bounds.append(Constraint("memory", options.max_memory_bytes))
     least = options.min_score if options.min_score is not None or score is None else score.minimum
@@ -144,7 +151,7 @@ def _constraints(named: Named, score: ScoreSection | None, options: RunOptions) 
     return tuple(bounds)
 
 
-def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions) -> Requests:
+def _requests(source: ModelSource, below: Asked, batch: Dim, options: RunOptions) -> Requests:
     """What the command line asks for over what the profile does; else the builder's own."""
     asked = Asked(
         options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
@@ -154,5 +161,6 @@ def _requests(source: ModelSource, below: Asked, batch: int, options: RunOptions
     return _fitted(asked, source.config, batch, options)
 
 
-def _fitted(asked: Asked, config: ModelConfig, batch: int, options: RunOptions) -> Requests:
-    return fitted(asked, config, Sent(batch, options.load == "rate", options.seed), runtime.cache_folder())
+def _fitted(asked: Asked, config: ModelConfig, batch: Dim, options: RunOptions) -> Requests:
+    sent = Sent(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
+    return fitted(asked, config, sent, runtime.cache_folder())

@@ -84,13 +84,13 @@ def short_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LoadPoint:
-    """Requests of ``request_batch_size`` samples each.
+    """Requests of ``request_batch_size`` samples each, of a mix on average.
 
     In a closed loop ``concurrency`` of them are in flight; in an open loop (``concurrency`` 0) ``request_rate`` a
     second are sent, whatever has been answered.
     """
 
-    request_batch_size: int
+    request_batch_size: float
     concurrency: int = 0
     request_rate: float = 0.0
 

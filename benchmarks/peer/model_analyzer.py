@@ -155,7 +155,7 @@ def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
     with contextlib.closing(Stack.of(what.source)) as stack:
         scratch = stack.folder.path / "peer"  # is removed with tune's own folders, should this process be killed
         scratch.mkdir()
-        wrappers = stack.write_wrappers(scratch, starts, what.problem.request_batch_size)
+        wrappers = stack.write_wrappers(scratch, starts, what.problem.space.request_batch_size)
         config = configuration(what, bounds, sla_ms, stack.folder.repository, wrappers, scratch, out)
         (out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         observer = Observer(starts)

@@ -8,13 +8,13 @@ from typing import Any
 
 from optimizer.arguments.values import LARGEST_INT32, shown, whole
 from optimizer.errors import BadInputError
-from optimizer.requests.sizes import parse_range, parse_shape
+from optimizer.requests.sizes import parse_dim, parse_range, parse_shape
 
 LONGEST_STRING = 1 << 20
 
 
 def add_requests(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--request-batch-size", metavar="N", help="samples in each request")
+    parser.add_argument("--request-batch-size", metavar="N", help="samples in each request; a mix 1*9|8*1 at a rate")
     parser.add_argument(
         "--input-data",
         metavar="WHAT",
@@ -41,13 +41,21 @@ def requests(given: argparse.Namespace) -> dict[str, Any]:
     if given.input_data is not None and not given.input_data:
         raise BadInputError("--input-data '': write random, zero, or a file or folder of samples")
     return {
-        "request_batch_size": None if batch is None else whole("--request-batch-size", batch, 1, LARGEST_INT32),
+        "request_batch_size": None if batch is None else _batch_size(batch),
         "input_data": given.input_data,
         "shapes": _checked("--shape", given.shape, parse_shape),
         "ranges": _checked("--input-range", given.input_range, parse_range),
         "string_data": text,
         "string_length": None if length is None else whole("--string-length", length, 1, LONGEST_STRING),
     }
+
+
+def _batch_size(text: str) -> int | str:
+    """A number, or a mix as it was given."""
+    if set(text).isdisjoint("*|."):
+        return whole("--request-batch-size", text, 1, LARGEST_INT32)
+    (mix,) = _checked("--request-batch-size", [text], parse_dim)
+    return mix
 
 
 def _checked(flag: str, texts: list[str] | None, parse: Callable[[str], object]) -> tuple[str, ...]:

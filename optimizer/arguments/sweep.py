@@ -137,7 +137,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="requests per second instead, sent whatever is answered: 100,200",
     )
-    loads.add_argument("-b", "--request-batch-size", metavar="LIST", help="samples in each request: 1,8")
+    loads.add_argument(
+        "-b", "--request-batch-size", metavar="LIST", help="samples in each request: 1,8 (1*9|8: a mix)"
+    )
     loads.add_argument("--repeat", default="1", metavar="N", help="measurements of each, the median is told (1)")
     results = parser.add_argument_group("results")
     results.add_argument("--csv", metavar="FILE", help="every cell as a row")
@@ -148,9 +150,12 @@ def _parser() -> argparse.ArgumentParser:
 def _read(given: argparse.Namespace, rest: list[str], words: tuple[str, ...], csv: Path | None) -> SweepArguments:
     if given.rates is not None and given.concurrency is not None:
         raise BadInputError("--concurrency and --rates are two kinds of load; give one of them")
-    kind = [] if given.rates is None else ["--load", "rate"]
+    passed = [] if given.rates is None else ["--load", "rate"]
+    if not set(given.request_batch_size or "").isdisjoint("*|"):  # a mix is no list
+        passed += ["--request-batch-size", given.request_batch_size]
+        given.request_batch_size = None
     try:
-        run = read_run_arguments([*kind, *rest])
+        run = read_run_arguments([*passed, *rest])
     except BadInputError as error:
         raise BadInputError(str(error).replace(f"`{Parser.page}`", f"`{PAGE}`")) from None
     default = RunOptions(run.options.model)

@@ -21,7 +21,8 @@ def observation(point: Point) -> Observation | None:
         return None
     wall_s = sum(batch.executions * batch.batch_size for batch in counted) / throughput
     load = point.load
-    return Observation(point.candidate.instance_count, load.concurrency, wall_s, batches, load.request_batch_size)
+    batch = round(load.request_batch_size)
+    return Observation(point.candidate.instance_count, load.concurrency, wall_s, batches, batch)
 
 
 def read_batch_stats(text: str) -> tuple[BatchStatistics, ...]:
@@ -30,7 +31,7 @@ def read_batch_stats(text: str) -> tuple[BatchStatistics, ...]:
 
 
 def _of_means(point: Point) -> tuple[BatchStatistics, ...]:
-    m, batch = point.measurement, point.load.request_batch_size
+    m, batch = point.measurement, round(point.load.request_batch_size)
     if m.compute_infer_ms is None or not m.mean_batch_size or not m.requests:
         return ()
     computed_ms = m.compute_infer_ms + (m.compute_input_ms or 0) + (m.compute_output_ms or 0)

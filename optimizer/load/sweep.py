@@ -37,7 +37,7 @@ class SweepRules:
     all, ascending; None is any. ``every``: those that are measured in any case, and no others, for a table of all.
     """
 
-    request_batch_size: int
+    request_batch_size: float
     max_concurrency: int
     constraints: tuple[Constraint, ...]
     start: float = 4

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from objectives.metrics import Measurement
 from optimizer.answers import inference
@@ -31,6 +32,7 @@ from optimizer.open_loop.arrivals import Arrivals, Floats, Poisson
 from optimizer.open_loop.exchange import Job, Record
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError, judge
 from optimizer.process import Finished, ending, run
+from optimizer.requests.sizes import Dim
 from optimizer.requests.tensors import stream, to_message
 from optimizer.server_health import cause, model_died
 from optimizer.stopwatch import Stopwatch
@@ -43,10 +45,19 @@ if TYPE_CHECKING:
 
 GLANCE_SECONDS = 0.2
 MOST_MESSAGES, MOST_MESSAGE_BYTES = 256, 32 << 20  # different requests: sent in turn, and kept in memory
+LEAST_MIXED = 16  # of them, where they differ in size
 MOST_PLANNED = 2_000_000  # requests of one measurement
 CLIENT_SECONDS = 90.0  # the client's own, at most: its start, two requests alone, the end of an overload
 SCRATCH = "open-loop-"  # folders of the client's files, beside the log
 PACKAGES = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Serialized requests, which are sent in turn, and how many samples each has."""
+
+    serialized: list[bytes]
+    sizes: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class OpenLoop:
     """Sends ``request_rate`` requests a second to an endpoint over gRPC, one client process a measurement.
 
     ``input_data`` is ``random``, ``zero`` or a JSON data file; ``shapes`` are ``name:d1,d2``: both perf_analyzer's.
+    ``request_mix``: how many samples the requests have, where the load's number of them is an average.
     ``latency_bound_ms`` (0: none) says what is late, what an overload is and what need not be told apart. ``log``
     keeps what the client printed. Each measurement has its own arrivals, which follow from ``seed`` and their
     number. The client runs on ``cpus`` only, where they are given. Without ``patience`` nothing is repeated.
@@ -63,13 +75,14 @@ class OpenLoop:
     arrivals: Arrivals = field(default_factory=Poisson)
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
+    request_mix: Dim | None = None
     latency_bound_ms: float = 0.0
     seed: int = 0
     window_ms: int = RATE_WINDOW_MS
     cpus: frozenset[int] | None = None
     stopwatch: Stopwatch | None = None
     patience: bool = True
-    _messages: dict[tuple[str, bool, int], list[bytes]] = field(default_factory=dict, init=False, repr=False)
+    _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
     _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
@@ -128,14 +141,14 @@ class OpenLoop:
             raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
         seed = int(np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(1)[0])
         planned_seconds = self.arrivals.plan(load.request_rate, seconds, seed)
-        messages = self._messages_for(endpoint, load.request_batch_size)
+        messages = self._messages_for(endpoint, load)
         before = self._statistics(endpoint)
-        record, client_seconds = self._run_client(endpoint, messages, planned_seconds, seconds)
+        record, client_seconds = self._run_client(endpoint, messages.serialized, planned_seconds, seconds)
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{cause(record.error) or record.overload}; the server no longer answers")
         if record.hangs or model_died(record.error):
             raise ServerCrashed(cause(record.error))
-        found = judge(record, load, seconds, self.latency_bound_ms, spread_limit, parts)
+        found = judge(record, load, seconds, self.latency_bound_ms, spread_limit, parts, messages.sizes)
         after = self._statistics(endpoint)
         took_seconds = round(client_seconds / len(found), 3)
         return [with_statistics(replace(one, measure_seconds=took_seconds), before, after) for one in found]
@@ -172,28 +185,35 @@ class OpenLoop:
         with (self.stopwatch or Stopwatch()).server():
             return read_statistics(endpoint)
 
-    def _messages_for(self, endpoint: Endpoint, request_batch_size: int) -> list[bytes]:
-        """Serialized requests, made once. Raises BadInputError, MeasurementError."""
+    def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
+        """Made once. Raises BadInputError, MeasurementError."""
         max_batch_size = endpoint.largest_request
-        key = (endpoint.model, max_batch_size > 0, request_batch_size)
+        key = (endpoint.model, max_batch_size > 0, load.request_batch_size)
         if key not in self._messages:
             try:
                 metadata = inference.model_metadata(endpoint)
             except DeploymentError as error:
                 kind = MeasurementError if is_alive(endpoint) else ServerCrashed
                 raise kind(str(error)) from error
-            inputs = stream(
-                metadata,
-                max_batch_size,
-                input_data=self.input_data,
-                shapes=self.shapes,
-                request_batch_size=request_batch_size,
-                seed=self.seed,
-            )
-            made = [to_message(endpoint.model, next(inputs))]
-            wanted = min(MOST_MESSAGES, MOST_MESSAGE_BYTES // len(made[0]))
-            made += [to_message(endpoint.model, one) for one in itertools.islice(inputs, max(0, wanted - 1))]
-            self._messages[key] = made
+
+            def made(sizes: Sequence[int]) -> list[bytes]:
+                inputs = stream(
+                    metadata,
+                    max_batch_size,
+                    input_data=self.input_data,
+                    shapes=self.shapes,
+                    request_batch_sizes=sizes,
+                    seed=self.seed,
+                )
+                return [to_message(endpoint.model, one) for one in inputs]
+
+            mix = self.request_mix
+            (largest,) = made([mix.largest if mix else round(load.request_batch_size)])
+            count = min(MOST_MESSAGES, max(1 if mix is None else LEAST_MIXED, MOST_MESSAGE_BYTES // len(largest)))
+            sizes = np.full(count, round(load.request_batch_size))
+            if mix is not None:
+                sizes = mix.draw(count, np.random.default_rng(self.seed))
+            self._messages[key] = Messages(made(sizes.tolist()), sizes)
         return self._messages[key]
 
 

@@ -18,6 +18,9 @@ from optimizer.trial import LoadPoint
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Sizes: TypeAlias = npt.NDArray[np.int64]
+
+ONE: Sizes = np.ones(1, dtype=np.int64)  # sample in each request
 
 LEAD_IN_SECONDS = 0.2  # sent, but not counted: connection, caches and queue come to what they are under load
 # A request sent later than the larger of these is late. It counts in the latency, which is from the plan on: what is
@@ -36,25 +39,27 @@ class Requests:
     """The requests that count, by the order of their plan: from the lead-in's end to ``end_seconds``.
 
     ``latencies_ms`` are from the planned send to the answer; of an unanswered request to when nobody looked any
-    more, the least that it can be.
+    more, the least that it can be. ``sizes`` are in samples.
     """
 
     planned_seconds: Floats
     late_by_ms: Floats
     latencies_ms: Floats
     answered: Mask
+    sizes: Sizes
     end_seconds: float
 
     @classmethod
-    def of(cls, record: Record, seconds: float) -> Requests:
-        """``seconds``: how long requests were planned for, with the lead-in."""
+    def of(cls, record: Record, seconds: float, sizes: Sizes = ONE) -> Requests:
+        """``seconds``: how long requests were planned for, with the lead-in; ``sizes`` are those of all, in turn."""
         planned, ended_ns = record.planned_ns, record.ended_ns
         end_ns = min(ended_ns, seconds * 1e9)
         counted = (planned >= LEAD_IN_SECONDS * 1e9) & (planned < end_ns)
         planned, sent, answered = planned[counted], record.sent_ns[counted], record.answered_ns[counted]
         late_by = np.where(sent == NEVER, ended_ns, sent) - planned
         latencies = np.where(answered == NEVER, ended_ns, answered) - planned
-        return cls(planned / 1e9, late_by / 1e6, latencies / 1e6, answered != NEVER, end_ns / 1e9)
+        own = np.resize(sizes, len(counted))[counted]
+        return cls(planned / 1e9, late_by / 1e6, latencies / 1e6, answered != NEVER, own, end_ns / 1e9)
 
     @property
     def span_seconds(self) -> float:
@@ -74,6 +79,7 @@ class Requests:
                 late_by_ms=self.late_by_ms[begin:end],
                 latencies_ms=self.latencies_ms[begin:end],
                 answered=self.answered[begin:end],
+                sizes=self.sizes[begin:end],
             )
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
@@ -89,11 +95,18 @@ class Requests:
 
 
 def judge(
-    record: Record, load: LoadPoint, seconds: float, latency_bound_ms: float, spread_limit: float, parts: int = 1
+    record: Record,
+    load: LoadPoint,
+    seconds: float,
+    latency_bound_ms: float,
+    spread_limit: float,
+    parts: int = 1,
+    sizes: Sizes = ONE,
 ) -> list[Measurement]:
     """What the client saw under ``load``, planned for ``seconds``, in so many equal parts of the time.
 
-    A bound of 0 is none. Of an overloaded server there is one measurement.
+    ``sizes``: samples of the requests, in turn. A bound of 0 is none. Of an overloaded server there is one
+    measurement.
 
     Not stable where the server was overloaded, or thirds of the time disagree (by ``spread_limit``, and not all on
     one side of the bound). Raises MeasurementError where a request failed or none was answered, LateError where too
@@ -101,7 +114,7 @@ def judge(
     """
     if record.error:
         raise MeasurementError(f"a request failed at {load.request_rate:,.6g} requests/s: {cause(record.error)}")
-    requests = Requests.of(record, seconds)
+    requests = Requests.of(record, seconds, sizes)
     if not np.any(record.answered_ns != NEVER):
         waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
         raise MeasurementError(f"no request was answered within {waited}")
@@ -111,24 +124,25 @@ def judge(
     samples_rate = load.request_rate * load.request_batch_size
     if record.overload:
         # it answers what was sent long ago: its capacity is what it answered in the time
-        answered = int(np.sum(record.answered_ns >= LEAD_IN_SECONDS * 1e9))
-        return [_measurement(requests, answered, requests.span_seconds, load, record.overload)]
+        answered = np.resize(sizes, len(record.answered_ns))[record.answered_ns >= LEAD_IN_SECONDS * 1e9]
+        return [_measurement(requests, answered, requests.span_seconds, record.overload)]
     reason = _disagreement(requests.windows(samples_rate), latency_bound_ms, spread_limit)
     span_seconds = requests.span_seconds / parts
-    return [_measurement(own, int(own.answered.sum()), span_seconds, load, reason) for own in requests.parts(parts)]
+    return [_measurement(own, own.sizes[own.answered], span_seconds, reason) for own in requests.parts(parts)]
 
 
-def _measurement(requests: Requests, answered: int, seconds: float, load: LoadPoint, reason: str) -> Measurement:
+def _measurement(requests: Requests, answered: Sizes, seconds: float, reason: str) -> Measurement:
+    """``answered``: the samples of each request that was."""
     if not len(requests.latencies_ms):
         return Measurement(reason=f"no request fell due within {seconds:.3g} s")
     return Measurement(
-        throughput_infer_per_sec=answered * load.request_batch_size / seconds,
+        throughput_infer_per_sec=float(answered.sum()) / seconds,
         latency_avg_ms=float(requests.latencies_ms.mean()),
         latency_p50_ms=_quantile(requests.latencies_ms, 0.50),
         latency_p90_ms=_quantile(requests.latencies_ms, 0.90),
         latency_p95_ms=_quantile(requests.latencies_ms, 0.95),
         latency_p99_ms=_quantile(requests.latencies_ms, 0.99),
-        requests=answered,
+        requests=len(answered),
         stable=not reason,
         reason=reason,
     )

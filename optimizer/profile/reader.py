@@ -42,6 +42,7 @@ from optimizer.profile.schema import (
 )
 from optimizer.profile.values import INT32_MAX
 from optimizer.profile.yaml_lines import Located, fault, show
+from optimizer.requests.sizes import parse_dim
 from optimizer.space import Space
 from optimizer.trial import SERVER_CPUS
 from optimizer.untrusted import one_line, read_bytes
@@ -227,7 +228,8 @@ def _check_space(profile: Profile) -> None:
     """As far as can be told without the model's own config."""
     if profile.space is None:
         return
-    space, size = profile.space, profile.request.batch_size
+    space, sizes = profile.space, parse_dim(str(profile.request.batch_size))
+    size = sizes.largest
     if space.max_batch_size and size > (largest := max(*space.max_batch_size, 1)):  # no server would take it
         problem = f"{size} is larger than every space.max_batch_size; write at most {largest}"
         raise profile.fault("request", "batch_size", problem=problem)
@@ -253,7 +255,7 @@ def _check_space(profile: Profile) -> None:
             preferred_batch_sizes=(space.max_batch_size and space.preferred_batch_size) or ("none",),
             instance_count=space.instance_group_count or (1,),
             fields=space.fields(),
-            request_batch_size=size,
+            request_batch_size=sizes.fixed or 1,
         )
     except ValueError as error:
         raise profile.space_fault(error) from None

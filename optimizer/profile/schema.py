@@ -30,6 +30,7 @@ from optimizer.profile.values import (
     Number,
     Positive,
     Preferred,
+    RequestSize,
     Setting,
     Sizes,
     Some,
@@ -123,14 +124,14 @@ class SlaSection(Section):
 
 
 class RequestSection(Section):
-    """One request. ``input_data``: ``random``, ``zero``, a file or folder of samples, or None: the builder's own
-    where it has any.
+    """One request. ``batch_size``: samples, or a mix as ``requests.sizes`` reads it. ``input_data``: ``random``,
+    ``zero``, a file or folder of samples, or None: the builder's own where it has any.
 
     ``shapes`` are the sizes of an input with dynamic dims, without the batch dim, ``ranges`` the bounds of random
     values; both by an input's name, or by several with commas between them. Strings as perf_analyzer has them.
     """
 
-    batch_size: Positive = 1
+    batch_size: RequestSize = 1
     input_data: InputData = None
     shapes: dict[Key, Sizes] = {}
     ranges: dict[Key, Bounds] = {}

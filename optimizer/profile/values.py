@@ -13,7 +13,7 @@ from optimizer.batching import parse_policy
 from optimizer.machine import cpus
 from optimizer.profile.safe_paths import inside, is_folder, plain_name
 from optimizer.profile.yaml_lines import show
-from optimizer.requests.sizes import parse_bounds, parse_dims
+from optimizer.requests.sizes import parse_bounds, parse_dim, parse_dims
 from optimizer.trial import FieldValue
 
 T = TypeVar("T")
@@ -118,6 +118,16 @@ def _sizes(value: object) -> str:
     return text
 
 
+def _request_size(value: object) -> int | str:
+    """A number of samples, or a mix of them as ``requests.sizes`` reads it."""
+    try:
+        if not isinstance(value, str) and not _whole(value):
+            raise ValueError("write a whole number from 1 on, or a mix such as 1*9|8*1")
+        return parse_dim(str(value)).fixed or str(value)
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}") from None
+
+
 def _bounds(value: object) -> str:
     text = "..".join(map(str, value)) if isinstance(value, tuple) else str(value)
     try:
@@ -189,6 +199,7 @@ Tolerated = Annotated[float | None, PlainValidator(_tolerated)]
 Folder = Annotated[Path, PlainValidator(_folder)]
 Sizes = Annotated[str, PlainValidator(_sizes)]
 Bounds = Annotated[str, PlainValidator(_bounds)]
+RequestSize = Annotated[int | str, PlainValidator(_request_size)]
 InputData = Annotated[Path | str | None, PlainValidator(_input_data)]
 
 LabelledData = Annotated[Path, PlainValidator(_labelled)]

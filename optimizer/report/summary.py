@@ -38,7 +38,8 @@ def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
     batch = load.request_batch_size
     if batch > 1 and measurement.throughput_infer_per_sec is not None:
         requests = words.number(measurement.throughput_infer_per_sec / batch)
-        throughput += f" = {requests} req/s of {batch:,} samples each"
+        size = f"{batch:,} samples each" if problem.request_mix is None else f"{batch:,.4g} samples on average"
+        throughput += f" = {requests} req/s of {size}"
     served = f"concurrency {words.load(load)} (requests in flight)"
     if load.request_rate:
         served = f"{words.load(load)}, sent whatever was answered"

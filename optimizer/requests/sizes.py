@@ -5,6 +5,8 @@ NAMES    NAME or NAME,NAME,...        these get the same sizes in each request
 DIM      CHOICE or CHOICE|CHOICE|...
 CHOICE   SIZE or LOW..HIGH, then *WEIGHT or nothing (1)
 range    NAMES:LOW..HIGH              both included
+
+How many samples a request has is a DIM too.
 """
 
 from __future__ import annotations
@@ -33,8 +35,18 @@ class Dim:
     @property
     def fixed(self) -> int | None:
         """The size where there is but one."""
-        low, high = min(c[0] for c in self.choices), max(c[1] for c in self.choices)
-        return low if low == high else None
+        low = min(low for low, _, _ in self.choices)
+        return low if low == self.largest else None
+
+    @property
+    def largest(self) -> int:
+        return max(high for _, high, _ in self.choices)
+
+    @property
+    def mean(self) -> float:
+        """The size itself where there is but one."""
+        weights = sum(weight for _, _, weight in self.choices)
+        return self.fixed or sum(weight * (low + high) / 2 for low, high, weight in self.choices) / weights
 
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """``count`` sizes in random order, one from each of as many equally likely parts of the distribution: the
@@ -64,7 +76,7 @@ class Shape:
 
     @property
     def largest(self) -> tuple[int, ...]:
-        return tuple(max(high for _, high, _ in dim.choices) for dim in self.dims)
+        return tuple(dim.largest for dim in self.dims)
 
     def could_be(self, model_dims: Collection[int]) -> bool:
         """Whether a model takes all of these sizes; -1 in the model's is any."""
@@ -87,7 +99,7 @@ def parse_shape(text: str) -> Shape:
 
 def parse_dims(text: str) -> tuple[Dim, ...]:
     """What follows the name. Raises ValueError."""
-    return tuple(_dim(part.strip()) for part in text.split(","))
+    return tuple(parse_dim(part.strip()) for part in text.split(","))
 
 
 def parse_range(text: str) -> tuple[str, Bounds]:
@@ -120,7 +132,8 @@ def meant_by(names: str, inputs: Collection[str]) -> tuple[str, ...]:
     return found
 
 
-def _dim(text: str) -> Dim:
+def parse_dim(text: str) -> Dim:
+    """Raises ValueError."""
     choices = []
     for part in text.split("|"):
         found = _CHOICE.fullmatch(part.strip())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -69,7 +69,7 @@ def generate(
         max_batch_size,
         input_data=input_data,
         shapes=shapes,
-        request_batch_size=request_batch_size,
+        request_batch_sizes=repeat(request_batch_size),
         seed=seed,
     )
     return list(islice(endless, count))
@@ -81,7 +81,7 @@ def stream(
     *,
     input_data: str,
     shapes: Sequence[str],
-    request_batch_size: int,
+    request_batch_sizes: Iterable[int],
     seed: int = 0,
 ) -> Iterator[Inputs]:
     """The inputs of one request after another, by name, with the batch dimension where the model has one.
@@ -92,15 +92,15 @@ def stream(
     BadInputError.
     """
     source = RequestSource.of(metadata, max_batch_size, shapes)
-    if max_batch_size == 0 and request_batch_size != 1:
-        raise BadInputError(f"{source.model} takes no batches; set the request batch size to 1")
     if input_data in ("random", "zero"):
         values = Values("random" if input_data == "random" else "zero")
         samples = _made(source, values, np.random.default_rng(seed))
     else:
         samples = cycle(request_data.read(Path(input_data), source.tensors))
-    while True:
-        yield _batch(source, list(islice(samples, request_batch_size)))
+    for size in request_batch_sizes:
+        if max_batch_size == 0 and size != 1:
+            raise BadInputError(f"{source.model} takes no batches; set the request batch size to 1")
+        yield _batch(source, list(islice(samples, size)))
 
 
 def to_message(model: str, inputs: Mapping[str, Array]) -> bytes:

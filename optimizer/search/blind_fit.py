@@ -50,7 +50,7 @@ def _of_vector(vector: Array, problem: Problem, largest: int, gap: float, seed: 
     low = np.log([SMALLEST_S, 1e-9, 1e-3, SMALLEST_S, 0.01])
     high = np.log([10.0, 1.0, 3.0, 1.0, 1.0])
     fixed_s, per_sample_s, contention, way_s, jitter = np.exp(np.clip(vector, low, high)).tolist()
-    batch = problem.request_batch_size
+    batch = problem.space.request_batch_size
     alone = fixed_s + per_sample_s * np.arange(batch, largest + batch, batch, dtype=np.float64)
 
     def times(group: Group) -> ServiceTimes:

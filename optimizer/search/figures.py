@@ -57,12 +57,12 @@ def log_simulated(simulated: Simulated, latency: str) -> tuple[float, float]:
     return math.log(simulated.throughput_infer_per_s), math.log(getattr(simulated, LATENCY_FIELDS[latency]))
 
 
-def with_tails(figures: Array, cells: Sequence[Cell], request_batch_size: int) -> Array:
+def with_tails(figures: Array, cells: Sequence[Cell], request_batch_size: float) -> Array:
     """``figures`` [cells, 2] with the log of the latency replaced by that of the tail: latency over mean latency,
     which in a closed loop is load / throughput (Little's law)."""
     return np.stack([figures[:, 0], figures[:, 1] + figures[:, 0] - log_loads(cells, request_batch_size)], axis=1)
 
 
-def log_loads(cells: Sequence[Cell], request_batch_size: int) -> Array:
+def log_loads(cells: Sequence[Cell], request_batch_size: float) -> Array:
     """Of the samples in flight."""
     return np.log([load * request_batch_size for _, load in cells])

@@ -219,11 +219,11 @@ class _View:
         mean, deviation = self._correction.predict(inputs)
         simulated = self._tails(self._figures(found), cells)
         return Belief(
-            mean + simulated + self._longer_tail, deviation, log_loads(cells, self._problem.request_batch_size)
+            mean + simulated + self._longer_tail, deviation, log_loads(cells, self._problem.space.request_batch_size)
         )
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
-        return with_tails(figures, cells, self._problem.request_batch_size)
+        return with_tails(figures, cells, self._problem.space.request_batch_size)
 
     def _reliability(self, cells: Sequence[Cell]) -> Array:
         """How likely each cell's group can be had at all: it deploys, and meets the bounds that are no latency."""

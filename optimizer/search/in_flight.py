@@ -10,14 +10,15 @@ from optimizer.trial import LoadPoint, Point
 
 
 def in_flight(points: Sequence[Point], problem: Problem) -> list[Point]:
-    """``points`` with each rate replaced by the concurrency that is as much in flight on average (Little's law).
+    """``points`` with each rate replaced by the concurrency that is as much in flight on average (Little's law), of
+    requests as the space knows them.
 
     Those whose mean latency is unknown are left out; what an overloaded server had queued counts as the most that
     is measured.
     """
     found = []
     for point in points:
-        measured, batch = point.measurement, point.load.request_batch_size
+        measured, batch = point.measurement, problem.space.request_batch_size
         if measured.throughput_infer_per_sec and measured.latency_avg_ms:
             mean = measured.throughput_infer_per_sec / batch * measured.latency_avg_ms / 1e3
             concurrency = max(1, min(round(mean), problem.max_concurrency))

@@ -92,7 +92,9 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
     for point, seen in observed:
         groups.setdefault(group_of(problem.space.canonical(point.candidate)), []).append(seen)
     times = services(groups, problem, largest_batch(points, problem)).times
-    model = ServerModel(times, problem.request_batch_size, Surroundings(way), seed, fixed_shapes=problem.fixed_shapes)
+    model = ServerModel(
+        times, problem.space.request_batch_size, Surroundings(way), seed, fixed_shapes=problem.fixed_shapes
+    )
     around = nearest(
         lambda around, cells: replace(model, around=around).simulate(cells), model.around, points, latency
     )
@@ -101,7 +103,7 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
 
 def largest_batch(points: Sequence[Point], problem: Problem) -> int:
     """Samples of the largest batch that the space or ``points`` can form: no more than are in flight."""
-    batch = problem.request_batch_size
+    batch = problem.space.request_batch_size
     size = max(*problem.space.max_batch_size, *(point.candidate.max_batch_size for point in points))
     load = max(problem.max_concurrency, *(point.load.concurrency for point in points))
     return batch * max(1, min(size // batch, load))

@@ -47,7 +47,7 @@ class Services:
         """Those of the group, else of the nearest, as the demand for cores differs."""
         scale = self.scales[min(self.scales, key=lambda other: _distance(group, other))]
         busy = [demand(group[1], k, self.problem) for k in range(1, group[0] + 1)]
-        return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.request_batch_size)
+        return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.space.request_batch_size)
 
 
 def services(groups: dict[Group, list[Observation]], problem: Problem, largest: int) -> Services:
@@ -55,7 +55,7 @@ def services(groups: dict[Group, list[Observation]], problem: Problem, largest: 
     sizes = {group: {b.batch_size for one in seen for b in one.batches} for group, seen in groups.items()}
     instances, fields = base = max(groups, key=lambda group: (len(sizes[group]), -group[0]))
     seconds = service_times(
-        groups[base], largest, instances, step=problem.request_batch_size, contention=SLOWED
+        groups[base], largest, instances, step=problem.space.request_batch_size, contention=SLOWED
     ).seconds
     shape = seconds[:, instances - 1] / demand(fields, instances, problem)
     return Services(shape, {group: _scale(shape, group, seen, problem) for group, seen in groups.items()}, problem)
@@ -81,7 +81,7 @@ def _scale(shape: Array, group: Group, seen: Sequence[Observation], problem: Pro
     ratios, weights = [], []
     for one in seen:
         for b in one.batches:
-            row = min(max(round(b.batch_size / problem.request_batch_size), 1), len(shape)) - 1
+            row = min(max(round(b.batch_size / problem.space.request_batch_size), 1), len(shape)) - 1
             expected = shape[row] * demand(group[1], one.busy, problem)
             ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
             weights.append(b.executions)

@@ -17,6 +17,7 @@ from optimizer.profile.find import find_profile, list_profiles
 from optimizer.profile.reader import Profile, load_profile
 from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.profile.schema import BuiltModel, SpaceSection
+from optimizer.requests.sizes import Dim, parse_dim
 from optimizer.sources.bare_onnx import ENDINGS, read_bare_onnx
 from optimizer.sources.pipeline import assembled, read_source
 from optimizer.sources.repository import read_repository_model, refuse_unmeasurable
@@ -28,11 +29,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Named:
-    """A model, and the profile that says more of it, where there is one. ``batch``: samples of a request. ``notes``:
-    what became of a file of Model Analyzer."""
+    """A model, and the profile that says more of it, where there is one. ``batch``: how many samples a request has.
+    ``notes``: what became of a file of Model Analyzer."""
 
     source: ModelSource
-    batch: int
+    batch: Dim
     profile: Profile | None = None
     notes: tuple[str, ...] = ()
 
@@ -51,12 +52,17 @@ def find(options: RunOptions, hardware: Hardware, say: Say) -> Named:
         return _of_repository(absolute.parent, absolute.name, options, hardware, say)
     if options.model.endswith(ENDINGS):
         _refuse_others(options)
-        batch = options.request_batch_size or 1
-        largest = max(LARGEST_BATCH, batch)
+        batch = _batch(options)
+        largest = max(LARGEST_BATCH, batch.largest)
         on_gpu = bool(hardware.gpus)
         return Named(read_bare_onnx(path, gpu=on_gpu, largest_batch=largest, cache=runtime.cache_folder()), batch)
     profile = load_profile(find_profile(options.model)).for_hardware(gpu=bool(hardware.gpus))
     return _of_profile(profile, options, hardware, say)
+
+
+def _batch(options: RunOptions, below: int | str = 1) -> Dim:
+    """What the command line says, else ``below``."""
+    return parse_dim(str(options.request_batch_size or below))
 
 
 def _refuse_others(options: RunOptions) -> None:
@@ -80,12 +86,12 @@ def _is_profile_too(folder: Path) -> bool:
 
 
 def _of_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: Say) -> Named:
-    batch = options.request_batch_size or profile.request.batch_size
+    batch = _batch(options, profile.request.batch_size)
     section = profile.space or SpaceSection()
-    _check(section, profile, batch)
+    _check(section, profile, batch.largest)
     if isinstance(profile.model, BuiltModel):
         _refuse_others(options)
-        source = _built(profile.model, section, batch, hardware, say)
+        source = _built(profile.model, section, batch.largest, hardware, say)
     else:
         stored = profile.model.repository
         source = read_source(
@@ -141,9 +147,9 @@ def _of_model_analyzer(file: Path, options: RunOptions, hardware: Hardware, say:
 
 
 def _of_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware, say: Say) -> Named:
-    batch = options.request_batch_size or 1
+    batch = _batch(options)
     source = read_source(
-        lambda model: _stored(repository, model, hardware, max(LARGEST_BATCH, batch), say),
+        lambda model: _stored(repository, model, hardware, max(LARGEST_BATCH, batch.largest), say),
         name,
         composing=options.bls_composing_models,
         variants=options.variants,

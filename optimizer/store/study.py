@@ -97,6 +97,7 @@ def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
         "model": problem.model,
         "parameters": {name: list(choices) for name, choices in problem.space.parameters().items()},
         "request_batch_size": problem.request_batch_size,
+        **({"request_mix": problem.request_mix.choices} if problem.request_mix else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": [str(constraint) for constraint in problem.constraints],
     }

@@ -107,7 +107,7 @@ class TrialsTable:
             trials[number] = Trial(number, trial.candidate, (), "failed", reason, trial.deploy_seconds)
             return
         load = LoadPoint(
-            int(row["request_batch_size"]), int(row["concurrency"] or 0), float(row["request_rate"] or 0)
+            _whole_or_mean(row["request_batch_size"]), int(row["concurrency"] or 0), float(row["request_rate"] or 0)
         )
         values: dict[str, object] = {
             name: _float(row.get(name, ""))
@@ -179,6 +179,10 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return " ".join(str(value).split()) if isinstance(value, str) else str(value)
+
+
+def _whole_or_mean(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _float(text: str) -> float | None:

@@ -61,19 +61,25 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """``repeat`` measurements of each load of each configuration; a configuration's place is its trial's number."""
+    """``repeat`` measurements of each load of each configuration; a configuration's place is its trial's number.
+
+    ``largest_mixed``: samples of the largest request, where they differ in size."""
 
     configurations: tuple[Candidate, ...]
     loads: tuple[LoadPoint, ...]
     repeat: int = 1
+    largest_mixed: int = 0
 
     @property
-    def request_batch_sizes(self) -> tuple[int, ...]:
+    def request_batch_sizes(self) -> tuple[float, ...]:
         return tuple(dict.fromkeys(load.request_batch_size for load in self.loads))
 
     def loads_of(self, candidate: Candidate) -> tuple[LoadPoint, ...]:
         """Those whose requests its max_batch_size admits."""
-        return tuple(load for load in self.loads if behaviour(candidate, load.request_batch_size) is not None)
+        return tuple(load for load in self.loads if behaviour(candidate, self._largest(load)) is not None)
+
+    def _largest(self, load: LoadPoint) -> int:
+        return self.largest_mixed or round(load.request_batch_size)
 
     def missing(self, trial: Trial, rounds: int) -> list[LoadPoint]:
         """What ``trial`` was not yet measured at ``rounds`` times; nothing where it could not be deployed."""
@@ -157,5 +163,5 @@ def _middle(taken: Sequence[Measurement]) -> Measurement | None:
 def _reason(plan: Plan, trial: Trial, load: LoadPoint) -> Measurement:
     if load not in plan.loads_of(trial.candidate):
         size = trial.candidate.max_batch_size
-        return Measurement(reason=f"max_batch_size {size} admits no requests of {load.request_batch_size} samples")
+        return Measurement(reason=f"max_batch_size {size} admits no requests of {load.request_batch_size:g} samples")
     return Measurement(reason=trial.reason or "not measured")

@@ -145,7 +145,8 @@ def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
         [LoadPoint(size, concurrency) for size in sizes for concurrency in asked.concurrency]
         + [LoadPoint(size, request_rate=rate) for size in sizes for rate in asked.request_rate]
     )
-    plan = Plan(found, loads, asked.repeat)
+    mix = None if asked.request_batch_size else what.problem.request_mix
+    plan = Plan(found, loads, asked.repeat, mix.largest if mix else 0)
     if not len(plan):
         largest = max(candidate.max_batch_size for candidate in found)
         raise BadInputError(
@@ -153,7 +154,7 @@ def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
         )
     fields = {**asked.choices.fields, **({VARIANT: tuple(what.source.variants)} if what.source.variants else {})}
     space = Space((max(candidate.max_batch_size for candidate in found),), fields=fields)
-    return plan, replace(what, problem=replace(what.problem, space=space))
+    return plan, replace(what, problem=replace(what.problem, space=space, request_mix=mix))
 
 
 def _each_variant(found: tuple[Candidate, ...], source: ModelSource) -> tuple[Candidate, ...]:

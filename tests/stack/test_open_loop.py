@@ -8,8 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -24,6 +26,7 @@ from optimizer.open_loop.client import WARM_UPS
 from optimizer.open_loop.generator import OpenLoop
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError
 from optimizer.process import SUPERVISOR, SupervisedProcess
+from optimizer.requests.sizes import parse_dim
 from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 from tests.repositories import write_sleeper
@@ -74,6 +77,25 @@ def once_loaded(endpoint: Endpoint, requests: int, act: Callable[[], None]) -> I
     finally:
         over.set()
         thread.join()
+
+
+def counted(endpoint: Endpoint) -> tuple[int, int]:
+    """Requests and samples that the server has answered."""
+    statistics = read_statistics(endpoint)
+    assert statistics is not None
+    return int(statistics.inference_stats.success.count), int(statistics.inference_count)
+
+
+def test_a_mix_of_requests_is_sent_and_counted(embedded: EmbeddedTarget, open_loop: OpenLoop) -> None:
+    mix = parse_dim("1*3|5")
+    mixed = replace(open_loop, request_mix=mix, arrivals=Constant())
+    with embedded.deploy(MLP) as endpoint:
+        before = counted(endpoint)
+        found = mixed.measure(endpoint, LoadPoint(2, request_rate=256.0), 1.0 - LEAD_IN_SECONDS)
+        requests, samples = (after - then for after, then in zip(counted(endpoint), before, strict=True))
+    assert requests == 256 + WARM_UPS
+    assert samples == 512 + WARM_UPS * mix.draw(256, np.random.default_rng(mixed.seed))[0]
+    assert found.throughput_infer_per_sec == pytest.approx(512, rel=0.1)
 
 
 def tell_server(endpoint: Endpoint, signum: int) -> None:

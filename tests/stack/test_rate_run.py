@@ -1,4 +1,4 @@
-"""``tune --load rate`` and ``tune verify --target remote``: a model whose batches all take the same time."""
+"""``tune --load rate`` and ``tune verify --target remote``: batches that all take as long, a mix of request sizes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from tests.repositories import write_sleeper
 
 BATCH_MS = 5
 SLA_MS = 30.0
-ALONE_PER_SECOND = 1000 / BATCH_MS  # what one instance serves without batches
+ALONE_PER_SECOND = 1000 / BATCH_MS  # requests that one instance serves without batches
+SAMPLES = 1.5  # of a request, on average
 PROFILE = """\
 model: {repository: models, name: sleeper}
 load: {max_concurrency: 16}
+request: {batch_size: 1*3|3*1}
 space:
   max_queue_delay_microseconds: [off, 0]
   instance_group_count: [1]
@@ -34,7 +36,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with playing_in(tmp_path_factory.mktemp("rate")) as playground:
         write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
         (playground.here / "steady.yaml").write_text(PROFILE)
-        arguments = ["--load", "rate", "--sla-p95", f"{SLA_MS:g}ms", "--budget", "100s", "--max-trials", "2"]
+        arguments = ["--load", "rate", "--sla-p95", f"{SLA_MS:g}ms", "--budget", "80s", "--max-trials", "2"]
+        arguments += ["--measurement-interval", "100ms"]
         yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=200))
 
 
@@ -46,7 +49,9 @@ def test_the_highest_rate_that_meets_the_bound_is_found(found: Run) -> None:
     assert recommended["latency_p95_ms"] <= SLA_MS
     assert recommended["concurrency"] == 0
     assert recommended["request_rate"] > 1.5 * ALONE_PER_SECOND
-    assert recommended["throughput_infer_per_sec"] == pytest.approx(recommended["request_rate"], rel=0.2)
+    assert recommended["request_batch_size"] == SAMPLES
+    sent = SAMPLES * recommended["request_rate"]
+    assert recommended["throughput_infer_per_sec"] == pytest.approx(sent, rel=0.2)
 
 
 def test_what_serves_requests_one_by_one_is_overloaded_above_its_capacity(found: Run) -> None:

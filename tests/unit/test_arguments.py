@@ -48,7 +48,7 @@ def options(draw: st.DrawFn) -> RunOptions:
         server_cpus=draw(st.sampled_from([None, "0"])),
         client_cpus=draw(st.sampled_from([None, "0"])),
         measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
-        request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1))),
+        request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1), st.sampled_from(["1*9|8", "1..4"]))),
         input_data=draw(st.sampled_from([None, "random", "zero", "a b.npz", "-folder"])),
         shapes=tuple(draw(st.lists(st.sampled_from(["x:1", "a,b:2..3|9*0.5", "-y:4, 5", "é:7"]), max_size=3))),
         ranges=tuple(draw(st.lists(st.sampled_from(["x:0..9", "a,b:-1.5..2", "y:1..1e3"]), max_size=2))),

@@ -84,6 +84,13 @@ def test_a_request_of_several_samples_has_one_shape(tmp_path: Path) -> None:
         fitted(Asked(shapes=LENGTHS), config(), Sent(3), tmp_path)
 
 
+def test_samples_of_a_mix_of_requests_have_one_shape(tmp_path: Path) -> None:
+    mixed = Sent(2, open_loop=True, mixed=True)
+    with pytest.raises(BadInputError, match="samples of different shapes cannot be in one request of 2"):
+        fitted(Asked(shapes=LENGTHS), config(), mixed, tmp_path)
+    assert fitted(Asked(shapes=("ids,mask:8",)), config(), mixed, tmp_path).shapes == ("ids:8", "mask:8")
+
+
 def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
     asked = Asked(shapes=("ids,mask:50",), ranges=("ids:0..9", "x:-1..1"))
     found = samples(asked, tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from objectives.metrics import Measurement
@@ -10,6 +12,7 @@ from optimizer.batcher.simulator import OpenLoop, Overheads, ServiceTimes, logno
 from optimizer.load.rate_sweep import next_rate
 from optimizer.load.sweep import SweepRules
 from optimizer.problem import Problem
+from optimizer.requests.sizes import parse_dim
 from optimizer.search.guide import Guide
 from optimizer.search.in_flight import in_flight
 from optimizer.space import Space
@@ -70,9 +73,16 @@ def test_a_few_deployments_find_the_highest_rate() -> None:
 def test_a_rate_is_known_by_its_requests_in_flight() -> None:
     measured = Measurement(500.0, latency_avg_ms=20.0, latency_p95_ms=30.0, requests=500, stable=True)
     point = Point(0, Candidate(8), LoadPoint(2, request_rate=250.0), measured)
-    (seen,) = in_flight([point], PROBLEM)
+    (seen,) = in_flight([point], replace(PROBLEM, space=replace(SPACE, max_batch_size=(8,), request_batch_size=2)))
     assert seen.load == LoadPoint(2, 5)  # 250 requests of 2 samples a second, 20 ms each
     assert seen.measurement == measured
+
+
+def test_requests_of_a_mix_are_known_by_the_samples_in_flight() -> None:
+    measured = Measurement(500.0, latency_avg_ms=20.0, latency_p95_ms=30.0, requests=500, stable=True)
+    point = Point(0, Candidate(8), LoadPoint(2.5, request_rate=200.0), measured)
+    (seen,) = in_flight([point], replace(PROBLEM, request_batch_size=2.5, request_mix=parse_dim("1|4")))
+    assert seen.load == LoadPoint(1, 10)
 
 
 @pytest.mark.parametrize("measured", [Measurement(500.0, latency_p95_ms=30.0), Measurement(latency_avg_ms=20.0)])

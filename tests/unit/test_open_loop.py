@@ -18,6 +18,7 @@ from optimizer.trial import LoadPoint
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
 LOAD = LoadPoint(request_batch_size=4, request_rate=RATE)
+SIZES = np.array([4])
 PLANNED = np.arange(round(RATE * SECONDS))
 COUNTED = PLANNED >= RATE * LEAD_IN_SECONDS
 MS = 1_000_000
@@ -32,7 +33,7 @@ def record(latency_ms: float | np.ndarray = 5.0, late_ms: float | np.ndarray = 0
 
 
 def judged(happened: Record, bound_ms: float = 20.0, spread_limit: float = SPREAD_LIMIT) -> Measurement:
-    (found,) = judge(happened, LOAD, SECONDS, bound_ms, spread_limit)
+    (found,) = judge(happened, LOAD, SECONDS, bound_ms, spread_limit, sizes=SIZES)
     return found
 
 
@@ -44,6 +45,16 @@ def test_latency_counts_from_the_plan() -> None:
     assert found.requests == 2000
     assert found.throughput_infer_per_sec == pytest.approx(4000)
     assert (found.stable, found.reason) == (True, "")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_throughput_counts_the_samples_that_were_answered(parts: int) -> None:
+    sizes = np.array([1, 1, 1, 9])  # each request of nine is never answered
+    happened = record()
+    happened.answered_ns[np.resize(sizes, len(PLANNED)) == 9] = NEVER
+    for found in judge(happened, LOAD, SECONDS, 0.0, math.inf, parts, sizes):
+        assert found.throughput_infer_per_sec == pytest.approx(750, rel=0.01)
+        assert found.requests == pytest.approx(1500 / parts, abs=1)
 
 
 def test_the_lead_in_does_not_count() -> None:
@@ -146,14 +157,14 @@ def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[floa
 
 def test_a_stretch_is_cut_into_windows_in_the_order_of_time() -> None:
     growing = np.concatenate([np.zeros(200), np.repeat([5.0, 10.0, 15.0, 20.0], 500)])
-    found = judge(record(latency_ms=growing), LOAD, SECONDS, 30.0, math.inf, 4)
+    found = judge(record(latency_ms=growing), LOAD, SECONDS, 30.0, math.inf, 4, SIZES)
     assert [one.latency_p95_ms for one in found] == [5.0, 10.0, 15.0, 20.0]
     assert [one.requests for one in found] == [500] * 4
     assert all(one.stable and one.throughput_infer_per_sec == pytest.approx(4000) for one in found)
 
 
 def test_of_an_overload_there_is_one_window() -> None:
-    (found,) = judge(overloaded(), LOAD, SECONDS, 20.0, math.inf, 4)
+    (found,) = judge(overloaded(), LOAD, SECONDS, 20.0, math.inf, 4, SIZES)
     assert not found.stable
 
 

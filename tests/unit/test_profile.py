@@ -164,7 +164,7 @@ def test_the_shipped_profiles_are_good(path: Path, gpu: bool) -> None:
         preferred_batch_sizes=profile.space.preferred_batch_size or (),
         instance_count=profile.space.instance_group_count or (),
         fields=profile.space.fields(),
-        request_batch_size=profile.request.batch_size,
+        request_batch_size=int(profile.request.batch_size),
     )
     assert 6 <= len(space) <= 2000, "some, and no more than are ranked in moments"
 

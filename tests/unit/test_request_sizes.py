@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.requests.sizes import meant_by, parse_bounds, parse_range, parse_shape
+from optimizer.requests.sizes import meant_by, parse_bounds, parse_dim, parse_range, parse_shape
 
 
 def drawn(text: str, count: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -32,6 +32,23 @@ def test_an_interval_is_uniform_whatever_the_seed(seed: int) -> None:
 def test_weights_are_shares(seed: int) -> None:
     assert Counter(drawn("x:16*3|128", 256, seed)) == {(16,): 192, (128,): 64}
     assert Counter(drawn("x:4|8..9*2", 90, seed)) == {(4,): 30, (8,): 30, (9,): 30}
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed", "largest", "mean"),
+    [
+        ("4", 4, 4, 4),
+        ("4|4*2", 4, 4, 4),
+        ("1*9|8", None, 8, 1.7),
+        ("1..3", None, 3, 2),
+        ("1..4*3|16", None, 16, 5.875),
+    ],
+)
+def test_what_a_mix_amounts_to(text: str, fixed: int | None, largest: int, mean: float) -> None:
+    mix = parse_dim(text)
+    assert (mix.fixed, mix.largest) == (fixed, largest)
+    assert mix.mean == pytest.approx(mean)
+    assert mix.draw(4000, np.random.default_rng(0)).mean() == pytest.approx(mean, rel=0.01)
 
 
 def test_the_order_is_mixed_and_follows_from_the_seed() -> None:

@@ -177,6 +177,8 @@ def test_what_a_run_has_too_is_as_there() -> None:
     assert (given.options.protocol, given.options.measurement_interval_ms, given.options.out) == ("http", 800.0, "o")
     assert (given.asked.request_batch_size, given.asked.concurrency, given.as_json) == ((2,), (2, 4), True)
     assert asked("--rates 100 m").options.load == "rate"
+    mixed = asked("--rates 100 -b 1*9|8 m")
+    assert (mixed.asked.request_batch_size, mixed.options.request_batch_size) == ((), "1*9|8")
 
 
 def test_a_sweep_is_resumed_as_it_began(tmp_path: Path) -> None:
