@@ -181,6 +181,7 @@ class Stack:
         notes = [
             own if backend in ("onnxruntime", "pytorch") else "",
             self._placement(what).note,
+            what.request_note,
         ]
         if what.source.batcher:
             notes.append(f"settings without a model's name are those of {what.source.batcher}")

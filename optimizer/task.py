@@ -38,7 +38,8 @@ class Task:
 
     ``input_data`` and ``shapes`` are perf_analyzer's. ``tolerance`` is by how much answers may differ from the
     baseline's, ``score`` what is to be made of them. ``notes``: what became of a file of Model Analyzer.
-    ``unbounded``: inputs that get any integer of their type. ``concurrent``: what is sent to the models beside.
+    ``request_note``: what the user should know of the requests. ``unbounded``: inputs that get any integer of their
+    type. ``concurrent``: what is sent to the models beside.
     """
 
     source: ModelSource
@@ -52,6 +53,7 @@ class Task:
     unbounded: tuple[str, ...] = ()
     concurrent: Mapping[str, Requests] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    request_note: str = ""
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """What is measured first, by role; one entry where the two behave the same."""
@@ -103,6 +105,7 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
         sent.unbounded,
         {name: _fitted(NOTHING_ASKED, source.composing[name], batch, options) for name in source.concurrent},
         named.notes,
+        sent.note,
     )
 
 
@@ -157,10 +160,13 @@ def _requests(source: ModelSource, below: Asked, batch: Dim, options: RunOptions
         options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
     ).over(below)
     if source.input_data is not None and asked == NOTHING_ASKED:
-        return Requests(str(source.input_data))
+        return Requests(str(source.input_data)).soon_prepared(_sent(batch, options), runtime.cache_folder())
     return _fitted(asked, source.config, batch, options)
 
 
 def _fitted(asked: Asked, config: ModelConfig, batch: Dim, options: RunOptions) -> Requests:
-    sent = Sent(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    return fitted(asked, config, sent, runtime.cache_folder())
+    return fitted(asked, config, _sent(batch, options), runtime.cache_folder())
+
+
+def _sent(batch: Dim, options: RunOptions) -> Sent:
+    return Sent(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)

@@ -60,7 +60,7 @@ def read(path: Path, tensors: Sequence[Tensor]) -> list[dict[str, Array]]:
     BadInputError: ``file: entry 3, input x: …``.
     """
     file = one_line(str(path))
-    entries = _entries(file, read_bytes(path, MAX_BYTES, "give fewer entries"))
+    entries = read_entries(path)
     known = {tensor.name: tensor for tensor in tensors}
     found: list[dict[str, Array]] = []
     for number, entry in enumerate(entries, start=1):
@@ -76,6 +76,11 @@ def read(path: Path, tensors: Sequence[Tensor]) -> list[dict[str, Array]]:
             raise BadInputError(f"{where}: has input {one_line(added[0])}, which the first entry lacks")
         found.append(_arrays(where, entry, known))
     return found
+
+
+def read_entries(path: Path) -> list[Any]:
+    """As they are written; at least one. Raises BadInputError."""
+    return _entries(one_line(str(path)), read_bytes(path, MAX_BYTES, "give fewer entries"))
 
 
 def compatible(shape: Sequence[int], model_shape: Sequence[int]) -> bool:

@@ -23,12 +23,14 @@ from optimizer.requests.made import Values
 from optimizer.requests.recorded import Sample, read_folder, read_npy_samples, read_npz_samples
 from optimizer.requests.sent import Sent
 from optimizer.requests.sizes import Bounds, Shape, meant_by, parse_range, parse_shape
+from optimizer.requests.thinned import thinned
 from optimizer.requests.written import keep
 from optimizer.untrusted import one_line
 
 MOST_REQUESTS, LEAST_REQUESTS = 256, 8  # made up
 MADE_BYTES = 8 << 20  # as many requests as are about that; perf_analyzer reads them at each launch, 20 MB a second
 MOST_BYTES = 1 << 30
+MADE_UP = ("random", "zero")  # by whoever sends them
 READERS: dict[str, Callable[[Path, Sequence[Tensor], frozenset[str]], list[Sample]]] = {
     ".npz": read_npz_samples,
     ".npy": read_npy_samples,
@@ -41,12 +43,20 @@ READERS: dict[str, Callable[[Path, Sequence[Tensor], frozenset[str]], list[Sampl
 class Requests:
     """``input_data`` is ``random``, ``zero`` or the absolute path of perf_analyzer's JSON, ``shapes`` are its
     ``name:d1,d2``. ``unbounded``: inputs whose random integers are any of their type. ``largest``: how large inputs
-    with open dims get."""
+    with open dims get. ``note``: what the user should know of it."""
 
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
     largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    note: str = ""
+
+    def soon_prepared(self, sent: Sent, cache: Path) -> Requests:
+        """See ``thinned``. Raises BadInputError, EnvironmentFault."""
+        if self.input_data in MADE_UP:
+            return self
+        path, note = thinned(Path(self.input_data), sent, cache)
+        return replace(self, input_data=str(path), note=note or self.note)
 
 
 def fitted(asked: Asked, config: ModelConfig, sent: Sent, cache: Path) -> Requests:
@@ -55,7 +65,8 @@ def fitted(asked: Asked, config: ModelConfig, sent: Sent, cache: Path) -> Reques
     Raises BadInputError where ``asked`` does not fit the model, EnvironmentFault where ``cache`` cannot be written.
     """
     inputs = _Inputs(config, asked)
-    return inputs.recorded(sent, cache) if asked.is_recorded else inputs.made(sent, cache)
+    found = inputs.recorded(sent, cache) if asked.is_recorded else inputs.made(sent, cache)
+    return found.soon_prepared(sent, cache)
 
 
 class _Inputs:

@@ -20,7 +20,11 @@ from optimizer.store.locks import locked
 def keep(samples: Sequence[Sample], cache: Path) -> Path:
     """The file in ``cache``, which others may write at the same time. Raises EnvironmentFault where that cannot be
     written, BadInputError where it would be larger than ``data.read`` reads."""
-    content = to_json(samples)
+    return keep_content(to_json(samples), cache)
+
+
+def keep_content(content: bytes, cache: Path) -> Path:
+    """As ``keep``."""
     if len(content) > MAX_BYTES:
         raise BadInputError(f"the input data would be more than {MAX_BYTES >> 20} MiB; give fewer samples")
     folder = cache / "requests"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from optimizer import interrupts, model_config
+from optimizer import interrupts, model_config, runtime
 from optimizer.deployment import deployment
 from optimizer.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.interfaces import Target
@@ -16,6 +16,8 @@ from optimizer.machine.notes import machine_notes
 from optimizer.measuring import Measuring, Watcher
 from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
+from optimizer.requests.fitted import Requests
+from optimizer.requests.sent import Sent
 from optimizer.space import Space
 from optimizer.stack import Stack
 from optimizer.stopwatch import Stopwatch
@@ -152,9 +154,13 @@ def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
         raise BadInputError(
             f"--request-batch-size {min(sizes)} is above every max_batch_size ({largest}); lower it, or raise that"
         )
+    sent = Requests(what.input_data, note=what.request_note)
+    if asked.concurrency:  # the same for requests of any size
+        sent = sent.soon_prepared(Sent(round(max(sizes))), runtime.cache_folder())
     fields = {**asked.choices.fields, **({VARIANT: tuple(what.source.variants)} if what.source.variants else {})}
     space = Space((max(candidate.max_batch_size for candidate in found),), fields=fields)
-    return plan, replace(what, problem=replace(what.problem, space=space, request_mix=mix))
+    problem = replace(what.problem, space=space, request_mix=mix)
+    return plan, replace(what, problem=problem, input_data=sent.input_data, request_note=sent.note)
 
 
 def _each_variant(found: tuple[Candidate, ...], source: ModelSource) -> tuple[Candidate, ...]:

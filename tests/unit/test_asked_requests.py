@@ -91,6 +91,20 @@ def test_samples_of_a_mix_of_requests_have_one_shape(tmp_path: Path) -> None:
     assert fitted(Asked(shapes=("ids,mask:8",)), config(), mixed, tmp_path).shapes == ("ids:8", "mask:8")
 
 
+def test_what_perf_analyzer_would_prepare_for_long_is_thinned(tmp_path: Path) -> None:
+    entries = [{"ids": [i, i], "mask": [0, 1]} for i in range(1000)]
+    (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
+    asked = Asked(str(tmp_path / "many.json"), ("ids,mask:2",))
+    found = fitted(asked, config(), Sent(4096), tmp_path)
+    kept = json.loads(Path(found.input_data).read_text())["data"]
+    assert len(kept) == 128
+    assert [kept[0], kept[-1]] == [entries[0], entries[992]]
+    assert found.note.startswith("128 of the 1,000 samples given are sent: ")
+    for sent in (Sent(4096, open_loop=True), Sent(512), Sent(1)):
+        whole = fitted(asked, config(), sent, tmp_path)
+        assert (whole.input_data, whole.note) == (str(tmp_path / "many.json"), "")
+
+
 def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
     asked = Asked(shapes=("ids,mask:50",), ranges=("ids:0..9", "x:-1..1"))
     found = samples(asked, tmp_path)
