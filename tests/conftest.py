@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import settings
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
@@ -14,7 +15,10 @@ from optimizer.trial import Candidate, LoadPoint, Trial
 
 
 def pytest_configure() -> None:
-    """What the shell of a background job ignores, the commands under test must not inherit as ignored."""
+    """What the shell of a background job ignores, the commands under test must not inherit as ignored. Examples have
+    no deadline: how fast the machine is just then is not what is tested."""
+    settings.register_profile("tritune", deadline=None, max_examples=50)
+    settings.load_profile("tritune")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)

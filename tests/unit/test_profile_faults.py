@@ -345,10 +345,10 @@ def test_what_cannot_be_read_is_named(here: Path, name: str) -> None:
 
 def test_an_alias_bomb_is_refused_at_once(here: Path) -> None:
     levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 12))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(BadInputError, match=r"^p\.yaml:1:5: anchors"):
         load("l0: &l0 [x]\n" + levels)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     assert here.exists()
 
 

@@ -245,20 +245,20 @@ def test_the_cells_of_a_table_are_shown_harmlessly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parse", [parse_duration_ms, parse_bytes, lambda text: parse_rate(text, 1)])
 def test_many_blanks_take_no_time(parse: object) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     for text in ("1" + " " * 100_000 + "x", " " * 100_000, "9" * 100_000):
         with pytest.raises(ValueError, match=r"^write a positive "):
             parse(text)  # type: ignore[operator]
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_many_backslashes_take_no_time(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_text('name: "' + "\\" * 1_000_000 + '"')
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(BadInputError, match=r"config.pbtxt: has 100 backslashes in a row"):
         model_config.read(path)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_many_combinations_are_refused_at_once() -> None:
