@@ -258,6 +258,24 @@ def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verd
     assert "overloaded: 99 requests unanswered" in found.judged.reason
 
 
+@pytest.mark.parametrize("loads", [{BASELINE: 3, FASTER: 13}, {BASELINE: 3}])
+def test_what_a_disturbed_machine_leaves_open_is_recommended(
+    loads: dict[Candidate, int], problem: Problem, tmp_path: Path
+) -> None:
+    class Disturbed(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+            yield Samples(other_cpu_share=0.5)
+
+    server = Disturbed()
+    outcome = assess(confirm(server, searched(server, loads), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == max(loads, key=lambda candidate: loads[candidate])
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.UNDECIDED
+    assert "took 50 % of the CPUs" in outcome.confirmed.judged.reason
+
+
 def test_what_cannot_be_deployed_as_written_gives_way_to_the_next(problem: Problem, tmp_path: Path) -> None:
     server = Drawing(broken=(FAST, FASTER))
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
