@@ -83,7 +83,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         closest=closest,
         trials=len(trials),
         measurements=sum(len(trial.measurements) for trial in trials),
-        holds_back="" if recommended else _holds_back(trials, closest, problem),
+        holds_back="" if recommended else _holds_back(trials, confirmed, closest, problem),
         untried=frozenset(role for role, candidate in compared.items() if candidate not in tried),
         confirmations=sum(len(trial.confirmations) for trial in trials),
         again=tuple(confirmed),
@@ -132,7 +132,9 @@ def _best(found: Sequence[Point], problem: Problem, *, unstable: bool = False) -
     return pareto.best(found, problem.objectives, problem.constraints, unstable=unstable)
 
 
-def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:
+def _holds_back(
+    trials: Sequence[Trial], confirmed: Sequence[Confirmed], closest: Point | None, problem: Problem
+) -> str:
     """In words, why no point meets the constraints."""
     if closest is None:
         reasons = [trial.reason for trial in trials if trial.reason]
@@ -142,7 +144,7 @@ def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem
     if worst.violation(closest.measurement) <= 0:
         return f"no measurement that meets the bounds was stable: {closest.measurement.reason}"
     if worst.metric.startswith("latency-"):
-        return _slow(trials, worst)
+        return _slow(trials, confirmed, worst)
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)
     if value is None:
@@ -151,8 +153,8 @@ def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem
     return f"{worst.metric} is {measured} where {worst} is asked for"
 
 
-def _slow(trials: Sequence[Trial], bound: Constraint) -> str:
-    """A latency bound is missed: is it one inference, or the company it keeps?"""
+def _slow(trials: Sequence[Trial], confirmed: Sequence[Confirmed], bound: Constraint) -> str:
+    """A latency bound is missed: is it one inference, the company it keeps, or were those good moments?"""
     metric = METRICS[bound.metric]
     alone = [p for p in points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
     quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
@@ -161,7 +163,11 @@ def _slow(trials: Sequence[Trial], bound: Constraint) -> str:
     every = [v for p in points(trials) if (v := metric.value(p.measurement)) is not None]
     if not every:
         return f"{bound.metric} could not be measured"
-    return f"the lowest {bound.metric.removeprefix('latency-')} measured is {_ms(min(every))}"
+    quantile = bound.metric.removeprefix("latency-")
+    if min(every) > bound.bound or not confirmed:
+        return f"the lowest {quantile} measured is {_ms(min(every))}"
+    why = next((f" ({one.judged.reason})" for one in confirmed if one.judged.reason), "")
+    return f"{quantile} was {_ms(min(every))} while searching, but missed the bound on fresh servers{why}"
 
 
 def _ms(value: float) -> str:

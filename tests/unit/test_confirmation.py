@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -162,6 +163,15 @@ def test_where_time_is_short_a_lower_load_is_tried_in_fewer_windows(problem: Pro
     Confirmer(problem, server, Measuring(server, server, table, QuietWatcher()), budget, measured).run(BASELINE)
     windows = Counter(one.load for one in measured[1].confirmations)
     assert list(windows.values())[:2] == [SERVERS * WINDOWS, SERVERS * FEWER_WINDOWS]
+
+
+def test_where_nothing_holds_on_fresh_servers_that_is_said(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={BASELINE: (9.0,)})
+    outcome = assess(confirm(server, searched(server, {BASELINE: 3}), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is None
+    assert re.match(
+        r"p95 was 1\d(\.\d)? ms while searching, but missed the bound on fresh servers", outcome.holds_back
+    )
 
 
 class Losing(Drawing):
