@@ -174,6 +174,19 @@ def test_where_nothing_holds_on_fresh_servers_that_is_said(problem: Problem, tmp
     )
 
 
+def test_where_no_measurement_was_stable_fresh_servers_decide(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    measured = [
+        replace(trial, measurements=tuple((at, replace(m, stable=False)) for at, m in trial.measurements))
+        for trial in searched(server, {BASELINE: 3, FASTER: 13})
+    ]
+    outcome = assess(confirm(server, measured, problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FASTER
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
 class Losing(Drawing):
     """Gives no figures for ``never``; where that is None, not for the first confirmation on each server."""
 
