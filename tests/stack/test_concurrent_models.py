@@ -25,7 +25,7 @@ def test_both_get_load_and_a_configuration(playground: Playground) -> None:
     write_sleeper(playground.here / "models", milliseconds=8)
     write_python_model(playground.here / "models", "other", sleeper_program(16))
     (playground.here / "both.yaml").write_text(PROFILE)
-    arguments = ["--sla-p95", f"{SLA_MS:g}ms", "--budget", "12s", "--max-trials", "3", "--json", "both.yaml"]
+    arguments = ["--sla-p95", f"{SLA_MS:g}ms", "--budget", "24s", "--max-trials", "3", "--json", "both.yaml"]
     ended = run_tune(playground, *arguments)
     assert (ended.code, ended.stderr) == (0, "")
     document = json.loads(ended.stdout)
