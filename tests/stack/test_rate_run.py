@@ -37,7 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
         (playground.here / "steady.yaml").write_text(PROFILE)
         arguments = ["--load", "rate", "--sla-p95", f"{SLA_MS:g}ms", "--budget", "120s", "--max-trials", "2"]
-        arguments += ["--measurement-interval", "100ms"]
+        arguments += ["--measurement-interval", "100ms", "--confidence", "90%"]
         yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=280))
 
 
