@@ -388,7 +388,7 @@ def test_a_run_goes_on_where_one_batch_size_crashes(playground: Playground) -> N
     config.write_text(config.read_text().replace('"none"', '"executing: exit"'))
     (playground.here / "crashes.yaml").write_text(PROFILE)
     ended = run_tune(
-        playground, "--sla-p95", "500ms", "--budget", "40s", "--max-trials", "3", "--json", "crashes.yaml"
+        playground, "--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3", "--json", "crashes.yaml"
     )
     assert (ended.code, ended.stderr) == (0, "")
     document = json.loads(ended.stdout)
