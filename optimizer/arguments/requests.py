@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.arguments.values import LARGEST_INT32, shown, whole
 from optimizer.errors import BadInputError
-from optimizer.requests.sizes import parse_dim, parse_range, parse_shape
+from optimizer.requests.sizes import MIX_MARKS, parse_dim, parse_range, parse_shape
 
 LONGEST_STRING = 1 << 20
 
@@ -52,10 +52,9 @@ def requests(given: argparse.Namespace) -> dict[str, Any]:
 
 def _batch_size(text: str) -> int | str:
     """A number, or a mix as it was given."""
-    if set(text).isdisjoint("*|."):
-        return whole("--request-batch-size", text, 1, LARGEST_INT32)
-    (mix,) = _checked("--request-batch-size", [text], parse_dim)
-    return mix
+    if any(mark in text for mark in MIX_MARKS):
+        return _checked("--request-batch-size", [text], parse_dim)[0]
+    return whole("--request-batch-size", text, 1, LARGEST_INT32)
 
 
 def _checked(flag: str, texts: list[str] | None, parse: Callable[[str], object]) -> tuple[str, ...]:

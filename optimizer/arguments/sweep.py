@@ -151,7 +151,7 @@ def _read(given: argparse.Namespace, rest: list[str], words: tuple[str, ...], cs
     if given.rates is not None and given.concurrency is not None:
         raise BadInputError("--concurrency and --rates are two kinds of load; give one of them")
     passed = [] if given.rates is None else ["--load", "rate"]
-    if not set(given.request_batch_size or "").isdisjoint("*|"):  # a mix is no list
+    if not set(given.request_batch_size or "").isdisjoint("*|"):  # a mix is no list; 1..8 is one here
         passed += ["--request-batch-size", given.request_batch_size]
         given.request_batch_size = None
     try:

@@ -58,11 +58,12 @@ class Confirmer:
             if finalists - {baseline} or all(one.candidate == baseline for one in entrants):
                 break
         for _ in range(MORE):
-            again = self._next_best(finalists)
-            left_seconds = self.budget.left_seconds()
-            if again is not None and again.total_seconds > left_seconds:
+            again, left_seconds = self._next_best(finalists), self.budget.left_seconds()
+            if again is None:
+                break
+            if again.total_seconds > left_seconds:
                 again = shortened(again, FEWER_WINDOWS, left_seconds)
-            if again is None or again.total_seconds > left_seconds:
+            if again.total_seconds > left_seconds:
                 break
             self.measure([again])
             finalists.add(again.candidate)

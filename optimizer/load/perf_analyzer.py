@@ -129,7 +129,7 @@ class PerfAnalyzer:
         """The command line, to be run in a folder of its own: it writes ``perf.csv`` there."""
         address = endpoint.grpc if self.protocol == "grpc" else endpoint.http
         command = [str(self.binary), "-m", endpoint.model, "-i", self.protocol, "-u", address, "--async"]
-        command += ["-b", str(load.request_batch_size), "--concurrency-range", str(load.concurrency)]
+        command += ["-b", str(round(load.request_batch_size)), "--concurrency-range", str(load.concurrency)]
         command += ["--max-threads", str(MAX_THREADS), "--input-data", self.input_data]
         for shape in self.shapes:
             command += ["--shape", shape]

@@ -13,7 +13,7 @@ from optimizer.batching import parse_policy
 from optimizer.machine import cpus
 from optimizer.profile.safe_paths import inside, is_folder, plain_name
 from optimizer.profile.yaml_lines import show
-from optimizer.requests.sizes import parse_bounds, parse_dim, parse_dims
+from optimizer.requests.sizes import MIX_MARKS, parse_bounds, parse_dim, parse_dims
 from optimizer.trial import FieldValue
 
 T = TypeVar("T")
@@ -22,7 +22,6 @@ INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_si
 MAX_TERMS: Final = 32  # of a preferred-size policy
 MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads all of it at each launch, some 20 MB a second
 NUMBER, MIX = "<number>", "<mix>"  # the two kinds of request size, as pydantic calls them in its locations
-MIX_MARKS = ("*", "|", "..")
 SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.answers.score`` that need no file
 
 

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+MIX_MARKS = ("*", "|", "..")  # of several sizes in a DIM
 LARGEST_SIZE = 2**31 - 1
 MOST_CHOICES = 64
 Bounds: TypeAlias = "tuple[int, int] | tuple[float, float]"

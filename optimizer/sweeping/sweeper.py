@@ -151,8 +151,9 @@ def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
     plan = Plan(found, loads, asked.repeat, mix.largest if mix else 0)
     if not len(plan):
         largest = max(candidate.max_batch_size for candidate in found)
+        asked_for = mix.largest if mix else min(sizes)
         raise BadInputError(
-            f"--request-batch-size {min(sizes)} is above every max_batch_size ({largest}); lower it, or raise that"
+            f"--request-batch-size {asked_for} is above every max_batch_size ({largest}); lower it, or raise that"
         )
     sent = Requests(what.input_data, note=what.request_note)
     if asked.concurrency:  # the same for requests of any size

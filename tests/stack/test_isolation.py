@@ -137,9 +137,9 @@ def affinities(pid: int) -> list[frozenset[int]]:
 
 
 def test_the_load_itself_is_no_neighbour(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
-    shares = (measure(embedded, perf_analyzer).other_cpu_share for _ in range(4))
-    # server and load generator take nearly all; on a shared machine others some of it, and not always
-    assert any(share is not None and share < 0.5 for share in shares)
+    share = measure(embedded, perf_analyzer).other_cpu_share
+    assert share is not None
+    assert share < 0.5  # server and load generator take nearly all; on a shared machine others some of it
 
 
 def test_a_noisy_neighbour_is_noticed(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
