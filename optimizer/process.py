@@ -52,7 +52,8 @@ class SupervisedProcess:
             )
 
     @property
-    def supervisor_pid(self) -> int:
+    def pid(self) -> int:
+        """The supervisor's: the command is below it."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
