@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from optimizer import model_config
 from optimizer.deploy.private_repository import PrivateRepository
-from optimizer.deploy.server import Running, Server
+from optimizer.deploy.server import Server
 from optimizer.deployment import Deployment
 from optimizer.errors import DeploymentError
+from optimizer.process import Running
 from optimizer.server_health import cause, lacks_memory, model_died
 
 if TYPE_CHECKING:

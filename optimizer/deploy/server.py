@@ -6,11 +6,11 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from optimizer.errors import ServerCrashed, ServerFault
 from optimizer.machine import cpus as cpu_lists
-from optimizer.process import ending
+from optimizer.process import Running, ending
 from optimizer.server_health import answers, last_error, last_words
 
 if TYPE_CHECKING:
@@ -19,27 +19,6 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # that it takes at most to be told how a server ended
-
-
-class Running(Protocol):
-    """A process or a container that was started."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process of this machine that the server is, or is below of; None where it is not known."""
-        ...
-
-    def exit_code(self) -> int | None:
-        """None while it runs; 128 + signal where a signal ended it."""
-        ...
-
-    def wait(self, timeout_seconds: float) -> int | None:
-        """The exit code, or None where it still runs after the timeout."""
-        ...
-
-    def stop(self) -> None:
-        """Leaves nothing of it. May be called twice."""
-        ...
 
 
 class Server(ABC):

@@ -13,6 +13,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from optimizer import model_config
+from optimizer.deploy.docker import DockerTarget
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.deploy.remote import RemoteTarget
@@ -21,6 +22,7 @@ from optimizer.interfaces import Target
 from optimizer.model_source import ModelSource
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import measurement
+from tests.podman import Engine
 
 GOOD = (
     Candidate(max_batch_size=64),
@@ -155,3 +157,22 @@ class TestRemoteTarget(TargetContract):
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
         return served_by(target.address, model)
+
+
+class TestDockerTarget(TargetContract):
+    """On a server in a container, where an engine runs."""
+
+    @pytest.fixture(scope="class")
+    def target(self, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+        log = tmp_path_factory.mktemp("server") / "tritonserver.log"
+        with contextlib.closing(DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)) as target:
+            yield target
+
+    @pytest.fixture
+    def another(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
+        log = tmp_path / "tritonserver.log"
+        return DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        assert isinstance(target, DockerTarget)
+        return served_by(target.grpc_address, model)
