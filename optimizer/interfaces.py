@@ -84,6 +84,19 @@ class Target(Protocol):
         ...
 
 
+class ServerTarget(Target, Protocol):
+    """One with a real server."""
+
+    @property
+    def server_version(self) -> str:
+        """As the server tells it; empty before the first deployment."""
+        ...
+
+    def start(self) -> None:
+        """Called ahead of the first deployment, which may then take less."""
+        ...
+
+
 class LoadGenerator(Protocol):
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Apply ``load`` and measure, for about ``seconds`` where they are given, else for as long as it takes.

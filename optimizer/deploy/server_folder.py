@@ -1,4 +1,4 @@
-"""The folder that the embedded server runs from: a repository, backends, packages of the stub."""
+"""The folder that a server of tune's own runs from: a repository; for the embedded one backends and packages too."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from optimizer import model_config
 from optimizer.deploy import leftovers
+from optimizer.deploy.installation import Installation
 from optimizer.errors import EnvironmentFault
 from optimizer.model_source import ModelSource
 from optimizer.runtime import Runtime
@@ -23,15 +24,18 @@ class ServerFolder:
     Raises EnvironmentFault where the disk refuses it.
     """
 
-    def __init__(self, source: ModelSource, runtime: Runtime) -> None:
+    def __init__(self, source: ModelSource, installation: Installation) -> None:
         self._source = source
         with contextlib.ExitStack() as undo:
             try:
                 self.path = leftovers.new_folder()
                 undo.callback(self.remove)
                 self._link_repository()
-                self._assemble_backends(runtime)
-                self._link_packages(runtime)
+                self.packages.mkdir()
+                self.backends = installation.backends or self.path / "backends"
+                if installation.brought is not None:
+                    self._assemble_backends(installation.brought)
+                    self._link_packages(installation.brought)
             except OSError as error:
                 raise _refused(error) from error
             undo.pop_all()
@@ -39,10 +43,6 @@ class ServerFolder:
     @property
     def repository(self) -> Path:
         return self.path / "repository"
-
-    @property
-    def backends(self) -> Path:
-        return self.path / "backends"
 
     @property
     def packages(self) -> Path:
@@ -85,7 +85,6 @@ class ServerFolder:
                 shutil.copytree(backend, self.backends / backend.name)
 
     def _link_packages(self, runtime: Runtime) -> None:
-        self.packages.mkdir()
         own = runtime.stub_packages
         for package in own.iterdir() if own else ():
             self.packages.joinpath(package.name).symlink_to(package)
