@@ -14,7 +14,7 @@ from optimizer.answers.guards import Guards
 from optimizer.answers.score import read_scorer
 from optimizer.arguments.target import address
 from optimizer.budget import Budget
-from optimizer.deploy.choose import target_of
+from optimizer.deploy import choose
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator, ServerTarget
 from optimizer.load.concurrent import ConcurrentModels
@@ -56,6 +56,7 @@ class Stack:
         """Raises EnvironmentFault where this machine cannot do what is asked."""
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
+        choose.check(options, say)
         hardware = machine.detect()
         on_gpu = bool(hardware.gpus) and (options.target != "embedded" or machine.onnxruntime_on_gpu())
         if "energy" in options.objectives and not on_gpu:
@@ -77,7 +78,7 @@ class Stack:
         return found
 
     def target(self, what: Task, folder: RunFolder) -> ServerTarget:
-        return target_of(
+        return choose.target_of(
             what,
             self.options,
             log=folder.server_log,

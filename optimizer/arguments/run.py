@@ -50,6 +50,9 @@ commands:
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks
 
+what may vary is in a profile.yaml (see configs/ and docs/): settings of the model,
+and under space: server: options of the server, where --target is embedded or local
+
 exit codes: 0 found, 1 none meets the SLA, 2 bad input, 3 environment, 130 interrupted
 
 examples:

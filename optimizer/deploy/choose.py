@@ -15,14 +15,30 @@ from optimizer.errors import BadInputError
 from optimizer.headers import expanded
 from optimizer.interfaces import ServerTarget
 from optimizer.options import RunOptions
+from optimizer.profile.safe_paths import is_file
 from optimizer.space import Space
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import SERVER_CPUS
+from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
     from optimizer.task import Task
 
 CAN_RESTART = ("embedded", "local")  # so that options of the whole server can be among what is tried
+
+
+def check(options: RunOptions, say: Callable[[str], None]) -> None:
+    """What can be told of the target before a model is looked for. Raises as ``target_of``."""
+    if options.target == "local":
+        installed(options, say)
+    expanded(options.headers)
+    for flag, file in (
+        ("--tls-ca", options.tls_ca),
+        ("--tls-cert", options.tls_cert),
+        ("--tls-key", options.tls_key),
+    ):
+        if file is not None and not is_file(Path(file)):
+            raise BadInputError(f"{flag} {one_line(file)}: no such file; name one in PEM")
 
 
 def target_of(
