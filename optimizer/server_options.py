@@ -30,14 +30,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def spelled(name: str, value: FieldValue) -> str:
+def spelled(name: str, value: FieldValue) -> FieldValue:
     """A value as tritonserver reads it; YAML takes ``off`` for false. Raises ValueError."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    if name == "rate-limit" and value is False:
-        text = "off"
+    if isinstance(value, bool):
+        return "off" if name == "rate-limit" and not value else str(value).lower()
+    text = str(value)
     if not text or not text.isprintable() or len(text) > LONGEST_VALUE:
         raise ValueError(f"{text[:50]!r} is no value of an option; write printable characters")
-    return text
+    return value
 
 
 def names(paths: Iterable[str]) -> list[str]:

@@ -224,7 +224,7 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
     return _choices(path, values)
 
 
-def _options(path: str, values: Any) -> list[str]:
+def _options(path: str, values: Any) -> list[FieldValue]:
     try:
         name = server_options.check_name(path.removeprefix(SERVER_OPTION))
         return [server_options.spelled(name, value) for value in values]

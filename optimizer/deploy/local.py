@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from optimizer import process
+from optimizer.deploy import leftovers
 from optimizer.deploy.installation import WITHOUT_TELEMETRY, Installation
 from optimizer.deploy.serving import ServingTarget
 from optimizer.deploy.tritonserver import free_port
@@ -69,9 +69,12 @@ def find(program: str | None = None, backends: str | None = None, arguments: Seq
 
 def known_options(program: Path, environment: Mapping[str, str]) -> frozenset[str]:
     """The names that its ``--help`` lists. Raises EnvironmentFault where it lists none."""
-    with tempfile.TemporaryDirectory(prefix="tritune-help-") as folder:
-        log = Path(folder, "help.log")
+    folder = leftovers.new_folder()
+    try:
+        log = folder / "help.log"
         told = process.run([program, "--help"], timeout_seconds=HELP_SECONDS, log=log, env=environment)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     found = frozenset(re.findall(r"^ {1,8}--([a-z][a-z0-9-]*)", told.output, re.MULTILINE))
     if {"model-repository", "model-control-mode"} <= found:
         return found

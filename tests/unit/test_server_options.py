@@ -38,7 +38,7 @@ def test_a_profile_lists_them(tmp_path: Path) -> None:
         ("--rate-limit=off",),
         ("--rate-limit=execution_count",),
     ]
-    assert Space((8,), fields={"server.x": ("default", True, 5)}).fields == {"server.x": ("default", "true", "5")}
+    assert Space((8,), fields={"server.x": ("default", True, 5)}).fields == {"server.x": ("default", "true", 5)}
     assert server_options.words((("server.x", "default"),)) == ()
 
 
