@@ -53,8 +53,8 @@ def engine() -> Iterator[Engine]:
         configuration = folder / "containers.conf"
         configuration.write_text(CONFIGURATION.format(runtime=limited))
         store = runtime.cache_folder() / "podman"  # keeps the image
-        command = ["podman", "--root", store, "--runroot", folder / "run", "--storage-driver", "overlay"]
-        command += ["system", "service", "--time", "0", f"unix://{folder}/podman.sock"]
+        command: list[str | Path] = ["podman", "--root", store, "--runroot", folder / "run"]
+        command += ["--storage-driver", "overlay", "system", "service", "--time", "0", f"unix://{folder}/podman.sock"]
         environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
         service = undo.enter_context(SupervisedProcess(command, log=folder / "podman.log", env=environment))
         assert eventually(lambda: (folder / "podman.sock").exists() or service.exit_code() is not None, START_SECONDS)

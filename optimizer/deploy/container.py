@@ -87,7 +87,7 @@ class Container:
         return code
 
     def memory_bytes(self) -> float | None:
-        """Without the files that the kernel keeps in memory and can drop; None where the engine does not say."""
+        """As the engine counts it, without files that the kernel can drop; None where it does not say."""
         try:
             memory = self._container.stats(stream=False, one_shot=True).get("memory_stats") or {}
         except sdk_errors():

@@ -23,7 +23,7 @@ from optimizer.deploy.container_settings import (
 from optimizer.deploy.docker_engine import connect, remove_left_containers
 from optimizer.deploy.mounted_repository import AT, MountedRepository
 from optimizer.deploy.server import Server
-from optimizer.deploy.started import StartedTarget, server_options
+from optimizer.deploy.serving import ServingTarget, server_options
 from optimizer.interfaces import Endpoint, Samples, Telemetry
 from optimizer.model_source import ModelSource
 from optimizer.server_health import LOG_BYTES
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HTTP_PORT, GRPC_PORT = 8000, 8001  # Triton's own
 
 
-class DockerTarget(StartedTarget):
+class DockerTarget(ServingTarget):
     """``gpus`` are ``none``, ``all`` or ids; ``mounts``, ``shm_size`` and ``ulimits`` as ``docker run`` takes them,
     the latter two beside what NVIDIA advises; ``options`` are further ones of tritonserver's command line.
     ``base_url`` is the engine's address where it is not the usual one.
@@ -84,25 +84,19 @@ class DockerTarget(StartedTarget):
         with self._open:
             super().close()
 
-    def memory_bytes(self) -> float | None:
-        """Of the running container, as its engine counts it; None where it does not."""
-        running = self._server.running
-        return running.memory_bytes() if isinstance(running, Container) else None
-
 
 class ContainerTelemetry:
     """What ``usual`` records; the server's memory as the engine counts it where ``usual`` cannot see its process."""
 
-    def __init__(self, usual: Telemetry, target: DockerTarget) -> None:
+    def __init__(self, usual: Telemetry) -> None:
         self._usual = usual
-        self._target = target
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[Samples]:
         with self._usual.record(endpoint) as samples:
             yield samples
-        if samples.server_memory_bytes is None:
-            samples.server_memory_bytes = self._target.memory_bytes()
+        if samples.server_memory_bytes is None and endpoint.memory_bytes is not None:
+            samples.server_memory_bytes = endpoint.memory_bytes()
 
 
 class ContainerServer(Server):
@@ -119,32 +113,38 @@ class ContainerServer(Server):
         options: Sequence[str] = (),
         cpus: frozenset[int] | None = None,
     ) -> None:
-        super().__init__(name, log=log, cpus=cpus)
+        super().__init__(name, image, "--docker-image", log=log, cpus=cpus)
         self._client = client
         self._image = image
         self._settings = settings
         self._options = options
 
+    def memory_bytes(self) -> float | None:
+        return self.running.memory_bytes() if isinstance(self.running, Container) else None
+
     def _launch(self) -> Container:
+        restriction = self._restriction()
         command = [
             "tritonserver",
             f"--id={self._name}",
             f"--model-repository={AT}",
             "--model-control-mode=explicit",
+            *(restriction or ["--allow-http=false"]),
             f"--http-port={HTTP_PORT}",
             f"--grpc-port={GRPC_PORT}",
-            *self._restriction(),
             "--allow-metrics=false",
             *self._options,
+            *self._chosen,
         ]
         settings = replace(self._settings, cpus=self._cpus)
         container = Container(self._client, self._image, command, settings, log=self.log)
-        self.http, self.grpc = container.address(HTTP_PORT), container.address(GRPC_PORT)
+        self.grpc = container.address(GRPC_PORT)
+        self.http = container.address(HTTP_PORT) if restriction else ""
         return container
 
     def _restriction(self) -> list[str]:
-        """A web page can send requests to loopback, and a load request can bring code: that takes a header, on a
-        server that is new enough (2.39) to know this."""
+        """A web page can send requests to loopback, and a load request can bring code: that takes a header. None for
+        a server that is too old to know this, as its log says."""
         option = "--http-restricted-api"
         if self.log.exists() and f"unrecognized option '{option}" in read_tail(self.log, LOG_BYTES):
             return []

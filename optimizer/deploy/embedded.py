@@ -1,23 +1,19 @@
-"""The embedded target: the pinned tritonserver on loopback, one process serving one trial after another."""
+"""The embedded target: the pinned tritonserver, with the backends that tune brings."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from optimizer import runtime
-from optimizer.deploy import leftovers
-from optimizer.deploy.server_folder import ServerFolder
-from optimizer.deploy.started import StartedTarget, server_options
-from optimizer.deploy.tritonserver import TritonServer, free_port
+from optimizer.deploy import installation
+from optimizer.deploy.installed import InstalledTarget
+from optimizer.deploy.tritonserver import free_port
 from optimizer.model_source import ModelSource
 from optimizer.stopwatch import Stopwatch
 
 
-class EmbeddedTarget(StartedTarget):
-    """``log`` collects what the server prints."""
-
+class EmbeddedTarget(InstalledTarget):
     def __init__(
         self,
         source: ModelSource,
@@ -29,12 +25,12 @@ class EmbeddedTarget(StartedTarget):
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
     ) -> None:
-        installed = runtime.ensure(say)
-        leftovers.remove_leftovers()
-        folder = ServerFolder(source, installed)
-        with contextlib.ExitStack() as undo:
-            undo.callback(folder.remove)
-            options = server_options(source)
-            server = TritonServer(folder, installed, log=log, options=options, choose_port=choose_port, cpus=cpus)
-            super().__init__(source, server, folder, stopwatch=stopwatch, load_timeout_seconds=load_timeout_seconds)
-            undo.pop_all()
+        super().__init__(
+            source,
+            installation.embedded(runtime.ensure(say)),
+            log=log,
+            stopwatch=stopwatch,
+            load_timeout_seconds=load_timeout_seconds,
+            choose_port=choose_port,
+            cpus=cpus,
+        )

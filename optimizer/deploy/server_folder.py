@@ -1,4 +1,4 @@
-"""The folder that the embedded server runs from: a repository, backends, packages of the stub."""
+"""The folder that a server of this machine runs from: a repository, for the embedded one backends and packages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from optimizer.deploy import leftovers
+from optimizer.deploy.installation import Installation
 from optimizer.deploy.private_repository import PrivateRepository
 from optimizer.model_source import ModelSource
 from optimizer.runtime import Runtime
@@ -16,15 +17,14 @@ BACKENDS = Path(__file__).parent.parent / "backends"
 class ServerFolder(PrivateRepository):
     """With links to the files of the repository that was given."""
 
-    def __init__(self, source: ModelSource, runtime: Runtime) -> None:
+    def __init__(self, source: ModelSource, installation: Installation) -> None:
         super().__init__(source)
+        self.backends = installation.backends or self.path / "backends"
         with self._filling():
-            self._assemble_backends(runtime)
-            self._link_packages(runtime)
-
-    @property
-    def backends(self) -> Path:
-        return self.path / "backends"
+            self.packages.mkdir()
+            if installation.brought is not None:
+                self._assemble_backends(installation.brought)
+                self._link_packages(installation.brought)
 
     @property
     def packages(self) -> Path:
@@ -48,7 +48,6 @@ class ServerFolder(PrivateRepository):
                 shutil.copytree(backend, self.backends / backend.name)
 
     def _link_packages(self, runtime: Runtime) -> None:
-        self.packages.mkdir()
         own = runtime.stub_packages
         for package in own.iterdir() if own else ():
             self.packages.joinpath(package.name).symlink_to(package)

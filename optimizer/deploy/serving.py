@@ -1,4 +1,4 @@
-"""A target that starts a server of its own, and has one candidate after another served by it."""
+"""A target with a server of its own on loopback, serving one trial after another."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from optimizer.stopwatch import Stopwatch
 from optimizer.trial import Candidate
 
 
-class StartedTarget:
+class ServingTarget:
     """Serves ``source`` on ``server``, from a private copy of its repository.
 
     A candidate is deployed by loading the model with the candidate's configuration as override (several models: from
     files, which alone hold for the steps of an ensemble too), and verified by reading the configuration back. The
-    server starts with the first deployment, or ahead of it with ``start()``, and is replaced when it has died or no
-    longer answers.
+    server starts with the first deployment, or ahead of it with ``start()``; it is replaced when it has died or no
+    longer answers, and where a candidate wants other CPUs or options of it.
 
     Where a candidate is served, a ServerCrashed that passes through (a load generator's) takes the server with it,
     and comes out with what the server's log says. ``load_timeout_seconds`` is the longest that a load may take;
@@ -74,11 +74,16 @@ class StartedTarget:
         """``host:port`` of the running server."""
         return self._server.grpc
 
+    @property
+    def server_version(self) -> str:
+        """As the server tells it; empty before the first deployment."""
+        return self._server.version
+
     @contextlib.contextmanager
     def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
         wanted, server = deployment(self.source, candidate), self._server
         with self._stopwatch.server():
-            server.run_on(candidate.server_cpus)
+            server.run_for(candidate)
             self._loader.load(wanted, as_written=as_written)
         at = (server.grpc, server.http, server.running.pid if server.running else None)
         endpoint = Endpoint(
@@ -88,6 +93,7 @@ class StartedTarget:
             batcher=wanted.batcher,
             max_batch_size=wanted.configs[wanted.model].max_batch_size,
             beside=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
+            memory_bytes=server.memory_bytes,
         )
         try:
             yield endpoint
