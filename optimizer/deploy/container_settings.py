@@ -89,7 +89,8 @@ def read_gpus(text: str) -> tuple[str, ...]:
     if text == NO_GPUS:
         return ()
     ids = tuple(part.strip() for part in text.split(","))
-    if any(not re.fullmatch(r"[A-Za-z0-9-]{1,80}", one) or one == NO_GPUS for one in ids) or len(set(ids)) < len(ids):
+    named = all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}", one) and one != NO_GPUS for one in ids)
+    if not named or len(set(ids)) < len(ids):
         raise _refused("gpus", text, "write none, all, or ids of GPUs such as 0,1 or their UUIDs (nvidia-smi -L)")
     if ALL_GPUS in ids and len(ids) > 1:
         raise _refused("gpus", text, "write all alone, or ids alone")
