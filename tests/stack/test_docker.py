@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
 from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.sdk_image import SdkImage
 from optimizer.errors import EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.machine.telemetry import ProcessTelemetry
@@ -24,17 +26,13 @@ from tests.podman import Engine
 if TYPE_CHECKING:
     from docker import DockerClient
 
-pytest.importorskip("docker", reason="needs the docker SDK for Python: pip install 'tritune[docker]'")
-
-from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
-from optimizer.deploy.sdk_image import SdkImage
-
 BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
 LEAVES_ONE = """
 import sys, time
 from pathlib import Path
 from optimizer.deploy.container import Container
 from optimizer.deploy.container_settings import ContainerSettings
+from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
 from optimizer.deploy.docker_engine import connect
 base_url, image, log = sys.argv[1:]
 Container(connect(base_url), image, ["sleep", "600"], ContainerSettings(host_network=True), log=Path(log))
