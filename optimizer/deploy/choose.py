@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimizer import runtime, server_options
 from optimizer.arguments.target import address
-from optimizer.deploy import installation, local
+from optimizer.deploy import docker, docker_engine, installation, local
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.installation import Installation
 from optimizer.errors import BadInputError
@@ -31,6 +31,10 @@ def check(options: RunOptions, say: Callable[[str], None]) -> None:
     """What can be told of the target before a model is looked for. Raises as ``target_of``."""
     if options.target == "local":
         installed(options, say)
+    if options.target == "docker":
+        assert options.docker_image is not None
+        docker.read_settings(**_container(options))
+        docker_engine.check_image(options.docker_image)
     expanded(options.headers)
     for flag, file in (
         ("--tls-ca", options.tls_ca),
@@ -96,21 +100,26 @@ def check_space(space: Space, options: RunOptions, say: Callable[[str], None]) -
 def _docker(
     what: Task, options: RunOptions, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
 ) -> ServerTarget:
-    from optimizer.deploy.docker import DockerTarget
-
     assert options.docker_image is not None
-    return DockerTarget(
+    return docker.DockerTarget(
         what.source,
         image=options.docker_image,
         log=log,
         stopwatch=stopwatch,
-        gpus=options.docker_gpus or "none",
-        mounts=options.docker_mounts,
-        shm_size=options.docker_shm_size or "",
-        ulimits=options.docker_ulimits,
         options=options.server_args,
         cpus=cpus,
+        **_container(options),
     )
+
+
+def _container(options: RunOptions) -> dict[str, Any]:
+    """What the container is given, by the parameters of DockerTarget."""
+    return {
+        "gpus": options.docker_gpus or "none",
+        "mounts": options.docker_mounts,
+        "shm_size": options.docker_shm_size or "",
+        "ulimits": options.docker_ulimits,
+    }
 
 
 def _remote(what: Task, options: RunOptions, stopwatch: Stopwatch) -> ServerTarget:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.deploy.container_settings import ContainerSettings
+from optimizer.deploy.container_settings import LOOPBACK, ContainerSettings
 from optimizer.deploy.docker_engine import OWNER, refusals_told, remove, sdk_errors
 from optimizer.deploy.leftovers import this_process
 from optimizer.errors import EnvironmentFault
@@ -24,19 +24,27 @@ LOG_ENDS_SECONDS = 5.0  # after the container's end
 
 
 class Container:
-    """Runs ``command`` in a fresh container of ``image``; ``log`` gets what it prints. Should this process be killed,
-    the next run removes it.
+    """Runs ``command`` in a fresh container of ``image``; ``log`` gets what it prints. Its name begins with ``name``.
+    Should this process be killed, the next run removes it.
 
     Raises EnvironmentFault where the engine does not start it, as do all methods where it no longer answers.
     """
 
     def __init__(
-        self, client: DockerClient, image: str, command: Sequence[str], settings: ContainerSettings, *, log: Path
+        self,
+        client: DockerClient,
+        image: str,
+        command: Sequence[str],
+        settings: ContainerSettings,
+        *,
+        log: Path,
+        name: str = "tritune",
     ) -> None:
         self.log = log
+        log.touch()
         self._client = client
         self._ended: int | None = None
-        self._name = f"tritune-{this_process()}-{secrets.token_hex(4)}"
+        self._name = f"{name}-{secrets.token_hex(4)}"
         tell_command(["docker", "run", "--rm", *settings.flags(), image, *command], log)
         try:
             with refusals_told(image):
@@ -56,9 +64,9 @@ class Container:
         self._collector.start()
 
     def address(self, port: int) -> str:
-        """``host:port`` of this machine at which the container's ``port`` is reached; empty once it has ended."""
+        """``host:port`` of this machine at which the container's ``port`` is reached; nobody's once it has ended."""
         published = self._container.ports.get(f"{port}/tcp") or ()
-        return next((f"{one['HostIp']}:{one['HostPort']}" for one in published), "")
+        return next((f"{one['HostIp']}:{one['HostPort']}" for one in published), f"{LOOPBACK}:0")
 
     @property
     def pid(self) -> int | None:

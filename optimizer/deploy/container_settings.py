@@ -128,9 +128,9 @@ def read_ulimits(texts: Iterable[str]) -> tuple[Ulimit, ...]:
 def read_shm_size(text: str) -> str:
     """Bytes, or with a unit: ``1g``, ``512m``. Raises BadInputError."""
     if not re.fullmatch(r"[1-9]\d{0,15}[bkmg]?", text):
-        raise _refused("shm size", text, "write bytes, or a size such as 512m or 1g")
+        raise _refused("shm-size", text, "write bytes, or a size such as 512m or 1g")
     return text
 
 
 def _refused(what: str, text: str, mend: str) -> BadInputError:
-    return BadInputError(f"docker {what} {one_line(text, 200)!r}: {mend}")
+    return BadInputError(f"--docker-{what} {one_line(text, 200)!r}: {mend}")

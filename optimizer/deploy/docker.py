@@ -20,7 +20,7 @@ from optimizer.deploy.container_settings import (
     read_shm_size,
     read_ulimits,
 )
-from optimizer.deploy.docker_engine import connect, remove_left_containers
+from optimizer.deploy.docker_engine import connect, remove_left_containers, remove_named
 from optimizer.deploy.mounted_repository import AT, MountedRepository
 from optimizer.deploy.server import Server
 from optimizer.deploy.serving import ServingTarget, server_options
@@ -60,13 +60,7 @@ class DockerTarget(ServingTarget):
         cpus: frozenset[int] | None = None,
         load_timeout_seconds: float = 120.0,
     ) -> None:
-        given = ContainerSettings(
-            binds=tuple(read_mount(text, taken=[AT]) for text in mounts),
-            ports=(HTTP_PORT, GRPC_PORT),
-            gpus=read_gpus(gpus),
-            shm_size=read_shm_size(shm_size or SHM_SIZE),
-            ulimits=read_ulimits([*ULIMITS, *ulimits]),
-        )
+        given = read_settings(gpus, mounts, shm_size, ulimits)
         with contextlib.ExitStack() as undo:
             client = undo.enter_context(contextlib.closing(connect(base_url)))
             remove_left_containers(client)
@@ -83,6 +77,17 @@ class DockerTarget(ServingTarget):
         """Raises EnvironmentFault where the container cannot be removed: the next run does."""
         with self._open:
             super().close()
+
+
+def read_settings(gpus: str, mounts: Sequence[str], shm_size: str, ulimits: Sequence[str]) -> ContainerSettings:
+    """As for DockerTarget. Raises BadInputError."""
+    return ContainerSettings(
+        binds=tuple(read_mount(text, taken=[AT]) for text in mounts),
+        ports=(HTTP_PORT, GRPC_PORT),
+        gpus=read_gpus(gpus),
+        shm_size=read_shm_size(shm_size or SHM_SIZE),
+        ulimits=read_ulimits([*ULIMITS, *ulimits]),
+    )
 
 
 class ContainerTelemetry:
@@ -122,6 +127,11 @@ class ContainerServer(Server):
     def memory_bytes(self) -> float | None:
         return self.running.memory_bytes() if isinstance(self.running, Container) else None
 
+    def stop(self) -> None:
+        """One that an interrupt has let us forget goes too."""
+        super().stop()
+        remove_named(self._client, self._name)
+
     def _launch(self) -> Container:
         restriction = self._restriction()
         command = [
@@ -137,7 +147,7 @@ class ContainerServer(Server):
             *self._chosen,
         ]
         settings = replace(self._settings, cpus=self._cpus)
-        container = Container(self._client, self._image, command, settings, log=self.log)
+        container = Container(self._client, self._image, command, settings, log=self.log, name=self._name)
         self.grpc = container.address(GRPC_PORT)
         self.http = container.address(HTTP_PORT) if restriction else ""
         return container

@@ -27,8 +27,8 @@ MEANINGS = (
         "use rootless Docker",
     ),
     (
-        r"FileNotFoundError|ConnectionRefused|Connection refused|Connection aborted|RemoteDisconnected|Broken pipe",
-        "Docker does not run, or elsewhere; start it (systemctl start docker), or set DOCKER_HOST to its socket",
+        r"FileNotFoundError|Connection ?refused|Connection aborted|RemoteDisconnected|Broken pipe|Max retries",
+        "Docker does not run where it was looked for; start it (systemctl start docker), or set DOCKER_HOST",
     ),
     (r"timed out", "Docker does not answer; see to it (systemctl status docker)"),
     (r"no such image|image not known|ImageNotFound", "Docker has no image {image}; fetch it: docker pull {image}"),
@@ -44,6 +44,10 @@ MEANINGS = (
     (
         r"port is already allocated|address already in use",
         "a port was taken by another process meanwhile ({said}); try again",
+    ),
+    (
+        r"bind source path does not exist|statfs .{1,300}no such file",
+        "Docker does not see a folder of this machine ({said}); set TMPDIR to one that it sees, or see to its mount",
     ),
     (
         r"no space left|disk quota exceeded",
@@ -116,6 +120,20 @@ def remove_left_containers(client: DockerClient) -> None:
             owner = read_owner(container.labels.get(OWNER, ""))
             if owner is not None and owner.is_gone():
                 remove(client, container.id)
+
+
+def remove_named(client: DockerClient, beginning: str) -> None:
+    """Remove the containers of ours whose names begin so. Raises EnvironmentFault."""
+    with refusals_told():
+        for container in client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True):
+            if container.name.startswith(f"{beginning}-"):
+                remove(client, container.id)
+
+
+def check_image(image: str, base_url: str | None = None) -> None:
+    """Raises EnvironmentFault where the engine does not answer or does not have it."""
+    with contextlib.closing(connect(base_url)) as client, refusals_told(image):
+        client.images.get(image)
 
 
 def remove(client: DockerClient, name: str) -> None:

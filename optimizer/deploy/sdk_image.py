@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from optimizer.deploy import leftovers
 from optimizer.deploy.container import Container
 from optimizer.deploy.container_settings import Bind, ContainerSettings
 from optimizer.deploy.docker_engine import connect, refusals_told
@@ -39,11 +39,11 @@ class SdkImage:
         check: Callable[[], None] = lambda: None,
     ) -> Finished:
         """What the command leaves in its folder comes to where ``log`` is."""
-        with contextlib.closing(connect(self.base_url)) as client, TemporaryDirectory(dir=log.parent) as scratch:
+        with contextlib.closing(connect(self.base_url)) as client, _new_folder() as scratch:
             with refusals_told():
                 rootless = any("rootless" in told for told in client.info().get("SecurityOptions") or ())
             settings = ContainerSettings(
-                binds=(Bind(Path(scratch), RESULTS, read_only=False), *(Bind(path, str(path)) for path in reads)),
+                binds=(Bind(scratch, RESULTS, read_only=False), *(Bind(path, str(path)) for path in reads)),
                 cpus=cpus,
                 host_network=True,
                 user="" if rootless else f"{os.getuid()}:{os.getgid()}",  # rootless: its root is this user
@@ -53,6 +53,15 @@ class SdkImage:
             log.unlink(missing_ok=True)
             container = Container(client, self.image, command[1:], settings, log=log)
             done = finished(container, timeout_seconds, check)
-            for file in Path(scratch).iterdir():
+            for file in scratch.iterdir():
                 shutil.move(file, log.parent / file.name)
             return done
+
+
+@contextlib.contextmanager
+def _new_folder() -> Iterator[Path]:
+    folder = leftovers.new_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -45,7 +45,7 @@ def test_gpus_are_none_all_or_ids(text: str, ids: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["", ",", "0,0", "all,0", "0;1", "none,1", "--x", "0, ,1"])
 def test_other_gpus_are_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match=r"^docker gpus .*: write "):
+    with pytest.raises(BadInputError, match=r"^--docker-gpus .*: write "):
         read_gpus(text)
 
 
@@ -83,14 +83,14 @@ def test_the_last_limit_of_a_name_counts() -> None:
 
 @pytest.mark.parametrize("text", ["", "memlock", "memlock=", "memlock=x", "memlock=-2", "MEM=1", "nofile=1:2:3"])
 def test_other_limits_are_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match=r"^docker ulimit .*: write NAME=LIMIT"):
+    with pytest.raises(BadInputError, match=r"^--docker-ulimit .*: write NAME=LIMIT"):
         read_ulimits([text])
 
 
 @pytest.mark.parametrize("text", ["", "0", "1gb", "-1", "1.5g", "x"])
 def test_other_sizes_are_refused(text: str) -> None:
     assert read_shm_size("512m") == "512m"
-    with pytest.raises(BadInputError, match=r"^docker shm size .*: write bytes"):
+    with pytest.raises(BadInputError, match=r"^--docker-shm-size .*: write bytes"):
         read_shm_size(text)
 
 
@@ -220,7 +220,7 @@ def _sdk() -> None:
 
 @pytest.mark.usefixtures("_sdk")
 def test_an_engine_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"^Docker does not run, or elsewhere; start it"):
+    with pytest.raises(EnvironmentFault, match=r"^Docker does not run where it was looked for; start it"):
         connect(f"unix://{tmp_path}/nothing.sock")
 
 
@@ -229,7 +229,7 @@ def test_an_engine_that_has_ended_is_said(tmp_path: Path) -> None:
     path = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    with pytest.raises(EnvironmentFault, match=r"^Docker does not run, or elsewhere; start it"):
+    with pytest.raises(EnvironmentFault, match=r"^Docker does not run where it was looked for; start it"):
         connect(f"unix://{path}")
 
 
