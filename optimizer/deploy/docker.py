@@ -119,7 +119,7 @@ class ContainerServer(Server):
         cpus: frozenset[int] | None = None,
     ) -> None:
         super().__init__(name, image, "--docker-image", log=log, cpus=cpus)
-        self._client = client
+        self._engine = client
         self._image = image
         self._settings = settings
         self._options = options
@@ -130,7 +130,7 @@ class ContainerServer(Server):
     def stop(self) -> None:
         """One that an interrupt has let us forget goes too."""
         super().stop()
-        remove_named(self._client, self._name)
+        remove_named(self._engine, self._name)
 
     def _launch(self) -> Container:
         restriction = self._restriction()
@@ -147,7 +147,7 @@ class ContainerServer(Server):
             *self._chosen,
         ]
         settings = replace(self._settings, cpus=self._cpus)
-        container = Container(self._client, self._image, command, settings, log=self.log, name=self._name)
+        container = Container(self._engine, self._image, command, settings, log=self.log, name=self._name)
         self.grpc = container.address(GRPC_PORT)
         self.http = container.address(HTTP_PORT) if restriction else ""
         return container
