@@ -53,7 +53,7 @@ def engine() -> Iterator[Engine]:
         configuration = folder / "containers.conf"
         configuration.write_text(CONFIGURATION.format(runtime=limited))
         store = runtime.cache_folder() / "podman"  # keeps the image
-        command: list[str | Path] = ["podman", "--root", store, "--runroot", folder / "run"]
+        command: list[str | Path] = ["podman", "--root", store / "root", "--runroot", store / "run"]
         command += ["--storage-driver", "overlay", "system", "service", "--time", "0", f"unix://{folder}/podman.sock"]
         environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
         service = undo.enter_context(SupervisedProcess(command, log=folder / "podman.log", env=environment))
