@@ -6,6 +6,7 @@ Its root file system has the files that these need, and nothing else; the engine
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import tarfile
@@ -33,16 +34,20 @@ def ensure_image(client: DockerClient, scratch: Path) -> str:
         with tarfile.open(tar, "w", dereference=True) as archive:
             for here, there in _files(runtime.ensure(print)):
                 archive.add(here, there, filter=_needed)
+            temporary = tarfile.TarInfo("tmp")  # the Python backend's
+            temporary.type, temporary.mode = tarfile.DIRTYPE, 0o1777
+            archive.addfile(temporary)
         libraries = f"{SERVER}/lib:{sys.base_prefix}/lib:{LIBRARIES}"
         variables = {
             "PATH": f"{SERVER}/bin:/usr/bin:/bin",
             "LD_LIBRARY_PATH": libraries,
-            "PYTHONPATH": PACKAGES,
             "ORT_DISABLE_TELEMETRY": "1",
         }
-        changes = [f"ENV {name}={value}" for name, value in variables.items()]
-        client.api.import_image_from_file(str(tar), repository=REPOSITORY, tag=TAG, changes=changes)
+        # the stub's Python is an isolated one, which looks for packages in the current folder and in its own
+        changes = [f"WORKDIR {PACKAGES}", *(f"ENV {name}={value}" for name, value in variables.items())]
+        told = client.api.import_image_from_file(str(tar), changes=changes)
         tar.unlink()
+        client.images.get(json.loads(told)["status"]).tag(REPOSITORY, TAG)
     return IMAGE
 
 
