@@ -53,8 +53,8 @@ class Container:
                 )
                 if settings.gpus and not self._container.attrs["HostConfig"].get("DeviceRequests"):
                     raise EnvironmentFault("this engine gives containers no GPUs by Docker's API; use Docker itself")
+                output = self._container.attach(stream=True)  # ahead of its start: complete, and as long as it runs
                 self._container.start()
-                output = self._container.logs(stream=True, follow=True)
                 self._container.reload()
         except BaseException:
             with contextlib.suppress(EnvironmentFault), refusals_told():
@@ -111,9 +111,6 @@ class Container:
 
     def _collect(self, output: Iterable[bytes]) -> None:
         # an engine that ends or a disk that is full will be told by what matters more
-        with (
-            contextlib.suppress(*sdk_errors(), OSError),
-            self.log.open("ab", buffering=0) as file,
-        ):
+        with contextlib.suppress(*sdk_errors(), OSError), self.log.open("ab", buffering=0) as file:
             for chunk in output:
                 file.write(chunk)
