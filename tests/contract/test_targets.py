@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,9 @@ from tritonclient.grpc import InferenceServerClient
 from optimizer import model_config, runtime
 from optimizer.deploy import local
 from optimizer.deploy.docker import DockerTarget
+from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.leftovers import this_process
 from optimizer.deploy.local import LocalTarget
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.deploy.remote import RemoteTarget
@@ -47,6 +50,15 @@ def leftovers() -> set[str]:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(f"{process.name()} {process.pid}")
     return found
+
+
+def own_leftovers() -> set[str]:
+    """Those of this process, where others may be at work."""
+    return {
+        name
+        for name in leftovers()
+        if not re.match("tritune[-_]", name) or str(this_process()) in name.replace("_", "-")
+    }
 
 
 class TargetContract:
@@ -215,6 +227,10 @@ class TestRemoteTarget(TargetContract):
 class TestDockerTarget(TargetContract):
     """On a server in a container, where an engine runs."""
 
+    @pytest.fixture(autouse=True)
+    def _ask(self, engine: Engine) -> None:
+        self.base_url = engine.base_url
+
     @pytest.fixture(scope="class")
     def target(self, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
@@ -225,6 +241,11 @@ class TestDockerTarget(TargetContract):
     def another(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
         log = tmp_path / "tritonserver.log"
         return DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)
+
+    def left(self) -> set[str]:
+        """Containers too."""
+        with contextlib.closing(connect(self.base_url)) as client:
+            return own_leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, DockerTarget)
