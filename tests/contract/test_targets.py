@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -43,22 +42,13 @@ UNDEPLOYABLE = Candidate(8, True, 0, (16,))  # a preferred size above max_batch_
 
 
 def leftovers() -> set[str]:
-    """Processes that we started, shared memory and temporary folders; what is below them comes and goes."""
-    found = {path.name for path in Path("/dev/shm").glob("tritune_*")}
-    found |= {path.name for path in Path(tempfile.gettempdir()).glob("tritune-*")}
+    """Processes that we started, our shared memory and temporary folders; what is below them comes and goes."""
+    found = {path.name for path in Path("/dev/shm").glob(f"tritune_{str(this_process()).replace('-', '_')}_*")}
+    found |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{this_process()}-*")}
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(f"{process.name()} {process.pid}")
     return found
-
-
-def own_leftovers() -> set[str]:
-    """Those of this process, where others may be at work."""
-    return {
-        name
-        for name in leftovers()
-        if not re.match("tritune[-_]", name) or str(this_process()) in name.replace("_", "-")
-    }
 
 
 class TargetContract:
@@ -245,7 +235,7 @@ class TestDockerTarget(TargetContract):
     def left(self) -> set[str]:
         """Containers too."""
         with contextlib.closing(connect(self.base_url)) as client:
-            return own_leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
+            return leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, DockerTarget)
