@@ -24,7 +24,8 @@ from optimizer.untrusted import one_line
 if TYPE_CHECKING:
     from optimizer.task import Task
 
-CAN_RESTART = ("embedded", "local", "docker")  # so that options of the whole server can be among what is tried
+ON_THIS_MACHINE = ("embedded", "local")  # as a program: see ``installed``
+CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # so that options of the whole server can be among what is tried
 
 
 def check(options: RunOptions, say: Callable[[str], None]) -> None:

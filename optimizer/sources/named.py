@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optimizer import runtime
 from optimizer.deploy.auto_complete import completed
-from optimizer.deploy.choose import CAN_RESTART, installed
+from optimizer.deploy.choose import ON_THIS_MACHINE, installed
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
 from optimizer.machine.hardware import Hardware
@@ -169,7 +169,7 @@ def _stored(
     source = read_repository_model(
         repository, name, gpu=bool(hardware.gpus), largest_batch=largest_batch, any_backend=not embedded
     )
-    if options.target in CAN_RESTART:
+    if options.target in ON_THIS_MACHINE:
         source = completed(source, lambda: installed(options, say))
     elif not (source.config.input and source.config.output):
         raise BadInputError(

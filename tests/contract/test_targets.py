@@ -146,28 +146,34 @@ class TestEmbeddedTarget(TargetContract):
         return served_by(target.grpc_address, model)
 
 
+@pytest.fixture(scope="module")
+def make_local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LocalTarget]:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    folder = tmp_path_factory.mktemp("local")
+    write_sleeper(folder / "models", milliseconds=1)
+    source = stored(folder / "models")("sleeper")
+    given = os.environ.get(SERVER) or write_installation(folder / "triton", runtime.ensure(print))
+    installation = local.find(str(given))
+    return lambda: LocalTarget(source, installation, log=folder / "tritonserver.log")
+
+
+@pytest.fixture(scope="module")
+def local_target(make_local: Callable[[], LocalTarget]) -> Iterator[LocalTarget]:
+    with contextlib.closing(make_local()) as target:
+        yield target
+
+
 class TestLocalTarget(TargetContract):
     """On a tritonserver of the user's own: the pinned one, with its Python backend alone, or another in SERVER."""
 
-    @pytest.fixture(scope="class")
-    def make(self, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LocalTarget]:
-        if runtime.running_python() not in runtime.NUMPY_WHEELS:
-            pytest.skip("the server serves no models in Python here")
-        folder = tmp_path_factory.mktemp("local")
-        write_sleeper(folder / "models", milliseconds=1)
-        source = stored(folder / "models")("sleeper")
-        given = os.environ.get(SERVER) or write_installation(folder / "triton", runtime.ensure(print))
-        installation = local.find(str(given))
-        return lambda: LocalTarget(source, installation, log=folder / "tritonserver.log")
-
-    @pytest.fixture(scope="class")
-    def target(self, make: Callable[[], LocalTarget]) -> Iterator[Target]:
-        with contextlib.closing(make()) as target:
-            yield target
+    @pytest.fixture
+    def target(self, local_target: LocalTarget) -> Target:
+        return local_target
 
     @pytest.fixture
-    def another(self, make: Callable[[], LocalTarget]) -> Target:
-        return make()
+    def another(self, make_local: Callable[[], LocalTarget]) -> Target:
+        return make_local()
 
     def test_it_starts_anew_with_the_options_of_a_candidate(self, target: Target) -> None:
         limited = replace(GOOD[0], fields=((LIMIT, "execution_count"),))
