@@ -185,7 +185,7 @@ def _verify(arguments: list[str]) -> int:
     from optimizer.confirm.verify import verify
     from optimizer.report.verified import document, print_verified
 
-    result = verify(given.run, given.options, *_shown_on(_terminal()), given.remote)
+    result = verify(given.run, given.options, *_shown_on(_terminal()))
     folder = str(result.folder.path)
     if given.as_json:
         import json

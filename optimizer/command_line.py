@@ -7,16 +7,18 @@ import shlex
 from decimal import Decimal
 from urllib.parse import unquote
 
+from optimizer.arguments.target import words as target_words
+from optimizer.headers import HIDDEN
 from optimizer.options import RunOptions, default_search
 
-HIDDEN = "***"
 _PASSWORD = re.compile(r"://([^/:]*):(.*)@", re.DOTALL)
 
 
 def command_line(options: RunOptions) -> str:
     """The ``tune`` command of these options: read again it gives the same ones.
 
-    Defaults are left out, but for those that a file of Model Analyzer may have otherwise. A password is never shown.
+    Defaults are left out, but for those that a file of Model Analyzer may have otherwise. A password is never shown,
+    nor a header that is a secret.
     """
     default, whole = RunOptions(model=options.model), options.from_model_analyzer is not None
     words = ["tune"]
@@ -33,7 +35,7 @@ def command_line(options: RunOptions) -> str:
         "--concurrent-models": ",".join(options.concurrent_models) or None,
         "--variants": ",".join(options.variants) or None,
         "--from-model-analyzer": options.from_model_analyzer,
-        "--target": options.target if options.target != default.target else None,
+        **target_words(options),
         "--budget": f"{_plain(options.budget_seconds)}s"
         if options.budget_seconds != default.budget_seconds
         else None,

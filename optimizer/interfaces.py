@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from objectives.metrics import Measurement
@@ -16,6 +17,7 @@ class Endpoint:
 
     ``batcher`` is the model whose batches the candidate's settings make, where it is another one that ``model``
     calls; ``max_batch_size`` is then that of ``model`` itself. ``beside`` are models that get load at the same time.
+    ``memory_bytes`` tells of the server's memory where somebody else than this machine's kernel keeps that.
     """
 
     model: str
@@ -26,6 +28,7 @@ class Endpoint:
     batcher: str = ""
     max_batch_size: int | None = None
     beside: tuple[Endpoint, ...] = ()
+    memory_bytes: Callable[[], float | None] | None = field(default=None, compare=False)
 
     @property
     def largest_request(self) -> int:
@@ -81,6 +84,19 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Leave nothing behind: no process, port or shared memory. May be called twice."""
+        ...
+
+
+class ServerTarget(Target, Protocol):
+    """One with a real server."""
+
+    @property
+    def server_version(self) -> str:
+        """As the server tells it; empty before the first deployment."""
+        ...
+
+    def start(self) -> None:
+        """Called ahead of the first deployment, which may then take less."""
         ...
 
 

@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer import proto_path
 from optimizer.batching import of_batcher, tidy
 from optimizer.errors import BadInputError
-from optimizer.trial import SERVER_CPUS, VARIANT, Candidate, FieldValue
+from optimizer.trial import Candidate, FieldValue, of_server
 from optimizer.untrusted import one_line, read_bytes
 
 MAX_BYTES = 1 << 20
@@ -219,7 +219,7 @@ def _candidate(config: ModelConfig, count: int, field_paths: Iterable[str] = ())
     on = config.HasField("dynamic_batching")
     values: dict[str, FieldValue] = {}
     for path in field_paths:
-        value = None if path in (SERVER_CPUS, VARIANT) else _served(config, path)
+        value = None if of_server(path) else _served(config, path)
         if value is not None:
             values[path] = value
     return Candidate(

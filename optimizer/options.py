@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from objectives.sla import CONFIDENCE
 
 SLA_METRICS = ("avg", "p50", "p90", "p95", "p99")
 THROUGHPUT = ("throughput",)
+Target: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 
 
 def default_search(objectives: tuple[str, ...]) -> str:
@@ -31,7 +32,20 @@ class RunOptions:
     variants: tuple[str, ...] = ()
     model_warmup: bool = False
     from_model_analyzer: str | None = None  # its file; what follows from that is among the other options too
-    target: Literal["embedded"] = "embedded"
+    target: Target = "embedded"
+    tritonserver: str | None = None  # these are by target: see arguments.target
+    backend_directory: str | None = None
+    server_args: tuple[str, ...] = ()
+    url: str | None = None
+    headers: tuple[str, ...] = ()  # NAME:VALUE as given; see optimizer.headers
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    docker_image: str | None = None
+    docker_gpus: str | None = None
+    docker_mounts: tuple[str, ...] = ()
+    docker_shm_size: str | None = None
+    docker_ulimits: tuple[str, ...] = ()
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None
     max_memory_bytes: float | None = None

@@ -12,11 +12,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 COMMANDS = "commands.log"  # beside the logs: what was started, so that it can be by hand
 CHECK_SECONDS = 1.0  # between looks at a command that runs
 MOST_READ, MOST_LOG = 2**20, 2**26  # bytes of a command's output: returned, and let onto the disk
+
+
+class Running(Protocol):
+    """A process or a container that was started; ``log`` gets what it prints."""
+
+    @property
+    def log(self) -> Path: ...
+
+    @property
+    def pid(self) -> int | None:
+        """The process of this machine that it is, or is below of; None where that is not known."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + signal where a signal ended it."""
+        ...
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """The exit code, or None where it still runs after the timeout."""
+        ...
+
+    def stop(self) -> None:
+        """Leaves nothing of it. May be called twice."""
+        ...
 
 
 class SupervisedProcess:
@@ -36,9 +61,7 @@ class SupervisedProcess:
         shm_prefix: str = "",
     ) -> None:
         self.log = log
-        # a disk that is full will be told by what matters more
-        with contextlib.suppress(OSError), log.with_name(COMMANDS).open("a") as told:
-            told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(map(str, command))}\n")
+        tell_command(command, log)
         numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -52,7 +75,8 @@ class SupervisedProcess:
             )
 
     @property
-    def supervisor_pid(self) -> int:
+    def pid(self) -> int:
+        """The supervisor's: the command is below it."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
@@ -106,13 +130,27 @@ def run(
     ``log`` is overwritten with the output, of which the first MiB is returned. ``check`` is called every second
     meanwhile; what it raises ends the command.
     """
-    started = time.monotonic()
     log.unlink(missing_ok=True)
-    with SupervisedProcess(command, log=log, env=env, cwd=cwd, cpus=cpus) as process:
-        exit_code = _wait(process, timeout_seconds, check)
-    with log.open("rb") as file:
+    return finished(SupervisedProcess(command, log=log, env=env, cwd=cwd, cpus=cpus), timeout_seconds, check)
+
+
+def finished(command: Running, timeout_seconds: float, check: Callable[[], None] = lambda: None) -> Finished:
+    """Wait as ``run`` does for what has just been started, and stop it."""
+    started = time.monotonic()
+    try:
+        exit_code = _wait(command, timeout_seconds, check)
+    finally:
+        command.stop()
+    with command.log.open("rb") as file:
         output = file.read(MOST_READ).decode(errors="replace")
     return Finished(exit_code, output, time.monotonic() - started)
+
+
+def tell_command(command: Sequence[str | Path], log: Path) -> None:
+    """Write down beside ``log`` what is started."""
+    # a disk that is full will be told by what matters more
+    with contextlib.suppress(OSError), log.with_name(COMMANDS).open("a") as told:
+        told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(map(str, command))}\n")
 
 
 def ending(exit_code: int) -> str:
@@ -121,7 +159,7 @@ def ending(exit_code: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {exit_code}"
 
 
-def _wait(process: SupervisedProcess, timeout_seconds: float, check: Callable[[], None]) -> int | None:
+def _wait(process: Running, timeout_seconds: float, check: Callable[[], None]) -> int | None:
     deadline = time.monotonic() + timeout_seconds
     while (left := deadline - time.monotonic()) > 0 and process.log.stat().st_size <= MOST_LOG:
         exit_code = process.wait(min(CHECK_SECONDS, left))

@@ -152,10 +152,10 @@ def ensure(say: Callable[[str], None]) -> Runtime:
                 shutil.rmtree(draft)
             if not runtime.root.is_dir():
                 say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-                _install(WHEELS, runtime.root, _finish)
+                install(WHEELS, runtime.root, _finish)
             if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
                 say("fetching the numpy that the server's Python backend knows (18 MB, once)")
-                _install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
+                install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
         say(f"unpacked into {cache}")
         return runtime
     except OSError as error:
@@ -212,7 +212,7 @@ def libpython_mend() -> str:
     )
 
 
-def _install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
+def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
     """Fetch and unpack beside ``target``, then rename: it is complete or not there. The caller holds the lock."""
     draft = target.with_name(f"{DRAFT}{target.name}")
     draft.mkdir()

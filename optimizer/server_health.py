@@ -51,8 +51,21 @@ def last_error(log: Path, start: int = 0) -> str:
 
 
 def last_words(log: Path, start: int = 0) -> str:
-    """The last error, else the last line."""
-    return last_error(log, start) or _without_origin((_lines(log, start) or ["it printed nothing"])[-1])
+    """What it says of its command line, else the last error, else the last line."""
+    return (
+        _refusal(log, start)
+        or last_error(log, start)
+        or _without_origin((_lines(log, start) or ["it printed nothing"])[-1])
+    )
+
+
+def _refusal(log: Path, start: int) -> str:
+    """Why it printed how it is used: that stands before or after, and what it prints is full of the word error."""
+    lines = _lines(log, start)
+    if not any(line.startswith("Usage: tritonserver") for line in lines):
+        return ""
+    told = [line for line in lines if not line.startswith((" ", "\t", "Usage:")) and not line.endswith(":")]
+    return shortened(told[-1]) if told else ""
 
 
 def _lines(log: Path, start: int) -> list[str]:

@@ -69,7 +69,7 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
         record.write("running", None)
         interrupted = False
         try:
-            trials, notes = _study(stack, what, folder, table, spent_seconds, watch)
+            trials, notes = _study(stack, what, record, table, spent_seconds, watch)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -86,11 +86,11 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
 
 def _study(
-    stack: Stack, what: Task, folder: RunFolder, table: TrialsTable, spent_seconds: float, watch: WatcherMaker
+    stack: Stack, what: Task, record: RunRecord, table: TrialsTable, spent_seconds: float, watch: WatcherMaker
 ) -> tuple[list[Trial], tuple[str, ...]]:
     """Search, then confirm: all trials, and what the user should know of how they came about."""
-    options, stopwatch = stack.options, stack.stopwatch
-    with contextlib.closing(stack.target(what, folder)) as target:
+    options, stopwatch, folder = stack.options, stack.stopwatch, record.folder
+    with contextlib.closing(stack.target(what, folder)) as target, record.naming(target):
         target.start()  # while the simulator and Optuna are loaded
         if options.search == "simulated":
             with stopwatch.set_up():

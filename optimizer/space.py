@@ -9,9 +9,10 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
 
+from optimizer import server_options
 from optimizer.batching import ONE_BY_ONE, behaviour, of_batcher, parse_policy, resolve_policy, tidy
 from optimizer.machine import cpus
-from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
+from optimizer.trial import SERVER_CPUS, SERVER_OPTION, Candidate, FieldValue
 
 Value: TypeAlias = FieldValue
 OFF = "off"
@@ -31,7 +32,7 @@ class Space:
 
     ``max_batch_size``: samples; 0 (a model without batch dimension) only alone. ``max_queue_delay_us``: 0 or
     more, or ``"off"`` (also None) for no dynamic batching. ``preferred_batch_sizes``: policies, see
-    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, or SERVER_CPUS, -> values.
+    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, or what is about the server, -> values.
     ``request_batch_size``: samples a request. Repeated choices count once. Raises ValueError in one line where
     that makes no space.
     """
@@ -218,7 +219,17 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
             raise ValueError(f"{path}: {value!r} is not a text, a number or true/false")
     if path == SERVER_CPUS:  # one spelling for one set
         values = [cpus.show(_cpus(value)) for value in values]
+    if path.startswith(SERVER_OPTION):
+        values = _options(path, values)
     return _choices(path, values)
+
+
+def _options(path: str, values: Any) -> list[FieldValue]:
+    try:
+        name = server_options.check_name(path.removeprefix(SERVER_OPTION))
+        return [server_options.spelled(name, value) for value in values]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _cpus(value: object) -> frozenset[int]:

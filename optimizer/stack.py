@@ -7,16 +7,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optimizer import runtime, task
 from optimizer.answers.guard import OutputGuard, Unguarded
 from optimizer.answers.guards import Guards
 from optimizer.answers.score import read_scorer
+from optimizer.arguments.target import address
 from optimizer.budget import Budget
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.errors import BadInputError, EnvironmentFault
-from optimizer.interfaces import Guard, LoadGenerator
+from optimizer.deploy import choose
+from optimizer.deploy.docker import ContainerTelemetry
+from optimizer.errors import EnvironmentFault
+from optimizer.interfaces import Guard, LoadGenerator, ServerTarget, Telemetry
 from optimizer.load.concurrent import ConcurrentModels
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
@@ -38,42 +39,34 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS
 
-if TYPE_CHECKING:
-    from optimizer.deploy.remote import RemoteTarget
-
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What is measured with, on this machine. ``say`` gets a line for each slow preparation.
-
-    ``remote`` is the address of a server that runs already; None is the embedded one.
-    """
+    """What is measured with, on this machine. ``say`` gets a line for each slow preparation."""
 
     options: RunOptions
     hardware: Hardware
     on_gpu: bool
     stopwatch: Stopwatch
     say: Callable[[str], None]
-    remote: str | None = None
 
     @classmethod
-    def detect(
-        cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None], remote: str | None = None
-    ) -> Stack:
+    def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Stack:
         """Raises EnvironmentFault where this machine cannot do what is asked."""
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
+        choose.check(options, say)
         hardware = machine.detect()
-        on_gpu = bool(hardware.gpus) and machine.onnxruntime_on_gpu()
+        on_gpu = bool(hardware.gpus) and (options.target != "embedded" or machine.onnxruntime_on_gpu())
         if "energy" in options.objectives and not on_gpu:
             raise EnvironmentFault(
                 "--objective energy: power is read from an NVIDIA GPU, and this machine serves on its CPU; "
                 "choose throughput, latency-p95 or memory"
             )
         arrivals(options.arrivals)  # a file that is none is told before anything is started
-        return cls(options, hardware, on_gpu, stopwatch, say, remote)
+        return cls(options, hardware, on_gpu, stopwatch, say)
 
     def task(self) -> Task:
         """The model, found or built, and what is to be reached. Raises BadInputError."""
@@ -85,35 +78,39 @@ class Stack:
             runtime.ensure(self.say)
         return found
 
-    def target(self, what: Task, folder: RunFolder) -> EmbeddedTarget | RemoteTarget:
-        if self.remote is not None:
-            from optimizer.deploy.remote import RemoteTarget
-
-            if len(what.source.models) > 1:
-                raise BadInputError(
-                    f"--target remote: {what.source.name} is made of several models, or has variants, and there "
-                    "one alone can be put back; leave --target out: that verifies it here"
-                )
-            keep = runtime.cache_folder() / "remote"
-            return RemoteTarget(self.remote, what.source.name, keep=keep, stopwatch=self.stopwatch)
-        return EmbeddedTarget(
-            what.source,
+    def target(self, what: Task, folder: RunFolder) -> ServerTarget:
+        return choose.target_of(
+            what,
+            self.options,
             log=folder.server_log,
-            say=self.say,
-            stopwatch=self.stopwatch,
             cpus=self._placement(what).server,
+            stopwatch=self.stopwatch,
+            say=self.say,
         )
+
+    @property
+    def _is_remote(self) -> bool:
+        return self.options.target == "remote"
+
+    def where(self) -> str:
+        """That the figures are those of a server which tune did not start."""
+        if not self._is_remote:
+            return ""
+        where = address(self.options.url).where
+        return f"measured on the server at {where}: the model was loaded afresh, the server ran on"
 
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
         placement = self._placement(what)
-        client = placement.client if self.remote is None else placement.server | placement.client
+        client = placement.server | placement.client if self._is_remote else placement.client
         load_generator: LoadGenerator = self._load_generator(what, folder, client)
         if what.source.concurrent:
             assert isinstance(load_generator, PerfAnalyzer)
             load_generator = _concurrent(load_generator, what)
         load_generator = HintingLoad(load_generator, what.unbounded)
         used = placement.server | placement.client
-        telemetry = GpuTelemetry(used) if self.on_gpu and self.remote is None else ProcessTelemetry(used)
+        telemetry: Telemetry = GpuTelemetry(used) if self.on_gpu and not self._is_remote else ProcessTelemetry(used)
+        if self.options.target == "docker":
+            telemetry = ContainerTelemetry(telemetry)
         scorer = read_scorer(what.score) if what.score else None
         guard = self._guard(what, folder)
         return Measuring(load_generator, telemetry, table, watcher, guard, scorer, self.stopwatch)
@@ -179,8 +176,9 @@ class Stack:
         backend = backend_of(what.source.config)
         own = f"served by tritune's own Python-based {backend} backend: a production build's native one is faster"
         notes = [
-            own if backend in ("onnxruntime", "pytorch") else "",
-            self._placement(what).note,
+            own if backend in ("onnxruntime", "pytorch") and self.options.target == "embedded" else "",
+            "" if self._is_remote else self._placement(what).note,
+            self.where(),
             what.request_note,
         ]
         if what.source.batcher:

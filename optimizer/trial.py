@@ -10,6 +10,7 @@ from objectives.metrics import Measurement
 
 FieldValue: TypeAlias = str | int | float | bool
 SERVER_CPUS = "server_cpus"  # among a candidate's fields: the CPUs that its server runs on, as cpus.parse reads them
+SERVER_OPTION = "server."  # begins the fields that are options of the server: see optimizer.server_options
 VARIANT = "variant"  # among them too: which of several models of one kind is served
 
 
@@ -29,7 +30,8 @@ class Candidate:
     ``preferred_batch_sizes`` is ascending; empty means none are set. With ``dynamic_batching`` false the
     delay is 0 and there are no preferred sizes. ``fields`` are other ModelConfig fields by proto path
     (``parameters.intra_op_thread_count.string_value``), sorted by path. What that model's config.pbtxt does not know
-    may be among them: SERVER_CPUS, VARIANT, and settings of the models beside it as ``<model>/<parameter>``.
+    may be among them: SERVER_CPUS, options of the server, VARIANT, and settings of the models beside it as
+    ``<model>/<parameter>``.
     """
 
     max_batch_size: int
@@ -42,9 +44,7 @@ class Candidate:
     @property
     def config_fields(self) -> tuple[tuple[str, FieldValue], ...]:
         """Those of ``fields`` that stand in config.pbtxt."""
-        return tuple(
-            field for field in self.fields if field[0] not in (SERVER_CPUS, VARIANT) and not model_of(field[0])
-        )
+        return tuple(field for field in self.fields if not of_server(field[0]) and not model_of(field[0]))
 
     @property
     def server_cpus(self) -> str | None:
@@ -61,6 +61,11 @@ class Candidate:
             batching = f"delay {self.max_queue_delay_us} µs{preferred}"
         extra = "".join(f" · {short_path(path)}={value}" for path, value in self.fields)
         return f"max_batch_size {self.max_batch_size} · {batching} · instances {self.instance_count}{extra}"
+
+
+def of_server(path: str) -> bool:
+    """Whether a field is about what is served and by what server, and not in any model's configuration."""
+    return path in (SERVER_CPUS, VARIANT) or path.startswith(SERVER_OPTION)
 
 
 def model_of(path: str) -> str:

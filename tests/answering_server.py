@@ -28,13 +28,15 @@ Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
 
 @dataclass
 class AnsweringServer:
-    """Serves ``model``, which may be replaced; one that raises fails the request. ``asked`` are the shapes of the
+    """Serves ``model``, which may be replaced; one that raises fails the request. ``spoil``
+    makes other bytes of an output's. ``asked`` are the shapes of the
     first input of each request. ``inputs``: (name, Triton's type, shape with the batch dimension)."""
 
     model: Model
     inputs: Sequence[tuple[str, str, Sequence[int]]] = (("x", "FP32", (-1, 2)),)
     max_batch_size: int = 8
     asked: list[tuple[int, ...]] = field(default_factory=list)
+    spoil: Callable[[bytes], bytes] = bytes
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Endpoint]:
@@ -74,5 +76,5 @@ class AnsweringServer:
         response = ModelInferResponse(model_name=request.model_name)
         for name, array in answers.items():
             response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
-            response.raw_output_contents.append(array.tobytes())
+            response.raw_output_contents.append(self.spoil(array.tobytes()))
         return response

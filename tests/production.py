@@ -8,6 +8,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import runtime
+from optimizer.deploy.installation import embedded
 from optimizer.deploy.server_folder import ServerFolder
 from optimizer.deploy.tritonserver import TritonServer
 from optimizer.model_source import ModelSource
@@ -17,7 +18,7 @@ class Production:
     """As its operator sees it: in explicit mode, unless ``options`` say otherwise."""
 
     def __init__(self, source: ModelSource, log: Path, *options: str) -> None:
-        installed = runtime.ensure(print)
+        installed = embedded(runtime.ensure(print))
         self.model = source.name
         self.folder = ServerFolder(source, installed)
         self.server = TritonServer(self.folder, installed, log=log, options=options)

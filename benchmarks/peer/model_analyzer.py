@@ -24,8 +24,9 @@ import yaml
 from quiet import Usage
 
 from optimizer import runtime
+from optimizer.deploy.installation import embedded, environment
 from optimizer.deploy.server_folder import ServerFolder
-from optimizer.deploy.tritonserver import environment, free_port
+from optimizer.deploy.tritonserver import free_port
 from optimizer.model_source import ModelSource
 from optimizer.process import SupervisedProcess, run
 from optimizer.runtime import Runtime
@@ -85,7 +86,7 @@ class Stack:
     @classmethod
     def of(cls, source: ModelSource) -> Stack:
         installed = runtime.ensure(print)
-        return cls(source, installed, ServerFolder(source, installed))
+        return cls(source, installed, ServerFolder(source, embedded(installed)))
 
     def close(self) -> None:
         self.folder.remove()

@@ -15,6 +15,7 @@ from optimizer.answers.comparison import Tolerance
 from optimizer.answers.reference import Reference
 from optimizer.errors import BadInputError, DeploymentError
 from optimizer.interfaces import Endpoint
+from optimizer.untrusted import one_line
 
 REQUESTS = 32  # different ones, or as many as the baseline answers in REFERENCE_SECONDS
 REFERENCE_SECONDS = 2.0
@@ -85,13 +86,13 @@ class OutputGuard:
             requests = self._requests(endpoint)
             first, _ = _ask_alone(endpoint, requests)
             again, seconds = _ask_alone(endpoint, requests[: len(first)])
+            made = Reference(tuple(requests[: len(first)]), tuple(first), seconds / len(again))
+            told = _compared(made, range(len(again)), again, self._tolerance)
         except (DeploymentError, BadInputError) as error:
             self._trouble = str(error)
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
             return
-        made = Reference(tuple(requests[: len(first)]), tuple(first), seconds / len(again))
-        told = made.compare(range(len(again)), again, self._tolerance)
         if told:
             made = Reference((), (), 0.0, f"it does not repeat its own ({told})")
         made.write(self._file)
@@ -110,7 +111,7 @@ class OutputGuard:
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * sent * known.seconds_alone)
         messages = [inference.addressed(known.requests[number], endpoint.model) for number in order]
         answers = inference.infer(endpoint, messages, in_flight=sent, timeout_seconds=timeout_seconds)
-        told = known.compare(order, answers, self._tolerance)
+        told = _compared(known, order, answers, self._tolerance)
         if told:
             raise DeploymentError(f"answers differ from the unbatched baseline's: {told}")
 
@@ -137,6 +138,17 @@ class OutputGuard:
         in_time = CHECK_SECONDS / max(known.seconds_alone, 1e-6)
         in_memory = MOST_BYTES / max(map(len, known.requests))
         return max(LEAST_IN_FLIGHT, min(wanted, int(min(in_time, in_memory)), MOST_IN_FLIGHT))
+
+
+def _compared(known: Reference, order: Sequence[int], answers: Sequence[bytes], tolerance: Tolerance) -> str:
+    """As ``Reference.compare``. Raises DeploymentError where an answer is not what it says it is."""
+    try:
+        return known.compare(order, answers, tolerance)
+    except ValueError as error:
+        raise DeploymentError(
+            f"an output does not fill its own shape ({one_line(str(error), 100)}); of a model in Python: has the "
+            "server another numpy than its Python backend knows?"
+        ) from error
 
 
 def _ask_alone(endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:

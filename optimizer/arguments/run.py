@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
 from optimizer.arguments.requests import add_requests, requests
+from optimizer.arguments.target import add_target, address, target
 from optimizer.arguments.values import (
     LARGEST_SEED,
     Parser,
@@ -24,8 +25,9 @@ from optimizer.arguments.values import (
     whole,
     with_negative_values,
 )
-from optimizer.command_line import HIDDEN, command_line
+from optimizer.command_line import command_line
 from optimizer.errors import BadInputError
+from optimizer.headers import HIDDEN
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.options import RunOptions, default_search
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from optimizer.model_analyzer.reader import Mapped
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
-ANEW = ("budget", "max_trials", "storage", "out", "json")  # may be given with --resume
+ANEW = ("budget", "max_trials", "storage", "header", "out", "json")  # may be given with --resume
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
@@ -47,6 +49,9 @@ commands:
   tune models         the models that come with tune
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks
+
+what may vary is in a profile.yaml (see configs/ and docs/): settings of the model,
+and under space: server: options of the server, where --target is embedded or local
 
 exit codes: 0 found, 1 none meets the SLA, 2 bad input, 3 environment, 130 interrupted
 
@@ -133,7 +138,6 @@ def _run_parser() -> argparse.ArgumentParser:
         "--from-model-analyzer", metavar="FILE", help="a configuration of Model Analyzer; MODEL is one of its models"
     )
     tuned.add_argument("--print-profile", action="store_true", help="show FILE as a profile.yaml, and end")
-    tuned.add_argument("--target", default="embedded", choices=("embedded",), help="where trials run (embedded)")
     tuned.add_argument("--protocol", default="grpc", choices=("grpc", "http"), help="of the load (grpc)")
     tuned.add_argument(
         "--load",
@@ -152,6 +156,7 @@ def _run_parser() -> argparse.ArgumentParser:
     tuned.add_argument("--server-cpus", metavar="CPUS", help="that the server runs on, such as 0-3 (see README)")
     tuned.add_argument("--client-cpus", metavar="CPUS", help="that the load generator runs on, such as 4-5")
     add_requests(parser.add_argument_group("what is sent"))
+    add_target(parser)
     search = parser.add_argument_group("how long and how")
     search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
     search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
@@ -184,6 +189,10 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         raise BadInputError(f"--arrivals {shown(given.arrivals)} is about --load rate: give that too")
     if given.load == "rate" and given.protocol == "http":
         raise BadInputError("--load rate sends by gRPC only: leave --protocol http out")
+    served = target(given)
+    over_http = served["target"] == "remote" and address(served["url"]).protocol == "http"
+    if served["target"] == "remote":
+        _check_remote(given, over_http=over_http)
     search = given.search or default_search(objectives)
     if search == "simulated" and objectives[0] != "throughput":
         raise BadInputError(
@@ -204,7 +213,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         variants=_names("--variants", given.variants),
         model_warmup=given.model_warmup,
         from_model_analyzer=given.from_model_analyzer,
-        target=given.target,
+        **served,
         objectives=objectives,
         min_throughput=given.min_throughput,
         max_memory_bytes=None if memory is None else parsed("--max-memory", memory, parse_bytes),
@@ -217,7 +226,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         max_trials=trials,
         search=search,
         seed=whole("--seed", given.seed, 0, LARGEST_SEED),
-        protocol=given.protocol,
+        protocol="http" if over_http else given.protocol,
         measurement_interval_ms=None if interval is None else parsed("--measurement-interval", interval, interval_ms),
         **requests(given),
         load=given.load,
@@ -227,6 +236,15 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         storage=given.storage,
         out=given.out,
     )
+
+
+def _check_remote(given: argparse.Namespace, *, over_http: bool) -> None:
+    if given.protocol == "http" and not over_http:
+        raise BadInputError("--protocol http: --url is that of the server's gRPC; write http://host:port there")
+    if over_http and given.load == "rate":
+        raise BadInputError("--load rate sends by gRPC only: give --url that of the server's gRPC")
+    if given.server_cpus is not None:
+        raise BadInputError(f"--server-cpus {given.server_cpus}: those of a remote server cannot be chosen from here")
 
 
 def _names(flag: str, text: str | None) -> tuple[str, ...]:
@@ -290,6 +308,7 @@ def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None
         budget_seconds=options.budget_seconds if budget is None else budget,
         max_trials=options.max_trials if trials is None else trials,
         storage=given.storage or options.storage,
+        headers=tuple(given.header or options.headers),
     )
     if options.storage and HIDDEN in options.storage:
         raise BadInputError(f"--resume {given.resume}: its storage has a password, which is not kept; give --storage")

@@ -14,6 +14,7 @@ from optimizer.arguments.run import read_run_arguments
 from optimizer.arguments.values import LARGEST_INT32, Parser, shown, whole, with_negative_values
 from optimizer.batching import parse_policy
 from optimizer.errors import BadInputError
+from optimizer.headers import hidden_in
 from optimizer.options import RunOptions
 from optimizer.profile.safe_paths import is_folder
 from optimizer.store.run_folder import RunFolder
@@ -51,7 +52,7 @@ each, trials-b8.csv; `tune replay` reads them) and sweep.json.
 
 MODEL is found as in `tune run`, and as there (see `tune --help`) are
   --model-repository, --protocol, --measurement-interval, --arrivals, --seed,
-  --server-cpus, --client-cpus, --out, --json
+  --server-cpus, --client-cpus, --out, --json, and --target with what belongs to it
 
 exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3 environment,
 130 interrupted (what there is is printed; --resume goes on)
@@ -170,7 +171,7 @@ def _read(given: argparse.Namespace, rest: list[str], words: tuple[str, ...], cs
         request_rate=rates,
         request_batch_size=_wholes("--request-batch-size", given.request_batch_size, 1),
         repeat=whole("--repeat", given.repeat, 1, MOST_REPEATS),
-        words=words,
+        words=tuple(hidden_in(words)),
     )
     return SweepArguments(replace(run.options, output_check=False), asked, None, csv, run.as_json)
 

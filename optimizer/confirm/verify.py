@@ -39,19 +39,13 @@ class Result:
     notes: tuple[str, ...]
 
 
-def verify(
-    run: RunFolder,
-    options: RunOptions,
-    say: Callable[[str], None],
-    watch: WatcherMaker,
-    remote: str | None = None,
-) -> Result:
-    """On fresh embedded servers, or on the one at ``remote`` (``host:port`` of its gRPC).
+def verify(run: RunFolder, options: RunOptions, say: Callable[[str], None], watch: WatcherMaker) -> Result:
+    """On fresh servers of the target that ``options`` say, or on the one that runs there.
 
     Raises BadInputError where the run recommends nothing, or its profile has other bounds by now; TuneError as a run
     does.
     """
-    stack = Stack.detect(options, Stopwatch(), say, remote)
+    stack = Stack.detect(options, Stopwatch(), say)
     what = stack.task()
     asked, then = [str(bound) for bound in what.problem.constraints], run.read_constraints()
     if asked != then:
@@ -80,7 +74,6 @@ def verify(
             confirmer = Confirmer(what.problem, target, measuring, budget, fresh, speed.probe)
             confirmer.measure(wanted)
     found = verification.verify(confirmer.trials, wanted, what.problem)
-    where = f"measured on the server at {remote}: the model was loaded afresh, the server ran on" if remote else ""
-    notes = tuple(note for note in (where, measuring.guard.note, speed.note()) if note)
+    notes = tuple(note for note in (stack.where(), measuring.guard.note, speed.note()) if note)
     export.write_json(folder.path / "verify.json", document(found, before, str(folder.path), notes))
     return Result(found, before, what.problem, stack.hardware, folder, notes)

@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from optimizer import model_config, runtime
+from optimizer import model_config
+from optimizer.deploy.installation import Installation
 from optimizer.deploy.server_folder import ServerFolder
 from optimizer.deploy.tritonserver import TritonServer
 from optimizer.errors import BadInputError
@@ -20,8 +21,9 @@ from optimizer.server_health import cause
 LOAD_SECONDS = 120.0
 
 
-def completed(source: ModelSource, say: Callable[[str], None]) -> ModelSource:
-    """``source`` with what the model itself adds, on a server started for it; unchanged where nothing is missing.
+def completed(source: ModelSource, find: Callable[[], Installation]) -> ModelSource:
+    """``source`` with what the model itself adds, on a server that ``find`` gives and that is started for it;
+    unchanged where nothing is missing.
 
     Raises BadInputError where the model does not load or leaves its inputs or outputs out.
     """
@@ -30,11 +32,11 @@ def completed(source: ModelSource, say: Callable[[str], None]) -> ModelSource:
     from tritonclient.utils import InferenceServerException
 
     where = source.repository / source.name / "config.pbtxt"
-    installed = runtime.ensure(say)
-    folder = ServerFolder(source, installed)
+    installation = find()
+    folder = ServerFolder(source, installation)
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
-        server = TritonServer(folder, installed, log=folder.path / "tritonserver.log")
+        server = TritonServer(folder, installation, log=folder.path / "tritonserver.log")
         undo.callback(server.stop)
         client = server.client()
         try:

@@ -40,6 +40,12 @@ def this_process() -> Owner:
     return Owner(os.getpid(), start, _namespace())
 
 
+def read_owner(text: str) -> Owner | None:
+    """What ``str`` makes of one; None where it is something else."""
+    match = re.fullmatch(r"(\d{1,19})-(\d{1,19})-(\d{1,19})", text)
+    return Owner(*map(int, match.groups())) if match else None
+
+
 def new_folder() -> Path:
     """A temporary folder that only this user can read. Raises OSError."""
     return Path(tempfile.mkdtemp(prefix=f"tritune-{this_process()}-"))

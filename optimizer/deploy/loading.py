@@ -1,4 +1,4 @@
-"""Loads models into the embedded server, and tells whose fault it is where one is refused, hangs or ends it."""
+"""Loads models into a server started here, and tells whose fault it is where one is refused, hangs or ends it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer import model_config
-from optimizer.deploy.server_folder import ServerFolder
-from optimizer.deploy.tritonserver import TritonServer
+from optimizer.deploy.private_repository import PrivateRepository
+from optimizer.deploy.server import Server
 from optimizer.deployment import Deployment
 from optimizer.errors import DeploymentError
+from optimizer.process import Running
 from optimizer.server_health import cause, lacks_memory, model_died
 
 if TYPE_CHECKING:
@@ -30,21 +31,21 @@ class Loader:
     """Brings ``server`` to serve a deployment. ``timeout_seconds`` is the longest that a load may take; once there
     were some, it is less."""
 
-    def __init__(self, server: TritonServer, folder: ServerFolder, log: Path, timeout_seconds: float) -> None:
+    def __init__(self, server: Server, folder: PrivateRepository, log: Path, timeout_seconds: float) -> None:
         self._server = server
         self._folder = folder
         self._log = log
         self._timeout_seconds = timeout_seconds
         self._slowest_seconds: float | None = None
         self._loaded: dict[str, str] = {}  # model -> its config.pbtxt
-        self._loaded_by: int | None = None  # the server's process
+        self._loaded_by: Running | None = None
 
     def load(self, wanted: Deployment, *, as_written: bool) -> None:
         """Models that the server has as they are wanted stay, others that it has go. ``as_written``: from
         config.pbtxt, not as an override. Raises DeploymentError, ServerCrashed, ServerFault."""
         client = self._server.client()
-        if self._server.supervisor_pid != self._loaded_by:
-            self._loaded, self._loaded_by = {}, self._server.supervisor_pid
+        if self._server.running is not self._loaded_by:
+            self._loaded, self._loaded_by = {}, self._server.running
         self._server.mark_log()
         for name in [name for name in self._loaded if name not in wanted.configs]:
             self._unload(name, client)

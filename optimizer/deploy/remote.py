@@ -77,6 +77,11 @@ class RemoteTarget:
     def start(self) -> None:
         """It runs already."""
 
+    @property
+    def server_version(self) -> str:
+        with self._telling_faults():
+            return str(self._client.get_server_metadata(client_timeout=CALL_SECONDS).version)
+
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         if candidate.server_cpus is not None:

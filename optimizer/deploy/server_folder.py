@@ -1,48 +1,30 @@
-"""The folder that the embedded server runs from: a repository, backends, packages of the stub."""
+"""The folder that a server of this machine runs from: a repository, for the embedded one backends and packages."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
-from google.protobuf.message import Message
-
-from optimizer import model_config
 from optimizer.deploy import leftovers
-from optimizer.errors import EnvironmentFault
+from optimizer.deploy.installation import Installation
+from optimizer.deploy.private_repository import PrivateRepository
 from optimizer.model_source import ModelSource
 from optimizer.runtime import Runtime
 
 BACKENDS = Path(__file__).parent.parent / "backends"
 
 
-class ServerFolder:
-    """A private copy of the repository (links, and a config.pbtxt for each model) in a temporary folder.
+class ServerFolder(PrivateRepository):
+    """With links to the files of the repository that was given."""
 
-    Raises EnvironmentFault where the disk refuses it.
-    """
-
-    def __init__(self, source: ModelSource, runtime: Runtime) -> None:
-        self._source = source
-        with contextlib.ExitStack() as undo:
-            try:
-                self.path = leftovers.new_folder()
-                undo.callback(self.remove)
-                self._link_repository()
-                self._assemble_backends(runtime)
-                self._link_packages(runtime)
-            except OSError as error:
-                raise _refused(error) from error
-            undo.pop_all()
-
-    @property
-    def repository(self) -> Path:
-        return self.path / "repository"
-
-    @property
-    def backends(self) -> Path:
-        return self.path / "backends"
+    def __init__(self, source: ModelSource, installation: Installation) -> None:
+        super().__init__(source)
+        self.backends = installation.backends or self.path / "backends"
+        with self._filling():
+            self.packages.mkdir()
+            if installation.brought is not None:
+                self._assemble_backends(installation.brought)
+                self._link_packages(installation.brought)
 
     @property
     def packages(self) -> Path:
@@ -54,27 +36,8 @@ class ServerFolder:
     def shared_memory_prefix(self) -> str:
         return leftovers.shared_memory_prefix(self.path)
 
-    def write_config(self, model: str, config: Message) -> None:
-        """Make ``config`` the model's config.pbtxt. Raises EnvironmentFault."""
-        try:
-            self.repository.joinpath(model, "config.pbtxt").write_text(model_config.to_text(config))
-        except OSError as error:
-            raise _refused(error) from error
-
-    def remove(self) -> None:
-        """May be called twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def _link_repository(self) -> None:
-        for name, config in self._source.models.items():
-            model = self.repository / name
-            model.mkdir(parents=True)
-            for entry in self._source.folder(name).iterdir():
-                if entry.name != "config.pbtxt":
-                    model.joinpath(entry.name).symlink_to(entry.resolve())
-            if config.HasField("ensemble_scheduling"):  # whose version folder is empty, and seldom kept
-                model.joinpath("1").mkdir(exist_ok=True)
-            self.write_config(name, config)
+    def _share(self, entry: Path, at: Path) -> None:
+        at.symlink_to(entry.resolve())
 
     def _assemble_backends(self, runtime: Runtime) -> None:
         """Copies: Triton refuses a backend whose library a link leads out of the backend directory."""
@@ -85,12 +48,6 @@ class ServerFolder:
                 shutil.copytree(backend, self.backends / backend.name)
 
     def _link_packages(self, runtime: Runtime) -> None:
-        self.packages.mkdir()
         own = runtime.stub_packages
         for package in own.iterdir() if own else ():
             self.packages.joinpath(package.name).symlink_to(package)
-
-
-def _refused(error: OSError) -> EnvironmentFault:
-    why = error.strerror or "it cannot be written"
-    return EnvironmentFault(f"no temporary folder for the server: {why}; free space there or set TMPDIR")

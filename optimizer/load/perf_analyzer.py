@@ -8,7 +8,6 @@ judged here.
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from objectives.metrics import Measurement
 from optimizer import batch_stats
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
+from optimizer.load.launcher import Launcher, OnThisMachine
 from optimizer.load.perf_output import fault, read_average_ms, read_csv, read_request_count, read_windows
 from optimizer.load.server_statistics import (
     executions_by_size,
@@ -38,7 +38,7 @@ from optimizer.load.windows import (
     instability,
     window_for,
 )
-from optimizer.process import Finished, run
+from optimizer.process import Finished
 from optimizer.server_health import PROBE_SECONDS, model_died
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import LoadPoint
@@ -51,6 +51,7 @@ GLANCE_MS = 100
 GLANCE_DRAIN_SECONDS = 10.0  # no figure hangs on it
 OVERDUE_SECONDS = 3.0  # after the last window: then the server is asked whether it still lives
 CSV_BYTES = 2**16
+GENERATED = ("random", "zero")  # input data that is in no file
 MAX_THREADS = 2  # few: on a CPU they share the cores with the server
 
 
@@ -61,7 +62,7 @@ class PerfAnalyzer:
     ``input_data`` is ``random``, ``zero`` or a JSON data file; ``shapes`` are ``name:d1,d2``. What a launch
     printed is kept in ``log``. Without ``patience`` windows that disagree or see few requests are not repeated.
     The requests in flight may take ``drain_seconds`` once the last window is over, then it is killed. It runs on
-    ``cpus``, as in SupervisedProcess.
+    ``cpus``, as in SupervisedProcess. Where ``launcher`` runs it, ``binary`` is the command as that one knows it.
     """
 
     binary: Path
@@ -75,6 +76,7 @@ class PerfAnalyzer:
     patience: bool = True
     drain_seconds: float = 30.0
     cpus: frozenset[int] | None = None
+    launcher: Launcher | None = None
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Three windows of ``window_ms``; where they disagree, once more with windows twice as long.
@@ -192,18 +194,13 @@ class PerfAnalyzer:
             if time.monotonic() > due and not is_alive(endpoint):
                 raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
 
-        environment = {
-            "LD_LIBRARY_PATH": str(self.libraries),
-            "PATH": os.environ.get("PATH", ""),
-            "HOME": os.environ.get("HOME", ""),
-        }
+        launch = self.launcher or OnThisMachine(self.libraries)
         with (self.stopwatch or Stopwatch()).load_generator():
-            return run(
+            return launch(
                 self.command(endpoint, load, window_ms, windows),
                 timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
                 log=self.log,
-                env=environment,
-                cwd=self.log.parent,
+                reads=[] if self.input_data in GENERATED else [Path(self.input_data)],
                 cpus=self.cpus,
                 check=check,
             )

@@ -92,11 +92,11 @@ FILE: Keys = {
     **_ignored(_TOKENS, "model_type"),
     **_unsupported(_TOKENS, "genai_perf_flags"),
     **_unsupported(
-        "the server gets tune's flags only; settings of the model go into config.pbtxt", "triton_server_flags"
+        "give them with --server-arg (--target local); choices go under `space.server`", "triton_server_flags"
     ),
     **_unsupported("set them where `tune` is started: the server inherits them", "triton_server_environment"),
     **_ignored(
-        "trials run on tune's own server; `tune verify RUN --target remote` measures on one that runs already",
+        "trials run on tune's own server, or where --target says: local, docker, remote",
         *("triton_launch_mode", "triton_server_path", "triton_install_path", "triton_http_endpoint"),
         *("triton_grpc_endpoint", "triton_metrics_url", "reload_model_disable", "client_max_retries"),
         *("triton_docker_image", "triton_docker_mounts", "triton_docker_labels", "triton_docker_shm_size"),

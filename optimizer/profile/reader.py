@@ -44,7 +44,7 @@ from optimizer.profile.values import INT32_MAX, MIX, NUMBER
 from optimizer.profile.yaml_lines import Located, fault, show
 from optimizer.requests.sizes import parse_dim
 from optimizer.space import Space
-from optimizer.trial import SERVER_CPUS
+from optimizer.trial import SERVER_CPUS, SERVER_OPTION
 from optimizer.untrusted import one_line, read_bytes
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class Profile(Section):
         name, _, rest = str(error).partition(": ")
         if self.space and name in self.space.config:
             return self.fault("space", "config", name, problem=rest)
+        if name.startswith(SERVER_OPTION):
+            return self.fault("space", "server", name.removeprefix(SERVER_OPTION), problem=rest)
         if name in _PARAMETERS:
             return self.fault("space", _PARAMETERS[name], problem=rest)
         return self.fault("space", problem=str(error))

@@ -31,6 +31,7 @@ from optimizer.profile.values import (
     Positive,
     Preferred,
     RequestSize,
+    ServerOption,
     Setting,
     Sizes,
     Some,
@@ -38,7 +39,7 @@ from optimizer.profile.values import (
 )
 from optimizer.profile.yaml_lines import show
 from optimizer.requests.asked import Asked
-from optimizer.trial import SERVER_CPUS, FieldValue
+from optimizer.trial import SERVER_CPUS, SERVER_OPTION, FieldValue
 
 ONNX_RUNTIME: Final = {  # its settings -> their paths in ModelConfig
     "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
@@ -192,8 +193,8 @@ class SpaceSection(Section):
 
     ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
     ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
-    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on. ``models``:
-    the same for models beside, by name.
+    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on;
+    ``server``: choices of its options, by their names. ``models``: the same for models beside, by name.
     """
 
     max_batch_size: Some[BatchSize] | None = None
@@ -201,6 +202,7 @@ class SpaceSection(Section):
     preferred_batch_size: Some[Preferred] | None = None
     instance_group_count: Some[Positive] | None = None
     server_cpus: Some[CpuList] | None = None
+    server: dict[ServerOption, Some[Choice]] = {}
     onnxruntime: OnnxRuntimeSection = OnnxRuntimeSection()
     config: dict[Key, Some[Choice]] = {}
     models: dict[Name, BesideSection] = {}
@@ -211,7 +213,8 @@ class SpaceSection(Section):
             f"{name}/{path}": choices for name, one in self.models.items() for path, choices in one.fields().items()
         }
         chosen_cpus = {SERVER_CPUS: self.server_cpus} if self.server_cpus else {}
-        return self.onnxruntime.fields() | self.config | chosen_cpus | beside
+        options = {f"{SERVER_OPTION}{name}": choices for name, choices in self.server.items()}
+        return self.onnxruntime.fields() | self.config | chosen_cpus | options | beside
 
 
 class ScoreSection(Section):

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeGuard, TypeVar
 from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, ValidationInfo
 
 from objectives.sla import parse_duration_ms
+from optimizer import server_options
 from optimizer.batching import parse_policy
 from optimizer.machine import cpus
 from optimizer.profile.safe_paths import inside, is_folder, plain_name
@@ -71,6 +72,13 @@ def _cpu_list(value: object) -> str:
         return cpus.show(cpus.parse(str(value)))
     except ValueError as error:
         raise ValueError(f"{show(value)} is no list of CPUs; {error}") from None
+
+
+def _server_option(value: object) -> str:
+    try:
+        return server_options.check_name(str(value))
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}") from None
 
 
 def _setting(value: object) -> FieldValue | None:
@@ -197,6 +205,7 @@ Delay = Annotated[int | str, PlainValidator(_delay)]
 Preferred = Annotated[str, PlainValidator(_preferred)]
 CpuList = Annotated[str, PlainValidator(_cpu_list)]
 Name = Annotated[str, PlainValidator(_name)]
+ServerOption = Annotated[str, PlainValidator(_server_option)]
 Setting = Annotated[FieldValue | None, PlainValidator(_setting)]
 Choice = Annotated[FieldValue, PlainValidator(_scalar)]
 Number = Annotated[float | None, PlainValidator(_number)]

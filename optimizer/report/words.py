@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from objectives.metrics import METRICS, Metric
 from objectives.sla import Constraint
 from objectives.verdict import Interval, Judged
+from optimizer import server_options
 from optimizer.trial import VARIANT, Candidate, LoadPoint, Point, model_of, short_path
 from optimizer.untrusted import one_line
 
@@ -143,6 +144,8 @@ def triton_lines(candidate: Candidate) -> list[str]:
     for path, value in candidate.fields:
         if path == VARIANT or model_of(path):
             lines.append(f"# {path.replace('/', ': ')} {_literal(value)}")
+    if options := server_options.words(candidate.fields):
+        lines.append(f"# server_options: {' '.join(options)}")
     if candidate.server_cpus:
         lines.append(f"# the server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
     return lines

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optimizer import runtime
 from optimizer.deploy.auto_complete import completed
+from optimizer.deploy.choose import ON_THIS_MACHINE, installed
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
 from optimizer.machine.hardware import Hardware
@@ -91,11 +92,11 @@ def _of_profile(profile: Profile, options: RunOptions, hardware: Hardware, say: 
     _check(section, profile, batch.largest)
     if isinstance(profile.model, BuiltModel):
         _refuse_others(options)
-        source = _built(profile.model, section, batch.largest, hardware, say)
+        source = _built(profile.model, section, batch.largest, options, hardware, say)
     else:
         stored = profile.model.repository
         source = read_source(
-            lambda name: _stored(stored, name, hardware, LARGEST_BATCH, say),
+            lambda name: _stored(stored, name, options, hardware, LARGEST_BATCH, say),
             profile.model.name,
             composing=options.bls_composing_models or profile.model.bls_composing_models or (),
             variants=options.variants or profile.model.variants or (),
@@ -123,7 +124,9 @@ def _check(section: SpaceSection, profile: Profile, batch: int) -> None:
         )
 
 
-def _built(model: BuiltModel, section: SpaceSection, batch: int, hardware: Hardware, say: Say) -> ModelSource:
+def _built(
+    model: BuiltModel, section: SpaceSection, batch: int, options: RunOptions, hardware: Hardware, say: Say
+) -> ModelSource:
     from optimizer.models import build
 
     built = build(
@@ -134,7 +137,7 @@ def _built(model: BuiltModel, section: SpaceSection, batch: int, hardware: Hardw
         kind="KIND_GPU" if hardware.gpus else "KIND_CPU",
         say=say,
     )
-    return assembled(built, lambda name: _stored(built.repository, name, hardware, LARGEST_BATCH, say))
+    return assembled(built, lambda name: _stored(built.repository, name, options, hardware, LARGEST_BATCH, say))
 
 
 def _of_model_analyzer(file: Path, options: RunOptions, hardware: Hardware, say: Say) -> Named:
@@ -149,7 +152,7 @@ def _of_model_analyzer(file: Path, options: RunOptions, hardware: Hardware, say:
 def _of_repository(repository: Path, name: str, options: RunOptions, hardware: Hardware, say: Say) -> Named:
     batch = _batch(options)
     source = read_source(
-        lambda model: _stored(repository, model, hardware, max(LARGEST_BATCH, batch.largest), say),
+        lambda model: _stored(repository, model, options, hardware, max(LARGEST_BATCH, batch.largest), say),
         name,
         composing=options.bls_composing_models,
         variants=options.variants,
@@ -158,9 +161,19 @@ def _of_repository(repository: Path, name: str, options: RunOptions, hardware: H
     return Named(source, batch)
 
 
-def _stored(repository: Path, name: str, hardware: Hardware, largest_batch: int, say: Say) -> ModelSource:
+def _stored(
+    repository: Path, name: str, options: RunOptions, hardware: Hardware, largest_batch: int, say: Say
+) -> ModelSource:
     """The model, with what its configuration leaves to the model itself."""
-    source = read_repository_model(repository, name, gpu=bool(hardware.gpus), largest_batch=largest_batch)
-    source = completed(source, say)
-    refuse_unmeasurable(source.config, repository / name / "config.pbtxt")
+    embedded, config = options.target == "embedded", repository / name / "config.pbtxt"
+    source = read_repository_model(
+        repository, name, gpu=bool(hardware.gpus), largest_batch=largest_batch, any_backend=not embedded
+    )
+    if options.target in ON_THIS_MACHINE:
+        source = completed(source, lambda: installed(options, say))
+    elif not (source.config.input and source.config.output):
+        raise BadInputError(
+            f"{config}: has no inputs or outputs; write them as the server tells them (GET /v2/models/{name}/config)"
+        )
+    refuse_unmeasurable(source.config, config)
     return source

@@ -15,25 +15,27 @@ from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.model_source import ModelSource
 from optimizer.profile.safe_paths import is_folder, plain_name
 from optimizer.profile.yaml_lines import show
+from optimizer.sources.backends import MODEL_FILES, NATIVE_FILES
+from optimizer.sources.backends import backend_of as backend_of
 from optimizer.sources.onnx_file import check_versions, external_files, read_onnx, shown
 from optimizer.sources.onnx_interface import complete, derive
 from optimizer.sources.torch_file import check_torch, check_torch_file
 from optimizer.untrusted import one_line
 
-MODEL_FILES = {"onnxruntime": ("model.onnx",), "python": ("model.py",), "pytorch": ("model.pt", "model.pt2")}
-PLATFORMS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
 HERE = {
     "torch_aoti": 'in a copy write backend: "pytorch" in place of the platform'
 }  # how it can be tuned all the same
 MOST_WORDS = 300  # characters of a list in an error
 
 
-def read_repository_model(repository: Path, name: str, *, gpu: bool, largest_batch: int = 64) -> ModelSource:
+def read_repository_model(
+    repository: Path, name: str, *, gpu: bool, largest_batch: int = 64, any_backend: bool = False
+) -> ModelSource:
     """The model ``repository/name``, its instance count written down where Triton would choose one.
 
     ``gpu``: the server will see a GPU. ``largest_batch`` is the max_batch_size of an ONNX model without config.pbtxt
-    whose graph takes batches. Raises BadInputError where it cannot be served, EnvironmentFault where this machine
-    lacks what serves it."""
+    whose graph takes batches. ``any_backend``: a server of the user's own serves it, and knows what it can. Raises
+    BadInputError where it cannot be served, EnvironmentFault where this machine lacks what serves it."""
     try:
         plain_name(name)
     except ValueError as error:
@@ -49,15 +51,10 @@ def read_repository_model(repository: Path, name: str, *, gpu: bool, largest_bat
     facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
     path = folder / "config.pbtxt"
     if path.exists():
-        config = _read_config(path, folder, versions)
+        config = _read_config(path, folder, versions, any_backend=any_backend)
     else:
         config = _derived_config(folder, versions, largest_batch)
     return ModelSource(repository, name, model_config.explicit(config, gpu=gpu), facts=facts)
-
-
-def backend_of(config: ModelConfig) -> str:
-    """The backend that serves it; the older ``platform: "onnxruntime_onnx"`` names one too."""
-    return str(config.backend) or PLATFORMS.get(str(config.platform), str(config.platform))
 
 
 def is_ensemble(config: ModelConfig) -> bool:
@@ -80,7 +77,7 @@ def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
         )
 
 
-def _read_config(path: Path, folder: Path, versions: list[Path]) -> ModelConfig:
+def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
     config = model_config.read(path)
     if config.name and config.name != folder.name:
         problem = f"its name {show(config.name)} is not that of its folder {folder.name!r}; make them equal"
@@ -91,6 +88,13 @@ def _read_config(path: Path, folder: Path, versions: list[Path]) -> ModelConfig:
     if not config.backend and not config.platform:
         config.backend = _backend_by_file(versions)
     backend = backend_of(config)
+    if any_backend:
+        refuse_unmeasurable(config, path)
+        _check_preferred_sizes(config, path)
+        if backend == "onnxruntime" and not (config.input and config.output):
+            file = _newest(config, backend, path, versions)
+            complete(config, read_onnx(file), path, file)
+        return config
     if backend not in MODEL_FILES:
         raise BadInputError(
             f"{shown(path)}: backend {show(backend)} is not in the embedded server, which has "
@@ -148,7 +152,7 @@ def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path])
 
 def _backend_by_file(versions: list[Path]) -> str:
     """The one that Triton takes where the configuration names none; empty where no file tells."""
-    for backend, filenames in MODEL_FILES.items():
+    for backend, filenames in {**MODEL_FILES, **NATIVE_FILES}.items():
         if any((version / filename).exists() for version in versions for filename in filenames):
             return backend
     return ""

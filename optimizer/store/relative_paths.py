@@ -27,6 +27,11 @@ def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
         else str(folder / options.from_model_analyzer),
         input_data=_samples(folder, options.input_data),
         arrivals=str(arrivals) if is_file(arrivals) else options.arrivals,
+        tritonserver=_file(folder, options.tritonserver),
+        backend_directory=_file(folder, options.backend_directory),
+        tls_ca=_file(folder, options.tls_ca),
+        tls_cert=_file(folder, options.tls_cert),
+        tls_key=_file(folder, options.tls_key),
         storage=None if options.storage is None else _storage(folder, options.storage),
     )
 
@@ -37,6 +42,11 @@ def _model(folder: Path, model: str) -> str:
         return str(folder / model)
     profile = folder / "configs" / f"{model}.yaml"
     return str(profile) if is_file(profile) else model
+
+
+def _file(folder: Path, given: str | None) -> str | None:
+    """A path; the plain name of a program is looked for elsewhere."""
+    return given if given is None or not ("/" in given or (folder / given).exists()) else str(folder / given)
 
 
 def _samples(folder: Path, input_data: str | None) -> str | None:

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -176,8 +176,13 @@ class RunFolder:
         info = {"options": asdict(options), "started_in": started_in, **rest}
         write_whole(self.info, json.dumps(info, indent=2) + "\n")
 
-    def write_best(self, configs: Mapping[str, str]) -> None:
-        """What is recommended, by model: each whole or not at all. Raises EnvironmentFault where it cannot be."""
+    def write_best(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
+        """What is recommended, by model: each whole or not at all. ``server_options``, one a line, are what the
+        server is started with. Raises EnvironmentFault where it cannot be."""
+        beside = self.best / "server_options"
+        beside.unlink(missing_ok=True)
+        if server_options:
+            write_whole(beside, "\n".join(server_options) + "\n")
         if len(configs) == 1:
             (text,) = configs.values()
             write_whole(self.best / "config.pbtxt", text)

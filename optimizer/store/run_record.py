@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from optimizer import model_config, runtime
+from optimizer import model_config, server_options
 from optimizer.command_line import command_line, without_password
 from optimizer.deployment import deployment
+from optimizer.errors import TuneError
+from optimizer.headers import hidden, hidden_in
+from optimizer.interfaces import ServerTarget
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.notes import Note, machine_notes
 from optimizer.options import RunOptions
@@ -27,9 +32,13 @@ from optimizer.trial import Trial
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
 
 
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in VERSIONS}}
+
+
 @dataclass(frozen=True)
 class RunRecord:
-    """Writes run.json and what is derived from the trials."""
+    """Writes run.json and what is derived from the trials. ``versions``: the server's is added once it is known."""
 
     folder: RunFolder
     options: RunOptions
@@ -38,6 +47,16 @@ class RunRecord:
     notes: tuple[str, ...]
     stopwatch: Stopwatch
     at_start: dict[str, Note] = field(default_factory=machine_notes)
+    versions: dict[str, str] = field(default_factory=_versions)
+
+    @contextlib.contextmanager
+    def naming(self, target: ServerTarget) -> Iterator[None]:
+        """Whatever ends it, the version of the server that was measured is known afterwards, if it told it."""
+        try:
+            yield
+        finally:
+            with contextlib.suppress(TuneError):
+                self.versions["tritonserver"] = target.server_version or "unknown"
 
     def write(
         self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None, reason: str = ""
@@ -58,14 +77,18 @@ class RunRecord:
                 },
             )
             self._write_derived(outcome, trials)
-        options = replace(self.options, storage=without_password(self.options.storage))
+        options = replace(
+            self.options,
+            storage=without_password(self.options.storage),
+            headers=tuple(map(hidden, self.options.headers)),
+        )
         self.folder.write_info(
             options,
             {
                 "status": status,
                 "reason": reason,
                 "command": command_line(options),
-                "argv": ["tune", *(without_password(word) or "" for word in sys.argv[1:])],
+                "argv": ["tune", *(without_password(word) or "" for word in hidden_in(sys.argv[1:]))],
                 "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "problem": {
                     "model": self.task.problem.model,
@@ -84,11 +107,7 @@ class RunRecord:
                     "memory_bytes": self.hardware.memory_bytes,
                     "system": platform.platform(),
                 },
-                "versions": {
-                    "python": platform.python_version(),
-                    "tritonserver": runtime.TRITON_VERSION,
-                    **{name: metadata.version(name) for name in VERSIONS},
-                },
+                "versions": self.versions,
                 "notes": [*self.task.notes, *self.notes],
                 "machine": {"at_start": self.at_start, "when_written": machine_notes()},
                 "commands": f"logs/{COMMANDS}",
@@ -102,7 +121,8 @@ class RunRecord:
         export.write_pareto_csv(self.folder.pareto, outcome)
         if outcome.recommended:
             found = deployment(self.task.source, outcome.recommended.candidate)
-            self.folder.write_best({name: model_config.to_text(config) for name, config in found.configs.items()})
+            configs = {name: model_config.to_text(config) for name, config in found.configs.items()}
+            self.folder.write_best(configs, server_options.words(outcome.recommended.candidate.fields))
         if trials is not None:
             from optimizer.report.html import write_report
 

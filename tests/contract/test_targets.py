@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,13 @@ import psutil
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
-from optimizer import model_config
+from optimizer import model_config, runtime
+from optimizer.deploy import local
+from optimizer.deploy.docker import DockerTarget
+from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.leftovers import this_process
+from optimizer.deploy.local import LocalTarget
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.deploy.remote import RemoteTarget
 from optimizer.errors import DeploymentError, TuneError
@@ -21,19 +27,24 @@ from optimizer.interfaces import Target
 from optimizer.model_source import ModelSource
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import measurement
+from tests.own_server import write_installation
+from tests.podman import Engine
+from tests.repositories import stored, write_sleeper
 
 GOOD = (
     Candidate(max_batch_size=64),
     Candidate(max_batch_size=16, dynamic_batching=True),
     Candidate(16, True, 500, (4, 8), 2),
 )
+SERVER = "TRITUNE_TEST_SERVER"  # in the environment: benchmarks/older_servers.py names others with it
+LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
 UNDEPLOYABLE = Candidate(8, True, 0, (16,))  # a preferred size above max_batch_size
 
 
 def leftovers() -> set[str]:
-    """Processes that we started, shared memory and temporary folders; what is below them comes and goes."""
-    found = {path.name for path in Path("/dev/shm").glob("tritune_*")}
-    found |= {path.name for path in Path(tempfile.gettempdir()).glob("tritune-*")}
+    """Processes that we started, our shared memory and temporary folders; what is below them comes and goes."""
+    found = {path.name for path in Path("/dev/shm").glob(f"tritune_{str(this_process()).replace('-', '_')}_*")}
+    found |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{this_process()}-*")}
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             found.add(f"{process.name()} {process.pid}")
@@ -135,6 +146,58 @@ class TestEmbeddedTarget(TargetContract):
         return served_by(target.grpc_address, model)
 
 
+@pytest.fixture(scope="module")
+def make_local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LocalTarget]:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    folder = tmp_path_factory.mktemp("local")
+    write_sleeper(folder / "models", milliseconds=1)
+    source = stored(folder / "models")("sleeper")
+    given = os.environ.get(SERVER) or write_installation(folder / "triton", runtime.ensure(print))
+    installation = local.find(str(given))
+    return lambda: LocalTarget(source, installation, log=folder / "tritonserver.log")
+
+
+@pytest.fixture(scope="module")
+def local_target(make_local: Callable[[], LocalTarget]) -> Iterator[LocalTarget]:
+    with contextlib.closing(make_local()) as target:
+        yield target
+
+
+class TestLocalTarget(TargetContract):
+    """On a tritonserver of the user's own: the pinned one, with its Python backend alone, or another in SERVER."""
+
+    @pytest.fixture
+    def target(self, local_target: LocalTarget) -> Target:
+        return local_target
+
+    @pytest.fixture
+    def another(self, make_local: Callable[[], LocalTarget]) -> Target:
+        return make_local()
+
+    def test_it_starts_anew_with_the_options_of_a_candidate(self, target: Target) -> None:
+        limited = replace(GOOD[0], fields=((LIMIT, "execution_count"),))
+        for candidate in (limited, GOOD[0]):
+            with target.deploy(candidate) as endpoint:
+                assert self.serving(target, endpoint.model) == GOOD[0]
+                (server,) = psutil.Process(endpoint.server_pid).children()
+                assert ("--rate-limit=execution_count" in server.cmdline()) is (candidate == limited)
+
+    def test_options_that_it_refuses_are_a_deployment_error_and_the_next_is_served(self, target: Target) -> None:
+        refused = replace(GOOD[0], fields=((POOL, "abc"),))
+        told = "did not start with --pinned-memory-pool-byte-size=abc: "
+        with pytest.raises(DeploymentError, match=told) as caught, target.deploy(refused):
+            pass
+        assert "\n" not in str(caught.value)
+        with target.deploy(GOOD[0]) as endpoint:
+            assert self.serving(target, endpoint.model) == GOOD[0]
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        assert isinstance(target, LocalTarget)
+        assert target.server_version == runtime.TRITON_VERSION or SERVER in os.environ
+        return served_by(target.grpc_address, model)
+
+
 class TestRemoteTarget(TargetContract):
     """On a server that runs already, and serves the model."""
 
@@ -155,3 +218,31 @@ class TestRemoteTarget(TargetContract):
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
         return served_by(target.address, model)
+
+
+class TestDockerTarget(TargetContract):
+    """On a server in a container, where an engine runs."""
+
+    @pytest.fixture(autouse=True)
+    def _ask(self, engine: Engine) -> None:
+        self.base_url = engine.base_url
+
+    @pytest.fixture(scope="class")
+    def target(self, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+        log = tmp_path_factory.mktemp("server") / "tritonserver.log"
+        with contextlib.closing(DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)) as target:
+            yield target
+
+    @pytest.fixture
+    def another(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
+        log = tmp_path / "tritonserver.log"
+        return DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)
+
+    def left(self) -> set[str]:
+        """Containers too."""
+        with contextlib.closing(connect(self.base_url)) as client:
+            return leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        assert isinstance(target, DockerTarget)
+        return served_by(target.grpc_address, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from optimizer import runtime
 from optimizer.cli import COMMANDS
 from tests.command_fixtures import Playground, run_tune
+from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
@@ -44,6 +46,10 @@ def there(playground: Playground) -> Playground:
 def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     if page.stem == "pytorch":
         pytest.importorskip("torch")
+    env = {}
+    if page.stem == "targets":
+        program = write_installation(there.root / "triton", runtime.ensure(print))
+        env["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     for text in blocks(page, "yaml"):
         if named := re.match(r"# (\w+\.yaml)\n", text):
             (there.here / named[1]).write_text(text)
@@ -51,7 +57,7 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
         words, _, output = command.partition(" > ")
         arguments = shlex.split(words)[1:]
         more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
-        ended = run_tune(there, *arguments, *more)
+        ended = run_tune(there, *arguments, *more, env=env)
         assert not [line for line in ended.complaints if line.startswith("tune: ")], command
         assert ended.code in (0, 1), command  # 1: in so short a time no load was steady on a busy machine
         if output:

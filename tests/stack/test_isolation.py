@@ -90,7 +90,7 @@ def test_every_thread_of_a_pinned_load_generator_stays(
         environment = {**os.environ, "LD_LIBRARY_PATH": str(perf_analyzer.libraries)}
         with SupervisedProcess(command, log=tmp_path / "log", cwd=tmp_path, env=environment, cpus=ONE) as process:
             deadline = time.monotonic() + 20
-            while len(masks := affinities(process.supervisor_pid)) < 5:  # supervisor, perf_analyzer and its threads
+            while len(masks := affinities(process.pid)) < 5:  # supervisor, perf_analyzer and its threads
                 assert time.monotonic() < deadline, (tmp_path / "log").read_text()
                 time.sleep(0.02)
     assert set(masks) == {ONE}

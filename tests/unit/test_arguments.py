@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from objectives.metrics import METRICS
 from optimizer.arguments.run import read_run_arguments
+from optimizer.arguments.target import address
 from optimizer.command_line import command_line
 from optimizer.errors import BadInputError
 from optimizer.options import SLA_METRICS, RunOptions, default_search
@@ -22,13 +23,56 @@ WITHOUT_PASSWORD = st.one_of(st.none(), st.sampled_from(["sqlite:///a b.db", "fi
 OBJECTIVES = st.lists(st.sampled_from(sorted(METRICS)), min_size=1, max_size=3, unique=True).map(tuple)
 
 
+PRINTABLE = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=9)
+SOMETIMES = st.none() | PRINTABLE
+
+
+@st.composite
+def where(draw: st.DrawFn) -> dict[str, Any]:
+    """A target with what belongs to it."""
+    target = draw(st.sampled_from(["embedded", "local", "docker", "remote"]))
+    arguments = tuple(draw(st.lists(st.sampled_from(["--log-verbose=1", "--rate-limit=off", "--x"]), max_size=2)))
+    if target == "local":
+        return {
+            "target": target,
+            "tritonserver": draw(SOMETIMES),
+            "backend_directory": draw(SOMETIMES),
+            "server_args": arguments,
+        }
+    if target == "docker":
+        return {
+            "target": target,
+            "server_args": arguments,
+            "docker_image": draw(PRINTABLE),
+            "docker_gpus": draw(SOMETIMES),
+            "docker_mounts": tuple(draw(st.lists(PRINTABLE, max_size=2))),
+            "docker_shm_size": draw(SOMETIMES),
+            "docker_ulimits": tuple(draw(st.lists(PRINTABLE, max_size=2))),
+        }
+    if target == "remote":
+        certificate = draw(SOMETIMES)
+        return {
+            "target": target,
+            "url": draw(st.sampled_from([None, "triton:8001", "grpcs://10.0.0.1:1", "https://[::1]:8000/"])),
+            "headers": tuple(draw(st.lists(st.sampled_from(["a:$B", "X-Key:Bearer ${T}"]), max_size=2))),
+            "tls_ca": draw(SOMETIMES),
+            "tls_cert": certificate,
+            "tls_key": None if certificate is None else draw(PRINTABLE),
+        }
+    return {"target": target}
+
+
 @st.composite
 def options(draw: st.DrawFn) -> RunOptions:
     """All that the command line can ask for."""
     objectives = draw(OBJECTIVES)
     ranks = objectives[0] == "throughput"
     load: Literal["concurrency", "rate"] = draw(st.sampled_from(["concurrency", "rate"]))
+    served = draw(where().filter(lambda one: load != "rate" or "http" not in (one.get("url") or "")))
+    over_http = served["target"] == "remote" and address(served["url"]).protocol == "http"
+    protocols = ["http"] if over_http else ["grpc"] if served["target"] == "remote" else ["grpc", "http"]
     return RunOptions(
+        **served,
         model=draw(TEXTS),
         sla_ms=draw(st.dictionaries(st.sampled_from(SLA_METRICS), POSITIVE)),
         model_repository=draw(st.one_of(st.none(), TEXTS)),
@@ -39,13 +83,13 @@ def options(draw: st.DrawFn) -> RunOptions:
         max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
         search=draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"])),
         seed=draw(st.integers(0, 2**32 - 1)),
-        protocol="grpc" if load == "rate" else draw(st.sampled_from(["grpc", "http"])),
+        protocol="grpc" if load == "rate" else draw(st.sampled_from(protocols)),
         load=load,
         arrivals=draw(st.sampled_from(["poisson", "constant", "intervals.txt"])) if load == "rate" else "poisson",
         min_score=draw(st.one_of(st.none(), st.floats(-1e6, 1e6))),
         output_check=draw(st.booleans()),
         confidence=draw(st.sampled_from([0.99, 0.8, 0.95, 0.999, 0.9999])),
-        server_cpus=draw(st.sampled_from([None, "0"])),
+        server_cpus=None if served["target"] == "remote" else draw(st.sampled_from([None, "0"])),
         client_cpus=draw(st.sampled_from([None, "0"])),
         measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
         request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1), st.sampled_from(["1*9|8", "1..4"]))),

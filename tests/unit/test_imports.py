@@ -20,7 +20,7 @@ NOUNS: tuple[str, ...] = (
     "model_source",
     "budget",
 )
-NOUNS += ("machine.cpus", "confirm.plan", "confirm.verification", "requests.sizes")
+NOUNS += ("server_options", "machine.cpus", "confirm.plan", "confirm.verification", "requests.sizes")
 ROOMS = ("answers", "confirm", "load", "machine", "requests", "store")  # packages that are nothing but their modules
 READ: tuple[str, ...] = (
     "report",
@@ -32,7 +32,7 @@ READ: tuple[str, ...] = (
     "problem",
     "outcome",
 )
-READ += ("errors", "budget")
+READ += ("errors", "budget", "server_options")
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
 TOP = {"tuner": 3, "confirm.confirmer": 3, "replay": 4, "session": 4, "confirm.verify": 4, "cli": 5, "__main__": 6}
 

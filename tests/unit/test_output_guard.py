@@ -203,6 +203,17 @@ def test_a_server_that_fails_a_request_of_a_check_is_rejected_with_its_words(ser
         guard.check(served.endpoint)
 
 
+def test_outputs_that_do_not_fill_their_shape_are_told(served: Served) -> None:
+    """As those of a Python backend that has another numpy than it was built for."""
+    guard = served.referred()
+    served.server.spoil = lambda _: b""
+    told = r"an output does not fill its own shape \(.*\); of a model in Python: has the server another numpy"
+    with pytest.raises(DeploymentError, match=told):
+        guard.check(served.endpoint)
+    served.file.unlink()
+    assert "an output does not fill its own shape" in served.referred().note
+
+
 def test_a_server_that_is_gone_is_one_line(served: Served) -> None:
     guard = served.referred()
     with pytest.raises(DeploymentError, match="the server died over a request: ") as error:

@@ -1,0 +1,125 @@
+"""Whether ``--target local`` works with older tritonservers, for real.
+
+    python benchmarks/older_servers.py > benchmarks/older_servers.md
+
+Earlier wheels of nvidia-pytriton on PyPI carry older servers with their Python backends. Each is fetched by hash,
+unpacked into tune's cache, and given to the contract suite of targets and to a short run of ``tune``, both on a model
+in Python that sleeps for 5 ms. The first is older than what tune takes: it is to say so in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from optimizer import runtime  # noqa: E402
+from optimizer.deploy import local  # noqa: E402
+from optimizer.runtime import Runtime, Wheel  # noqa: E402
+from tests.own_server import write_installation  # noqa: E402
+from tests.repositories import write_sleeper  # noqa: E402
+
+SERVER = "TRITUNE_TEST_SERVER"  # where the contract suite looks
+WHEELS = {
+    "0.1.5": "b711c175e9ccfee7aad52d57f81c74e3707194d4321da8b45d1d64a0a7cc7504",
+    "0.3.1": "cf885f5581d3585ca2eb8c372e9d914e1ba1f6266fe8a7c057083d3e4a874a71",
+    "0.4.2": "8f79e8bda28961a49d5c64474c17664e10b1bb08018b7ee7bcbd81bcff86e266",
+    "0.5.5": "986ee75b8fb67bba9e3b0058bd5ff3981b17be3b88e178b0b60971d89ba42a63",
+    "0.6.0": "d102ce46237bbdf094fbcc7a0f02db3bc9dd4a9f683cc2fd746d6c9b9858bdf5",
+}
+GIVEN = ("http-restricted-api", "grpc-address", "disable-auto-complete-config", "backend-config")
+SECONDS = 120.0
+RUN = ("--sla-p95", "50ms", "--max-trials", "4", "--budget", "30s", "--measurement-interval", "100ms", "--json")
+
+
+@dataclass(frozen=True)
+class Row:
+    wheel: str
+    version: str
+    lacks: str
+    contract: str
+    run: str
+
+
+def main() -> None:
+    print("# Older servers under `--target local`, as last measured\n")
+    print(f"`python benchmarks/older_servers.py`, Python {runtime.running_python()}\n")
+    print("| nvidia-pytriton | Triton | lacks of what tune gives | contract suite | a run on a 5 ms sleeper |")
+    print("| --- | --- | --- | --- | --- |")
+    for wheel in WHEELS:
+        row = _tried(wheel)
+        print(f"| {row.wheel} | {row.version} | {row.lacks} | {row.contract} | {row.run} |", flush=True)
+
+
+def _tried(wheel: str) -> Row:
+    with tempfile.TemporaryDirectory(prefix="older-") as scratch:
+        folder = Path(scratch)
+        write_sleeper(folder / "models", milliseconds=5)
+        program = write_installation(folder / "triton", _unpacked(wheel))
+        known = local.find(str(program)).options or frozenset()
+        lacks = ", ".join(f"`--{name}`" for name in GIVEN if name not in known) or "nothing"
+        version, run = _run(program, folder)
+        return Row(wheel, version, lacks, _contract(program) if version else "not run", run)
+
+
+def _unpacked(version: str) -> Runtime:
+    root = runtime.cache_folder() / f"older-{version}"
+    if not root.is_dir():
+        members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
+        runtime.install((Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members),), root, _make_executable)
+    return Runtime(root)
+
+
+def _make_executable(root: Path) -> None:
+    for path in (Runtime(root).tritonserver, *root.rglob("triton_python_backend_stub")):
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def _contract(program: Path) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "TestLocalTarget"]
+    done = subprocess.run(
+        [*command, "tests/contract/test_targets.py"],
+        cwd=ROOT,
+        env={**os.environ, SERVER: str(program)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    told = re.search(r"^(?:\d+ failed, )?\d+ passed|^\d+ failed", done.stdout, re.MULTILINE)
+    return told[0] if told else f"exit code {done.returncode}"
+
+
+def _run(program: Path, folder: Path) -> tuple[str, str]:
+    """The version that run.json has, empty where it did not come so far; what came out, in words."""
+    words = [*RUN, "--target", "local", "--tritonserver", str(program)]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("tune"), *words, "--model-repository", folder / "models", "sleeper"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    if done.returncode not in (0, 1):
+        told = next((line for line in done.stderr.splitlines() if line.startswith("tune: ")), "tune: nothing")
+        return "", f"exit code {done.returncode}: {told.removeprefix('tune: ').replace(str(folder), '…')}"
+    document = json.loads(done.stdout)
+    (info,) = (folder / "results").glob("*/*/run.json")
+    version = json.loads(info.read_text())["versions"]["tritonserver"]
+    best = document["recommended"]
+    if best is None:
+        return version, f"{document['trials']} configurations, none within the bound"
+    figures = f"{best['throughput_infer_per_sec']:,.0f} infer/s, p95 {best['latency_p95_ms']:.1f} ms"
+    return version, f"{document['trials']} configurations; best {figures}"
+
+
+if __name__ == "__main__":
+    main()

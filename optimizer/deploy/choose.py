@@ -1,0 +1,137 @@
+"""Which target a run gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer import runtime, server_options
+from optimizer.arguments.target import address
+from optimizer.deploy import docker, docker_engine, installation, local
+from optimizer.deploy.embedded import EmbeddedTarget
+from optimizer.deploy.installation import Installation
+from optimizer.errors import BadInputError
+from optimizer.headers import expanded
+from optimizer.interfaces import ServerTarget
+from optimizer.options import RunOptions
+from optimizer.profile.safe_paths import is_file
+from optimizer.space import Space
+from optimizer.stopwatch import Stopwatch
+from optimizer.trial import SERVER_CPUS
+from optimizer.untrusted import one_line
+
+if TYPE_CHECKING:
+    from optimizer.task import Task
+
+ON_THIS_MACHINE = ("embedded", "local")  # as a program: see ``installed``
+CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # so that options of the whole server can be among what is tried
+
+
+def check(options: RunOptions, say: Callable[[str], None]) -> None:
+    """What can be told of the target before a model is looked for. Raises as ``target_of``."""
+    if options.target == "local":
+        installed(options, say)
+    if options.target == "docker":
+        assert options.docker_image is not None
+        docker.read_settings(**_container(options))
+        docker_engine.check_image(options.docker_image)
+    expanded(options.headers)
+    for flag, file in (
+        ("--tls-ca", options.tls_ca),
+        ("--tls-cert", options.tls_cert),
+        ("--tls-key", options.tls_key),
+    ):
+        if file is not None and not is_file(Path(file)):
+            raise BadInputError(f"{flag} {one_line(file)}: no such file; name one in PEM")
+
+
+def target_of(
+    what: Task,
+    options: RunOptions,
+    *,
+    log: Path,
+    cpus: frozenset[int] | None,
+    stopwatch: Stopwatch,
+    say: Callable[[str], None],
+) -> ServerTarget:
+    """Raises BadInputError where what is asked does not go with it, EnvironmentFault where it cannot be had."""
+    check_space(what.problem.space, options, say)
+    if options.target == "remote":
+        return _remote(what, options, stopwatch)
+    if options.target == "docker":
+        return _docker(what, options, log, cpus, stopwatch)
+    if options.target == "local":
+        own = installed(options, say)
+        if options.protocol == "http" and not own.knows("--http-restricted-api"):
+            raise BadInputError(
+                f"--protocol http: {own.tritonserver} is too old to keep web pages from loading models over HTTP; "
+                "leave it out, or name a newer server"
+            )
+        return local.LocalTarget(what.source, own, log=log, stopwatch=stopwatch, cpus=cpus)
+    return EmbeddedTarget(what.source, log=log, say=say, stopwatch=stopwatch, cpus=cpus)
+
+
+def installed(options: RunOptions, say: Callable[[str], None]) -> Installation:
+    """The server on this machine that serves: the user's own, or the embedded one."""
+    if options.target == "local":
+        return local.find(options.tritonserver, options.backend_directory, options.server_args)
+    return installation.embedded(runtime.ensure(say))
+
+
+def check_space(space: Space, options: RunOptions, say: Callable[[str], None]) -> None:
+    """That the target can vary what the space says of the server. Raises BadInputError."""
+    tried = server_options.names(space.fields)
+    if options.target not in CAN_RESTART and (tried or SERVER_CPUS in space.fields):
+        about = f"server: {tried[0]}" if tried else SERVER_CPUS
+        raise BadInputError(
+            f"space: {about}: --target {options.target} cannot start its server anew with other options; leave it "
+            f"out, or tune on --target {' or '.join(CAN_RESTART)}"
+        )
+    if tried and options.target != "docker":  # an image's server is asked by starting it
+        own = installed(options, say)
+        known = local.known_options(own.tritonserver, own.environment)
+        for name in tried:
+            if name not in known:
+                raise BadInputError(
+                    f"space: server: {name}: no option of {own.tritonserver}; its --help lists those that it has"
+                )
+
+
+def _docker(
+    what: Task, options: RunOptions, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
+) -> ServerTarget:
+    assert options.docker_image is not None
+    return docker.DockerTarget(
+        what.source,
+        image=options.docker_image,
+        log=log,
+        stopwatch=stopwatch,
+        options=options.server_args,
+        cpus=cpus,
+        **_container(options),
+    )
+
+
+def _container(options: RunOptions) -> dict[str, Any]:
+    """What the container is given, by the parameters of DockerTarget."""
+    return {
+        "gpus": options.docker_gpus or "none",
+        "mounts": options.docker_mounts,
+        "shm_size": options.docker_shm_size or "",
+        "ulimits": options.docker_ulimits,
+    }
+
+
+def _remote(what: Task, options: RunOptions, stopwatch: Stopwatch) -> ServerTarget:
+    from optimizer.deploy.remote import RemoteTarget
+
+    at, headers = address(options.url), expanded(options.headers)
+    if at.protocol != "grpc" or at.tls or headers or options.tls_ca or options.tls_cert:
+        raise BadInputError("--target remote: HTTP, TLS and headers are not part of this build")
+    if len(what.source.models) > 1:
+        raise BadInputError(
+            f"--target remote: {what.source.name} is made of several models, or has variants, and there "
+            "one alone can be put back; leave --target out: that verifies it here"
+        )
+    return RemoteTarget(at.where, what.source.name, keep=runtime.cache_folder() / "remote", stopwatch=stopwatch)

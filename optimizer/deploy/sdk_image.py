@@ -1,0 +1,67 @@
+"""perf_analyzer from an image, NVIDIA's SDK image or one like it: a container of it for each launch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.deploy import leftovers
+from optimizer.deploy.container import Container
+from optimizer.deploy.container_settings import Bind, ContainerSettings
+from optimizer.deploy.docker_engine import connect, refusals_told
+from optimizer.process import Finished, finished
+
+RESULTS = "/results"
+
+
+@dataclass(frozen=True)
+class SdkImage:
+    """A Launcher that takes the command from ``image``, in the network of this machine.
+
+    ``base_url`` as for DockerTarget. Raises EnvironmentFault where Docker does not run it.
+    """
+
+    image: str
+    base_url: str | None = None
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float,
+        log: Path,
+        reads: Sequence[Path] = (),
+        cpus: frozenset[int] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Finished:
+        """What the command leaves in its folder comes to where ``log`` is."""
+        with contextlib.closing(connect(self.base_url)) as client, _new_folder() as scratch:
+            with refusals_told():
+                rootless = any("rootless" in told for told in client.info().get("SecurityOptions") or ())
+            settings = ContainerSettings(
+                binds=(Bind(scratch, RESULTS, read_only=False), *(Bind(path, str(path)) for path in reads)),
+                cpus=cpus,
+                host_network=True,
+                user="" if rootless else f"{os.getuid()}:{os.getgid()}",  # rootless: its root is this user
+                folder=RESULTS,
+                entrypoint=command[0],
+            )
+            log.unlink(missing_ok=True)
+            container = Container(client, self.image, command[1:], settings, log=log)
+            done = finished(container, timeout_seconds, check)
+            for file in scratch.iterdir():
+                shutil.move(file, log.parent / file.name)
+            return done
+
+
+@contextlib.contextmanager
+def _new_folder() -> Iterator[Path]:
+    folder = leftovers.new_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,65 @@
+"""A container engine for tests: Podman's service, which speaks Docker's API, on a socket of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from optimizer import runtime
+from optimizer.process import SupervisedProcess
+from tests.command_fixtures import eventually
+from tests.server_image import ensure_image
+
+LIMITED_RUNC = Path(__file__).with_name("limited_runc.py")
+CONFIGURATION = """\
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "limited"
+[engine.runtimes]
+limited = ["{runtime}"]
+"""
+START_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where it is reached, and the image of a server that it has."""
+
+    base_url: str
+    image: str
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    docker = pytest.importorskip("docker", reason="needs the docker SDK for Python: pip install 'tritune[docker]'")
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    if os.getuid() != 0 or shutil.which("podman") is None or shutil.which("runc") is None:
+        pytest.skip("needs root, Podman and runc: apt-get install podman runc")
+    with TemporaryDirectory(prefix="podman-") as name, contextlib.ExitStack() as undo:
+        folder = Path(name)
+        limited = folder / "limited_runc"
+        limited.write_text(f"#!{sys.executable} -IS\n{LIMITED_RUNC.read_text()}")
+        limited.chmod(0o755)
+        configuration = folder / "containers.conf"
+        configuration.write_text(CONFIGURATION.format(runtime=limited))
+        store = runtime.cache_folder() / "podman"  # keeps the image
+        command: list[str | Path] = ["podman", "--root", store / "root", "--runroot", store / "run"]
+        command += ["--storage-driver", "overlay", "system", "service", "--time", "0", f"unix://{folder}/podman.sock"]
+        environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
+        service = undo.enter_context(SupervisedProcess(command, log=folder / "podman.log", env=environment))
+        assert eventually(lambda: (folder / "podman.sock").exists() or service.exit_code() is not None, START_SECONDS)
+        if service.exit_code() is not None:
+            pytest.skip(f"Podman does not run here: {(folder / 'podman.log').read_text()}")
+        base_url = f"unix://{folder}/podman.sock"
+        client = undo.enter_context(contextlib.closing(docker.DockerClient(base_url=base_url)))
+        yield Engine(base_url, ensure_image(client, folder))

@@ -1,0 +1,149 @@
+"""A server in a container that dies, does not start or was left, and perf_analyzer in one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
+from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.sdk_image import SdkImage
+from optimizer.errors import EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.load.perf_analyzer import PerfAnalyzer
+from optimizer.machine.telemetry import ProcessTelemetry
+from optimizer.model_source import ModelSource
+from optimizer.process import COMMANDS
+from optimizer.trial import Candidate, LoadPoint
+from tests.podman import Engine
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
+LEAVES_ONE = """
+import sys, time
+from pathlib import Path
+from optimizer.deploy.container import Container
+from optimizer.deploy.container_settings import ContainerSettings
+from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
+from optimizer.deploy.docker_engine import connect
+base_url, image, log = sys.argv[1:]
+Container(connect(base_url), image, ["sleep", "600"], ContainerSettings(host_network=True), log=Path(log))
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[DockerClient]:
+    with contextlib.closing(connect(engine.base_url)) as client:
+        yield client
+
+
+@pytest.fixture
+def make(mlp: ModelSource, engine: Engine, tmp_path: Path) -> Iterator[Callable[..., DockerTarget]]:
+    with contextlib.ExitStack() as undo:
+
+        def made(image: str = engine.image, **settings: object) -> DockerTarget:
+            log = tmp_path / "tritonserver.log"
+            target = DockerTarget(mlp, image=image, log=log, base_url=engine.base_url, **settings)  # type: ignore[arg-type]
+            return undo.enter_context(contextlib.closing(target))
+
+        yield made
+
+
+def ours(client: DockerClient) -> list[str]:
+    return [container.name for container in client.containers.list(all=True, filters={"label": OWNER})]
+
+
+def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
+    make: Callable[..., DockerTarget], client: DockerClient, engine: Engine, mlp: ModelSource, tmp_path: Path
+) -> None:
+    """perf_analyzer runs in a container of its own."""
+    target = make()
+    tool = PerfAnalyzer(
+        Path("perf_analyzer"),
+        tmp_path,
+        tmp_path / "perf_analyzer.log",
+        input_data=str(mlp.input_data),
+        window_ms=200,
+        patience=False,
+        launcher=SdkImage(engine.image, engine.base_url),
+    )
+    with target.deploy(BATCHING) as endpoint, ContainerTelemetry(ProcessTelemetry()).record(endpoint) as samples:
+        measured = tool.measure(endpoint, LoadPoint(1, 4))
+    assert measured.throughput_infer_per_sec
+    assert measured.latency_p95_ms
+    assert (tmp_path / "perf.csv").exists()
+    assert samples.server_memory_bytes is not None
+    assert endpoint.memory_bytes is not None
+    counted = endpoint.memory_bytes()
+    assert counted is not None
+    assert min(samples.server_memory_bytes, counted) > 2**20
+    started = (tmp_path / COMMANDS).read_text()
+    assert f"{engine.image} tritonserver --id=" in started
+    assert "--publish=127.0.0.1::8001" in started
+
+    (name,) = ours(client)
+
+    def killed_while_measured() -> None:
+        with target.deploy(BATCHING) as endpoint:
+            client.containers.get(name).kill()
+            tool.measure(endpoint, LoadPoint(1, 4))
+
+    with pytest.raises(ServerCrashed, match="tritonserver died"):
+        killed_while_measured()
+    with target.deploy(BATCHING):
+        assert ours(client) != [name]
+    target.close()
+    assert ours(client) == []
+
+
+def test_one_that_ends_at_its_start_says_why_and_is_removed(
+    make: Callable[..., DockerTarget], client: DockerClient
+) -> None:
+    target = make(options=["--no-such-option"])
+    with pytest.raises(ServerFault, match=r"did not start: .*unrecognized option '--no-such-option'"):
+        target.deploy(BATCHING).__enter__()
+    assert ours(client) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"image": "tritune-test-nothing:1"}, "has no image tritune-test-nothing:1; fetch it: docker pull tritune"),
+        ({"gpus": "all"}, "gives containers no GPUs"),
+    ],
+    ids=["image", "gpus"],
+)
+def test_what_the_engine_has_not_is_told(
+    settings: dict[str, str], told: str, make: Callable[..., DockerTarget], client: DockerClient
+) -> None:
+    target = make(**settings)
+    with pytest.raises(EnvironmentFault, match=told) as caught:
+        target.deploy(BATCHING).__enter__()
+    assert "\n" not in str(caught.value)
+    assert ours(client) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_target(
+    make: Callable[..., DockerTarget], client: DockerClient, engine: Engine, tmp_path: Path
+) -> None:
+    left = subprocess.Popen(
+        [sys.executable, "-c", LEAVES_ONE, engine.base_url, engine.image, str(tmp_path / "left.log")],
+        stdout=subprocess.PIPE,
+    )
+    assert left.stdout is not None
+    assert left.stdout.readline() == b"started\n"
+    left.send_signal(signal.SIGKILL)
+    left.wait()
+    assert len(ours(client)) == 1
+    make()
+    assert ours(client) == []
