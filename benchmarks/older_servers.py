@@ -57,7 +57,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for wheel in WHEELS:
         row = _tried(wheel)
-        print(f"| {row.wheel} | {row.version} | {row.lacks} | {row.contract} | {row.run} |", flush=True)
+        print(f"| {row.wheel} | {row.version or '–'} | {row.lacks} | {row.contract} | {row.run} |", flush=True)
 
 
 def _tried(wheel: str) -> Row:
