@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from objectives.metrics import Measurement
+from optimizer.deploy.connection import Connection
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 
@@ -16,6 +17,7 @@ class Endpoint:
 
     ``batcher`` is the model whose batches the candidate's settings make, where it is another one that ``model``
     calls; ``max_batch_size`` is then that of ``model`` itself. ``beside`` are models that get load at the same time.
+    ``remote`` is the one way to a server that runs already; without it both addresses are plain.
     """
 
     model: str
@@ -26,6 +28,16 @@ class Endpoint:
     batcher: str = ""
     max_batch_size: int | None = None
     beside: tuple[Endpoint, ...] = ()
+    remote: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """What the server is asked over."""
+        return self.remote or Connection(self.grpc)
+
+    def connection_for_load(self, protocol: Literal["grpc", "http"]) -> Connection:
+        """With ``protocol``, where there is a choice."""
+        return self.remote or Connection(self.grpc if protocol == "grpc" else self.http, protocol)
 
     @property
     def largest_request(self) -> int:

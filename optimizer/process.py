@@ -19,6 +19,17 @@ CHECK_SECONDS = 1.0  # between looks at a command that runs
 MOST_READ, MOST_LOG = 2**20, 2**26  # bytes of a command's output: returned, and let onto the disk
 
 
+class Secret(str):
+    """A word of a command, in whose place ``shown`` is written down."""
+
+    shown: str
+
+    def __new__(cls, word: str, shown: str) -> Secret:
+        made = super().__new__(cls, word)
+        made.shown = shown
+        return made
+
+
 class SupervisedProcess:
     """A command that is killed, with all its descendants, at ``stop()`` or when this process ends in any way.
 
@@ -38,7 +49,8 @@ class SupervisedProcess:
         self.log = log
         # a disk that is full will be told by what matters more
         with contextlib.suppress(OSError), log.with_name(COMMANDS).open("a") as told:
-            told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(map(str, command))}\n")
+            shown = (word.shown if isinstance(word, Secret) else str(word) for word in command)
+            told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(shown)}\n")
         numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:
             self._process = subprocess.Popen(

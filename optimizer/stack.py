@@ -14,8 +14,9 @@ from optimizer.answers.guard import OutputGuard, Unguarded
 from optimizer.answers.guards import Guards
 from optimizer.answers.score import read_scorer
 from optimizer.budget import Budget
+from optimizer.deploy.connection import Connection
 from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator
 from optimizer.load.concurrent import ConcurrentModels
 from optimizer.load.perf_analyzer import PerfAnalyzer
@@ -89,13 +90,8 @@ class Stack:
         if self.remote is not None:
             from optimizer.deploy.remote import RemoteTarget
 
-            if len(what.source.models) > 1:
-                raise BadInputError(
-                    f"--target remote: {what.source.name} is made of several models, or has variants, and there "
-                    "one alone can be put back; leave --target out: that verifies it here"
-                )
             keep = runtime.cache_folder() / "remote"
-            return RemoteTarget(self.remote, what.source.name, keep=keep, stopwatch=self.stopwatch)
+            return RemoteTarget(Connection(self.remote), what.source, keep=keep, stopwatch=self.stopwatch)
         return EmbeddedTarget(
             what.source,
             log=folder.server_log,

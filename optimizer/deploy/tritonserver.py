@@ -38,7 +38,8 @@ def free_port() -> int:
 class TritonServer:
     """Serves from ``folder``; ``options`` are further ones of its command line. ``log`` collects what it prints.
 
-    ``grpc`` and ``http`` are ``host:port`` of the running server. ``cpus`` as in SupervisedProcess, where
+    ``grpc`` and ``http`` are ``host:port`` of the running server; over HTTP models are loaded with the header
+    ``tritune: <http_secret>`` only. ``cpus`` as in SupervisedProcess, where
     ``run_on`` says nothing else.
     """
 
@@ -54,6 +55,7 @@ class TritonServer:
     ) -> None:
         self.log = log
         self.grpc = self.http = ""
+        self.http_secret = secrets.token_hex(16)
         self._folder = folder
         self._installed = installed
         self._environment = environment(installed)
@@ -84,7 +86,7 @@ class TritonServer:
             "--http-address=127.0.0.1",
             f"--http-port={http_port}",
             # a web page can send requests to loopback, and a load request can bring code: that now takes a header
-            f"--http-restricted-api=model-repository:tritune={secrets.token_hex(16)}",
+            f"--http-restricted-api=model-repository:tritune={self.http_secret}",
             "--grpc-address=127.0.0.1",
             f"--grpc-port={grpc_port}",
             "--allow-metrics=false",

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tritonclient.grpc import InferenceServerClient
 
 from optimizer import model_config
+from optimizer.deploy.client import open_client
+from optimizer.deploy.connection import Connection
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.deploy.remote import RemoteTarget
@@ -20,7 +21,9 @@ from optimizer.errors import DeploymentError, TuneError
 from optimizer.interfaces import Target
 from optimizer.model_source import ModelSource
 from optimizer.trial import Candidate, LoadPoint, Trial
+from tests.certificates import Certificates
 from tests.conftest import measurement
+from tests.production import Production, secured
 
 GOOD = (
     Candidate(max_batch_size=64),
@@ -112,10 +115,10 @@ class TestRecordedTable(TargetContract):
         return None
 
 
-def served_by(address: str, model: str) -> Candidate:
+def told_by(connection: Connection, model: str) -> Candidate:
     """What the server tells, without the preferred size that Triton writes where none is given."""
-    with InferenceServerClient(address) as client:
-        found = model_config.candidate_of(client.get_model_config(model).config)
+    with contextlib.closing(open_client(connection)) as client:
+        found = model_config.candidate_of(client.config(model))
     if found.preferred_batch_sizes == (found.max_batch_size,):
         return replace(found, preferred_batch_sizes=())
     return found
@@ -132,7 +135,7 @@ class TestEmbeddedTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, EmbeddedTarget)
-        return served_by(target.grpc_address, model)
+        return told_by(Connection(target.grpc_address), model)
 
 
 class TestRemoteTarget(TargetContract):
@@ -146,7 +149,7 @@ class TestRemoteTarget(TargetContract):
     @pytest.fixture
     def another(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
         with embedded.deploy(Candidate(max_batch_size=32)):
-            return RemoteTarget(embedded.grpc_address, embedded.source.name, keep=tmp_path)
+            return RemoteTarget(Connection(embedded.grpc_address), embedded.source, keep=tmp_path)
 
     def left(self) -> set[str]:
         """The server goes on, with shared memory of its own."""
@@ -154,4 +157,52 @@ class TestRemoteTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
-        return served_by(target.address, model)
+        return told_by(target.connection, model)
+
+
+class TestRemoteTargetOverHttp(TestRemoteTarget):
+    """With a header, without which the server loads no model."""
+
+    @pytest.fixture(scope="class")
+    def reached(self, production: Production) -> Connection:
+        return production.http
+
+    @pytest.fixture(scope="class")
+    def production(self, mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+        with contextlib.closing(Production(mlp, tmp_path_factory.mktemp("production") / "log")) as server:
+            server.load(server.model)
+            yield server
+
+    @pytest.fixture(scope="class")
+    def target(
+        self, production: Production, reached: Connection, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Target]:
+        """One for all, since what it puts back takes a load each time."""
+        before = production.serving()
+        target = RemoteTarget(reached, production.source, keep=tmp_path_factory.mktemp("keep"))
+        with contextlib.closing(target):
+            yield target
+        assert production.serving() == before
+
+    @pytest.fixture
+    def another(self, reached: Connection, production: Production, tmp_path: Path) -> Target:
+        return RemoteTarget(
+            replace(reached, address=reached.address.replace("127.0.0.1", "localhost")),
+            production.source,
+            keep=tmp_path,
+        )
+
+
+class TestRemoteTargetOverTls(TestRemoteTargetOverHttp):
+    """gRPC, and every call takes a header."""
+
+    @pytest.fixture(scope="class")
+    def reached(self, production: Production) -> Connection:
+        return production.grpc
+
+    @pytest.fixture(scope="class")
+    def production(self, mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+        folder = tmp_path_factory.mktemp("production")
+        with contextlib.closing(secured(mlp, folder / "log", Certificates(folder))) as server:
+            server.load(server.model)
+            yield server

@@ -20,7 +20,7 @@ NOUNS: tuple[str, ...] = (
     "model_source",
     "budget",
 )
-NOUNS += ("machine.cpus", "confirm.plan", "confirm.verification")
+NOUNS += ("deploy.connection", "machine.cpus", "confirm.plan", "confirm.verification")
 ROOMS = ("answers", "confirm", "load", "machine", "requests", "store")  # packages that are nothing but their modules
 READ: tuple[str, ...] = (
     "report",
