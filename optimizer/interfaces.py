@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from objectives.metrics import Measurement
-from optimizer.deploy.connection import Connection
+from optimizer.deploy.connection import Connection, ProtocolName
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 
@@ -35,7 +35,7 @@ class Endpoint:
         """What the server is asked over."""
         return self.remote or Connection(self.grpc)
 
-    def connection_for_load(self, protocol: Literal["grpc", "http"]) -> Connection:
+    def connection_for_load(self, protocol: ProtocolName) -> Connection:
         """With ``protocol``, where there is a choice."""
         return self.remote or Connection(self.grpc if protocol == "grpc" else self.http, protocol)
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from optimizer.errors import BadInputError
 
-Protocol: TypeAlias = Literal["grpc", "http"]
+ProtocolName: TypeAlias = Literal["grpc", "http"]
 
 HIDDEN = "***"
 LONGEST_VALUE = 8192  # of all headers together, characters: what a tritonserver takes over HTTP
@@ -36,7 +36,7 @@ class Connection:
     """
 
     address: str
-    protocol: Protocol = "grpc"
+    protocol: ProtocolName = "grpc"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     tls: Tls | None = None
 

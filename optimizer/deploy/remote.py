@@ -97,15 +97,8 @@ class RemoteTarget:
 
     def close(self) -> None:
         """Puts back what the server had. Raises ServerFault where that fails."""
-        with self._open:
-            try:
-                with self._stopwatch.server(), _no_candidates_fault():
-                    self._put_back()
-            except TuneError as error:
-                raise ServerFault(
-                    f"{self.source.name} on {self.connection.address} is not as it was: {error}; what it served is "
-                    f"kept in {self._kept.path}, and the next run there puts it back"
-                ) from error
+        with self._open, self._stopwatch.server():
+            self._put_back()
 
     # -- what the server had ------------------------------------------------------------------------------------
 
@@ -116,11 +109,17 @@ class RemoteTarget:
             self._before = self._found
 
     def _put_back(self) -> None:
-        """What fails here is for the next target to put right."""
-        before, self._before = self._before, None
-        if before is not None:
+        before, self._before = self._before, None  # what fails here is for the next target to put right
+        if before is None:
+            return
+        try:
             self._server.restore(before)
-            self._kept.remove()
+        except TuneError as error:
+            raise ServerFault(
+                f"{', '.join(before.configs)} on {self.connection.address}: not as it was: {error}; what it served is "
+                f"kept in {self._kept.path}, and the next run there puts it back"
+            ) from error
+        self._kept.remove()
 
     def _base(self, name: str) -> ModelConfig:
         """The configuration that the server has for it; a model that is not loaded is, to be asked."""

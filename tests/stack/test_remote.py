@@ -136,7 +136,7 @@ def test_a_server_that_dies_meanwhile_ends_it_and_says_what_to_see_to(mlp: Model
         with pytest.raises(ServerFault, match="no longer answers"), target.deploy(TUNED):  # noqa: PT012
             production.server.stop()
             raise ServerCrashed("no answer")
-        told = r"mlp on .* is not as it was: no tritonserver answers at .*; what it served is kept in .*, and"
+        told = r"mlp on .*: not as it was: no tritonserver answers at .*; what it served is kept in .*, and"
         with pytest.raises(ServerFault, match=told) as caught:
             target.close()
         (kept,) = (tmp_path / "keep").iterdir()
@@ -238,7 +238,8 @@ def test_several_models_are_put_back_after_a_kill(
     chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
     """Also where some of them were, before the kill."""
-    command = [sys.executable, "-c", KILLED, chained.source.repository, chained.server.grpc, tmp_path]
+    where = [str(chained.source.repository), chained.server.grpc, str(tmp_path)]
+    command = [sys.executable, "-c", KILLED, *where]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
     assert sizes(chained) == (4, 2, 2)
     if (second := all_before["second"]) is not None:

@@ -8,9 +8,9 @@ import json
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 
 from optimizer.answers import inference
 from optimizer.deploy.client import CallError, answers, open_client
-from optimizer.deploy.connection import Connection, Tls
+from optimizer.deploy.connection import Connection, ProtocolName, Tls
 from optimizer.deploy.kept_state import KeptState, ServerState
 from optimizer.deploy.reach import trouble
 from optimizer.deploy.tritonserver import free_port
@@ -140,11 +140,16 @@ def test_headers_of_any_length(length: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_what_is_denied_is_told_without_the_secret(protocol: str) -> None:
+def test_what_is_denied_is_told_without_the_secret(protocol: ProtocolName) -> None:
     with grpc_server() if protocol == "grpc" else http_server() as address:
-        connection = Connection(address, protocol, {"Authorization": SECRET})  # type: ignore[arg-type]
+        connection = Connection(address, protocol, {"Authorization": SECRET})
         with contextlib.closing(open_client(connection)) as client:
-            for call in (client.check, lambda: client.config("m"), lambda: client.statistics("m")):
+            calls: list[Callable[[], object]] = [
+                client.check,
+                partial(client.config, "m"),
+                partial(client.statistics, "m"),
+            ]
+            for call in calls:
                 with pytest.raises(CallError, match=r"^not with \*\*\*$") as caught:
                     call()
                 assert caught.value.failure == "denied"
@@ -154,8 +159,8 @@ def test_what_is_denied_is_told_without_the_secret(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_nobody_there_is_a_crash_while_measuring(protocol: str) -> None:
-    connection = Connection(f"127.0.0.1:{free_port()}", protocol)  # type: ignore[arg-type]
+def test_nobody_there_is_a_crash_while_measuring(protocol: ProtocolName) -> None:
+    connection = Connection(f"127.0.0.1:{free_port()}", protocol)
     with contextlib.closing(open_client(connection)) as client:
         assert not answers(client, 2)
     with pytest.raises(ServerCrashed, match="the server died over a request"):
@@ -221,9 +226,9 @@ def test_files_for_tls_that_cannot_be_used_are_named(certificates: Certificates,
         (Tls(ca, own, certificates.elsewhere), "own.pem with the key .*elsewhere.pem: not a certificate and its key"),
         (Tls(ca, own, ca), "not a certificate and its key"),
     ):
-        for protocol in ("grpc", "http"):
+        for connection in (Connection("host:1", tls=files), Connection("host:1", "http", tls=files)):
             with pytest.raises(BadInputError, match=told):
-                open_client(Connection("host:1", protocol, tls=files))  # type: ignore[arg-type]
+                open_client(connection)
 
 
 # -- the open loop's TLS --------------------------------------------------------------------------------------------
@@ -283,8 +288,10 @@ def test_what_a_server_had_is_read_as_it_was_written(tmp_path: Path) -> None:
     with kept.alone():
         assert kept.read() is None
         kept.write(state)
-        assert replace(kept.read() or state) == state
-        assert list((kept.read() or state).configs) == ["first", "chain"]
+        again = kept.read()
+        assert again == state
+        assert again is not None
+        assert list(again.configs) == ["first", "chain"]
         kept.remove()
     assert list((tmp_path / "keep").iterdir()) == []
 
