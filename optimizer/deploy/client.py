@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from optimizer.deploy.connection import Connection
-from optimizer.untrusted import one_line
+from optimizer.server_health import shortened
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -31,7 +31,7 @@ class CallError(Exception):
         told = message or "it did not say why"
         if header := _RESTRICTED.search(told):
             failure, told = "denied", f"it expects the header {header[1]}, with the value that it was started with"
-        super().__init__(one_line(connection.hide(told), _LONGEST))
+        super().__init__(shortened(connection.hide(told), _LONGEST))
         self.failure = failure
 
 

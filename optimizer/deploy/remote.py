@@ -116,8 +116,8 @@ class RemoteTarget:
             self._server.restore(before)
         except TuneError as error:
             raise ServerFault(
-                f"{', '.join(before.configs)} on {self.connection.address}: not as it was: {error}; what it served is "
-                f"kept in {self._kept.path}, and the next run there puts it back"
+                f"{', '.join(before.configs)} on {self.connection.address}: not as it was: {error}; what it served "
+                f"is kept in {self._kept.path}, and the next run there puts it back"
             ) from error
         self._kept.remove()
 
