@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gevent.hub import Hub
 from gevent.ssl import create_default_context
 from geventhttpclient.response import HTTPParseError
 from google.protobuf import json_format
@@ -32,6 +33,7 @@ from optimizer.deploy.connection import Connection
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
 
+Hub.NOT_ERROR = (*Hub.NOT_ERROR, KeyboardInterrupt)  # else gevent prints a trace of each Ctrl-C
 _FAILURES: dict[str, Failure] = {
     "401": "denied",
     "403": "denied",
