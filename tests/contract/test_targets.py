@@ -160,49 +160,55 @@ class TestRemoteTarget(TargetContract):
         return told_by(target.connection, model)
 
 
+@pytest.fixture(scope="module")
+def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+    """Behind TLS and headers, and serves the model."""
+    folder = tmp_path_factory.mktemp("production")
+    with contextlib.closing(secured(mlp, folder / "log", Certificates(folder))) as server:
+        server.load(server.model)
+        yield server
+
+
+@contextlib.contextmanager
+def attached(production: Production, connection: Connection, keep: Path) -> Iterator[RemoteTarget]:
+    before = production.serving()
+    with contextlib.closing(RemoteTarget(connection, production.source, keep=keep)) as target:
+        yield target
+    assert production.serving() == before
+
+
+@pytest.fixture(scope="module")
+def over_http(production: Production, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteTarget]:
+    """One for all, since what it puts back takes a load each time."""
+    with attached(production, production.http, tmp_path_factory.mktemp("keep")) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def over_tls(production: Production, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteTarget]:
+    with attached(production, production.grpc, tmp_path_factory.mktemp("keep")) as target:
+        yield target
+
+
 class TestRemoteTargetOverHttp(TestRemoteTarget):
-    """With a header, without which the server loads no model."""
-
-    @pytest.fixture(scope="class")
-    def reached(self, production: Production) -> Connection:
-        return production.http
-
-    @pytest.fixture(scope="class")
-    def production(self, mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
-        with contextlib.closing(Production(mlp, tmp_path_factory.mktemp("production") / "log")) as server:
-            server.load(server.model)
-            yield server
-
-    @pytest.fixture(scope="class")
-    def target(
-        self, production: Production, reached: Connection, tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[Target]:
-        """One for all, since what it puts back takes a load each time."""
-        before = production.serving()
-        target = RemoteTarget(reached, production.source, keep=tmp_path_factory.mktemp("keep"))
-        with contextlib.closing(target):
-            yield target
-        assert production.serving() == before
+    """With headers."""
 
     @pytest.fixture
-    def another(self, reached: Connection, production: Production, tmp_path: Path) -> Target:
-        return RemoteTarget(
-            replace(reached, address=reached.address.replace("127.0.0.1", "localhost")),
-            production.source,
-            keep=tmp_path,
-        )
+    def target(self, over_http: RemoteTarget) -> Target:
+        return over_http
+
+    @pytest.fixture
+    def another(self, production: Production, tmp_path: Path) -> Target:
+        return RemoteTarget(production.http, production.source, keep=tmp_path)
 
 
-class TestRemoteTargetOverTls(TestRemoteTargetOverHttp):
-    """gRPC, and every call takes a header."""
+class TestRemoteTargetOverTls(TestRemoteTarget):
+    """gRPC, with a header."""
 
-    @pytest.fixture(scope="class")
-    def reached(self, production: Production) -> Connection:
-        return production.grpc
+    @pytest.fixture
+    def target(self, over_tls: RemoteTarget) -> Target:
+        return over_tls
 
-    @pytest.fixture(scope="class")
-    def production(self, mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
-        folder = tmp_path_factory.mktemp("production")
-        with contextlib.closing(secured(mlp, folder / "log", Certificates(folder))) as server:
-            server.load(server.model)
-            yield server
+    @pytest.fixture
+    def another(self, production: Production, tmp_path: Path) -> Target:
+        return RemoteTarget(production.grpc, production.source, keep=tmp_path)

@@ -48,7 +48,7 @@ def kept_in(folder: Path) -> list[str]:
 BEFORE = ("from its repository", "with an override", "not loaded")
 
 
-@pytest.fixture(params=BEFORE)
+@pytest.fixture
 def before(request: pytest.FixtureRequest, production: Production) -> ModelConfig | None:
     """What the operator had it serve."""
     production.unload(production.model)
@@ -61,6 +61,7 @@ def before(request: pytest.FixtureRequest, production: Production) -> ModelConfi
     return production.serving()
 
 
+@pytest.mark.parametrize("before", BEFORE, indirect=True)
 def test_what_was_served_is_served_again(production: Production, before: ModelConfig | None, tmp_path: Path) -> None:
     with contextlib.closing(attached(production, tmp_path)) as target:
         for deploy in (target.deploy, target.deploy_as_written):
@@ -74,6 +75,7 @@ def test_what_was_served_is_served_again(production: Production, before: ModelCo
     assert kept_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("before", BEFORE[1:], indirect=True)
 def test_what_a_killed_process_left_is_put_back_by_the_next(
     production: Production, before: ModelConfig | None, tmp_path: Path
 ) -> None:
@@ -154,9 +156,9 @@ def test_the_embedded_server_is_found_by_its_port(embedded: EmbeddedTarget) -> N
 
 # -- several models -------------------------------------------------------------------------------------------------
 
-COUNT, SIZE = "first/instance_group_count", "first/max_batch_size"
+COUNT, SIZE, WHOLE = "first/instance_group_count", "first/max_batch_size", "chain/max_batch_size"
 SMALL = Candidate(2, True, 300, (), 2, ((COUNT, 2), (SIZE, 4)))
-LARGE = Candidate(16, True, 300, (4,), 1, ((COUNT, 1), (SIZE, 32)))
+LARGE = Candidate(16, True, 300, (4,), 1, ((WHOLE, 16), (COUNT, 1), (SIZE, 32)))
 KILLED = """\
 import os, sys
 from pathlib import Path
@@ -184,7 +186,7 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
         yield server
 
 
-@pytest.fixture(params=BEFORE)
+@pytest.fixture
 def all_before(request: pytest.FixtureRequest, chained: Production) -> dict[str, ModelConfig | None]:
     """The ensemble and its steps; an override is of the second step, and the ensemble's own."""
     for name in reversed(chained.source.models):
@@ -211,6 +213,7 @@ def sizes(production: Production) -> tuple[int, ...]:
     return tuple(0 if config is None else config.max_batch_size for config in found)
 
 
+@pytest.mark.parametrize("all_before", ["with an override"], indirect=True)
 def test_an_ensemble_and_its_steps_are_served_as_wanted_and_put_back(
     chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
@@ -233,19 +236,16 @@ def test_an_ensemble_and_its_steps_are_served_as_wanted_and_put_back(
     assert kept_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("all_before", BEFORE[1:], indirect=True)
+@pytest.mark.parametrize("all_before", ["not loaded"], indirect=True)
 def test_several_models_are_put_back_after_a_kill(
     chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
-    """Also where some of them were, before the kill."""
+    """Also where one of them was, before the kill."""
     where = [str(chained.source.repository), chained.server.grpc, str(tmp_path)]
     command = [sys.executable, "-c", KILLED, *where]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
     assert sizes(chained) == (4, 2, 2)
-    if (second := all_before["second"]) is not None:
-        chained.load("second", second)
-    else:
-        chained.unload("chain")
+    chained.unload("chain")
     with contextlib.closing(attached(chained, tmp_path)) as target, target.deploy(LARGE):
         assert sizes(chained) == (32, 16, 16)
     assert chained.all_serving() == all_before

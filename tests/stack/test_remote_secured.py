@@ -11,10 +11,10 @@ import pytest
 
 from optimizer import runtime
 from optimizer.answers.guard import OutputGuard
-from optimizer.answers.inference import infer
 from optimizer.deploy.connection import Connection, Tls
 from optimizer.deploy.remote import RemoteTarget
-from optimizer.errors import EnvironmentFault
+from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.interfaces import Endpoint
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.server_statistics import is_alive, read_statistics
 from optimizer.model_source import ModelSource
@@ -25,6 +25,7 @@ from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
 
 TUNED = Candidate(16, True, 500, (4, 8), 2)
+LOAD = LoadPoint(1, 4)
 
 
 @pytest.fixture(scope="module")
@@ -41,68 +42,64 @@ def production(
         yield server
 
 
-def measured(connection: Connection, production: Production, folder: Path) -> list[bytes]:
-    """By everything that asks a server; the answers to some requests."""
-    installed, load = runtime.ensure(print), LoadPoint(1, 4)
-    logs = folder / "logs"
+@pytest.fixture
+def generators(production: Production, tmp_path: Path) -> tuple[PerfAnalyzer, OpenLoop]:
+    installed, logs, data = runtime.ensure(print), tmp_path / "logs", str(production.source.input_data)
     logs.mkdir()
-    perf_analyzer = PerfAnalyzer(
-        installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
-        logs / "perf_analyzer.log",
-        input_data=str(production.source.input_data),
-        window_ms=100,
-        patience=False,
+    return (
+        PerfAnalyzer(
+            installed.perf_analyzer,
+            installed.perf_analyzer_libraries,
+            logs / "perf_analyzer.log",
+            input_data=data,
+            window_ms=100,
+        ),
+        OpenLoop(logs / "open_loop.log", Constant(), input_data=data),
     )
-    guard = OutputGuard(
-        folder / "reference.npz", input_data=str(production.source.input_data), shapes=(), request_batch_size=1
-    )
-    with (
-        contextlib.closing(RemoteTarget(connection, production.source, keep=folder / "keep")) as target,
-        target.deploy(TUNED) as endpoint,
-    ):
-        assert is_alive(endpoint)
-        guard.reference(endpoint)
-        assert guard.note == ""
-        guard.check(endpoint)
-        found = perf_analyzer.measure(endpoint, load, seconds=0.4)
-        assert found.throughput_infer_per_sec
-        assert found.mean_batch_size is not None
-        if connection.protocol == "grpc":
-            loop = OpenLoop(logs / "open_loop.log", Constant(), input_data=str(production.source.input_data))
-            paced = loop.measure(endpoint, LoadPoint(1, request_rate=100), seconds=0.5)
-            assert paced.throughput_infer_per_sec == pytest.approx(100, rel=0.1)
-        statistics = read_statistics(endpoint)
-        assert statistics is not None
-        assert statistics.inference_count > 50
-        assert guard._known is not None
-        answers = infer(endpoint, guard._known.requests[:4], in_flight=2, timeout_seconds=10)
-    for path in folder.rglob("*"):
-        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
-    assert "***" in (logs / "commands.log").read_text()
-    return answers
+
+
+def endpoint(connection: Connection) -> Endpoint:
+    return Endpoint("mlp", Candidate(64), remote=connection)
 
 
 def test_everything_that_asks_a_server_gets_through(
-    production: Production, certificates: Certificates, tmp_path: Path
+    production: Production, certificates: Certificates, generators: tuple[PerfAnalyzer, OpenLoop], tmp_path: Path
 ) -> None:
     """Over gRPC with TLS, over HTTP, and over HTTPS, which ends before the server: the answers are the same."""
-    before = production.serving()
-    answers = []
+    perf_analyzer, open_loop = generators
+    guard = OutputGuard(
+        tmp_path / "reference.npz", input_data=perf_analyzer.input_data, shapes=(), request_batch_size=1
+    )
+    guard.reference(endpoint(production.grpc))
+    assert guard.note == ""
     with tls_proxy(production.http.address, certificates.own) as proxy:
         https = replace(production.http, address=proxy, tls=certificates.tls)
-        for name, connection in (("grpc", production.grpc), ("http", production.http), ("https", https)):
-            (tmp_path / name).mkdir()
-            answers.append(measured(connection, production, tmp_path / name))
-            assert production.serving() == before
-    assert [read(one) for one in answers[1]] == [read(one) for one in answers[0]]
-    assert answers[1] == answers[2]
-
-
-def read(answer: bytes) -> dict[str, list[float]]:
-    from optimizer.answers.comparison import read_answer
-
-    return {name: tensor.values.ravel().tolist() for name, tensor in read_answer(answer).items()}
+        for at in map(endpoint, (production.grpc, production.http, https)):
+            assert is_alive(at)
+            guard.check(at)
+            before, found, after = (
+                read_statistics(at),
+                perf_analyzer.measure(at, LOAD, seconds=0.4),
+                read_statistics(at),
+            )
+            assert found.throughput_infer_per_sec
+            assert found.mean_batch_size == 1
+            assert before is not None
+            assert after is not None
+            assert after.inference_count > before.inference_count
+        paced = open_loop.measure(endpoint(production.grpc), LoadPoint(1, request_rate=100), seconds=0.5)
+        assert paced.throughput_infer_per_sec == pytest.approx(100, rel=0.1)
+        with pytest.raises(BadInputError, match=f"sends over gRPC, and {proxy} is HTTP; give its gRPC port by --url"):
+            open_loop.measure(endpoint(https), LoadPoint(1, request_rate=100), seconds=0.5)
+        served = production.serving()
+        with contextlib.closing(RemoteTarget(https, production.source, keep=tmp_path / "keep")) as target:
+            with target.deploy(TUNED) as changed:
+                guard.check(changed)
+            assert production.serving() != served
+        assert production.serving() == served
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert "***" in (tmp_path / "logs" / "commands.log").read_text()
 
 
 def test_what_keeps_out_is_told_in_one_line_and_nothing_is_changed(
