@@ -39,15 +39,21 @@ def front(points: Iterable[PointT], metrics: Sequence[Metric]) -> list[PointT]:
     return [point for _, point in kept]
 
 
-def best(points: Iterable[PointT], objectives: Sequence[Metric], constraints: Sequence[Constraint]) -> PointT | None:
+def best(
+    points: Iterable[PointT],
+    objectives: Sequence[Metric],
+    constraints: Sequence[Constraint],
+    *,
+    unstable: bool = False,
+) -> PointT | None:
     """The stable point that meets every constraint and is best by the first objective; None without one.
 
     Ties are broken by the next objectives, then by the lower p95 latency. A point whose first objective is
-    unknown does not count.
+    unknown does not count, one that is not stable does where ``unstable`` is true.
     """
     rules = tuple(constraints)
-    feasible = [p for p in points if p.measurement.stable and worst_violation(rules, p.measurement) <= 0]
-    return _least(feasible, objectives)
+    usable = [p for p in points if p.measurement.stable or unstable]
+    return _least([p for p in usable if worst_violation(rules, p.measurement) <= 0], objectives)
 
 
 def closest(

@@ -71,8 +71,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     def best_of(candidate: Candidate) -> Point | None:
         again = [one.point for one in confirmed if one.point.candidate == candidate]
         own = [point for point in measured if point.candidate == candidate]
-        found = pareto.best(own, problem.objectives, problem.constraints)
-        return found or max(again, key=lambda point: point.throughput_infer_per_sec, default=None)
+        return _best(own, problem) or max(again, key=lambda point: point.throughput_infer_per_sec, default=None)
 
     tried = {trial.candidate for trial in trials}
     compared = {"baseline": baseline, "dynamic_batching": dynamic_batching}
@@ -84,7 +83,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         closest=closest,
         trials=len(trials),
         measurements=sum(len(trial.measurements) for trial in trials),
-        holds_back="" if recommended else _holds_back(trials, closest, problem),
+        holds_back="" if recommended else _holds_back(trials, confirmed, closest, problem),
         untried=frozenset(role for role, candidate in compared.items() if candidate not in tried),
         confirmations=sum(len(trial.confirmations) for trial in trials),
         again=tuple(confirmed),
@@ -105,9 +104,7 @@ def _below_what_missed(trials: Sequence[Trial], confirmed: Sequence[Confirmed], 
     for one in confirmed:
         candidate, load = one.point.candidate, one.point.load
         lowest[candidate] = min(load, lowest.get(candidate, load))
-        if one.judged.verdict is not Verdict.FAIL and pareto.best(
-            [one.point], problem.objectives, problem.constraints
-        ):
+        if one.judged.verdict is not Verdict.FAIL and _best([one.point], problem, unstable=True):
             met.add(candidate)
     missed = lowest.keys() - met
     return [
@@ -121,16 +118,23 @@ def _recommended(
     def of(verdict: Verdict) -> list[Point]:
         return [one.point for one in confirmed if one.judged.verdict is verdict]
 
-    open_still = [point for point in of(Verdict.UNDECIDED) if point.candidate != baseline]
+    open_still = of(Verdict.UNDECIDED)  # maybe only because the machine was disturbed, or windows disagreed
     rest = [point for point in measured if point not in of(Verdict.FAIL)]
-    for points_of_a_kind in (of(Verdict.PASS), open_still, rest):
-        best = pareto.best(points_of_a_kind, problem.objectives, problem.constraints)
-        if best is not None:
-            return best
-    return None
+    return (
+        _best(of(Verdict.PASS), problem)
+        or _best([point for point in open_still if point.candidate != baseline], problem, unstable=True)
+        or _best(rest, problem)
+        or _best(open_still, problem, unstable=True)
+    )
 
 
-def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem) -> str:
+def _best(found: Sequence[Point], problem: Problem, *, unstable: bool = False) -> Point | None:
+    return pareto.best(found, problem.objectives, problem.constraints, unstable=unstable)
+
+
+def _holds_back(
+    trials: Sequence[Trial], confirmed: Sequence[Confirmed], closest: Point | None, problem: Problem
+) -> str:
     """In words, why no point meets the constraints."""
     if closest is None:
         reasons = [trial.reason for trial in trials if trial.reason]
@@ -140,7 +144,7 @@ def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem
     if worst.violation(closest.measurement) <= 0:
         return f"no measurement that meets the bounds was stable: {closest.measurement.reason}"
     if worst.metric.startswith("latency-"):
-        return _slow(trials, worst)
+        return _slow(trials, confirmed, worst)
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)
     if value is None:
@@ -149,17 +153,25 @@ def _holds_back(trials: Sequence[Trial], closest: Point | None, problem: Problem
     return f"{worst.metric} is {measured} where {worst} is asked for"
 
 
-def _slow(trials: Sequence[Trial], bound: Constraint) -> str:
-    """A latency bound is missed: is it one inference, or the company it keeps?"""
+def _slow(trials: Sequence[Trial], confirmed: Sequence[Confirmed], bound: Constraint) -> str:
+    """A latency bound is missed: is it one inference, the company it keeps, or were those good moments?"""
     metric = METRICS[bound.metric]
     alone = [p for p in points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
     quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
     if quickest is not None and quickest > bound.bound:
-        return f"one inference alone takes {quickest:.3g} ms"
+        return f"one inference alone takes {_ms(quickest)}"
     every = [v for p in points(trials) if (v := metric.value(p.measurement)) is not None]
     if not every:
         return f"{bound.metric} could not be measured"
-    return f"the lowest {bound.metric.removeprefix('latency-')} measured is {min(every):.3g} ms"
+    quantile = bound.metric.removeprefix("latency-")
+    if min(every) > bound.bound or not confirmed:
+        return f"the lowest {quantile} measured is {_ms(min(every))}"
+    why = next((f" ({one.judged.reason})" for one in confirmed if one.judged.reason), "")
+    return f"{quantile} was {_ms(min(every))} while searching, but missed the bound on fresh servers{why}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def _ratio(ours: Point | None, theirs: Point | None) -> float | None:

@@ -137,7 +137,12 @@ DLRM_STUDY = Study(
     steps=(
         Step(
             "sweep",
-            "--max-batch-size 4096 --max-queue-delay off -b 1,8,64,512,4096 --concurrency 1 dlrm",
+            "--max-batch-size 512 --max-queue-delay off -b 1,8,64,512 --concurrency 1 dlrm",
+            called(ON_CPU),
+        ),
+        Step(
+            "sweep",
+            "--max-batch-size 32768 --max-queue-delay off -b 4096,32768 --concurrency 1 dlrm",
             called(ON_CPU),
         ),
         Step(

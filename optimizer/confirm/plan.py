@@ -85,10 +85,13 @@ def plan(trials: Sequence[Trial], problem: Problem, baseline: Candidate, left_se
 
 
 def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
-    """The best point of each of the best configurations, best first."""
+    """The best point of each of the best configurations, best first. Where no point is stable, fresh servers decide
+    about one that is not."""
     rest, found = points, list[Point]()
     while len(found) < most:
         best = pareto.best(rest, problem.objectives, problem.constraints)
+        if best is None and not found:
+            best = pareto.best(rest, problem.objectives, problem.constraints, unstable=True)
         if best is None:
             break
         found.append(best)

@@ -40,7 +40,7 @@ from optimizer.profile.schema import (
     StoredModel,
     ToleranceSection,
 )
-from optimizer.profile.values import INT32_MAX
+from optimizer.profile.values import INT32_MAX, MIX, NUMBER
 from optimizer.profile.yaml_lines import Located, fault, show
 from optimizer.requests.sizes import parse_dim
 from optimizer.space import Space
@@ -189,7 +189,7 @@ def _build(source: Located, base: Located, gpu: Located | None, path: Path, fold
     try:
         profile = Profile.model_validate(given, context={"folder": folder})
     except ValidationError as error:
-        lines = fault_lines(error, source, str(path), known=_known_keys, ignore=(BUILT, STORED, _KEY))
+        lines = fault_lines(error, source, str(path), known=_known_keys, ignore=(BUILT, STORED, NUMBER, MIX, _KEY))
         raise BadInputError("\n".join(lines)) from None
     profile._path, profile._folder = path, folder
     profile._source, profile._base, profile._gpu = source, base, gpu

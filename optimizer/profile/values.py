@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, TypeGuard, TypeVar
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, ValidationInfo
 
 from objectives.sla import parse_duration_ms
 from optimizer.batching import parse_policy
@@ -21,6 +21,8 @@ T = TypeVar("T")
 INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
 MAX_TERMS: Final = 32  # of a preferred-size policy
 MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads all of it at each launch, some 20 MB a second
+NUMBER, MIX = "<number>", "<mix>"  # the two kinds of request size, as pydantic calls them in its locations
+MIX_MARKS = ("*", "|", "..")
 SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.answers.score`` that need no file
 
 
@@ -118,14 +120,18 @@ def _sizes(value: object) -> str:
     return text
 
 
-def _request_size(value: object) -> int | str:
-    """A number of samples, or a mix of them as ``requests.sizes`` reads it."""
+def _number_or_mix(value: object) -> str:
+    mixed = isinstance(value, str) and any(mark in value for mark in MIX_MARKS)
+    return MIX if mixed else NUMBER
+
+
+def _mix(value: object) -> str:
+    """Of requests' sizes, as ``requests.sizes`` reads it."""
     try:
-        if not isinstance(value, str) and not _whole(value):
-            raise ValueError("write a whole number from 1 on, or a mix such as 1*9|8*1")
-        return parse_dim(str(value)).fixed or str(value)
+        parse_dim(str(value))
     except ValueError as error:
         raise ValueError(f"{show(value)}: {error}") from None
+    return str(value)
 
 
 def _bounds(value: object) -> str:
@@ -199,7 +205,9 @@ Tolerated = Annotated[float | None, PlainValidator(_tolerated)]
 Folder = Annotated[Path, PlainValidator(_folder)]
 Sizes = Annotated[str, PlainValidator(_sizes)]
 Bounds = Annotated[str, PlainValidator(_bounds)]
-RequestSize = Annotated[int | str, PlainValidator(_request_size)]
+RequestSize = Annotated[
+    Annotated[Positive, Tag(NUMBER)] | Annotated[str, PlainValidator(_mix), Tag(MIX)], Discriminator(_number_or_mix)
+]
 InputData = Annotated[Path | str | None, PlainValidator(_input_data)]
 
 LabelledData = Annotated[Path, PlainValidator(_labelled)]

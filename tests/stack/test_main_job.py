@@ -99,7 +99,7 @@ def test_it_finds_one_and_prints_one_document(found: Run) -> None:
 def assert_entry(entry: dict[str, Any]) -> None:
     for name, kind in ENTRY.items():
         assert type(entry[name]) is kind, name
-    assert entry["stable"]
+    assert entry["stable"] or entry["verdict"] != "PASS"
     assert entry["throughput_infer_per_sec"] > 0
     percentiles = [entry[f"latency_p{p}_ms"] for p in (50, 90, 95, 99)]
     assert percentiles == sorted(percentiles)

@@ -36,9 +36,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with playing_in(tmp_path_factory.mktemp("rate")) as playground:
         write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
         (playground.here / "steady.yaml").write_text(PROFILE)
-        arguments = ["--load", "rate", "--sla-p95", f"{SLA_MS:g}ms", "--budget", "80s", "--max-trials", "2"]
+        arguments = ["--load", "rate", "--sla-p95", f"{SLA_MS:g}ms", "--budget", "120s", "--max-trials", "2"]
         arguments += ["--measurement-interval", "100ms"]
-        yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=200))
+        yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=280))
 
 
 def test_the_highest_rate_that_meets_the_bound_is_found(found: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -164,6 +165,28 @@ def test_where_time_is_short_a_lower_load_is_tried_in_fewer_windows(problem: Pro
     assert list(windows.values())[:2] == [SERVERS * WINDOWS, SERVERS * FEWER_WINDOWS]
 
 
+def test_where_nothing_holds_on_fresh_servers_that_is_said(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={BASELINE: (9.0,)})
+    outcome = assess(confirm(server, searched(server, {BASELINE: 3}), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is None
+    assert re.match(
+        r"p95 was 1\d(\.\d)? ms while searching, but missed the bound on fresh servers", outcome.holds_back
+    )
+
+
+def test_where_no_measurement_was_stable_fresh_servers_decide(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    measured = [
+        replace(trial, measurements=tuple((at, replace(m, stable=False)) for at, m in trial.measurements))
+        for trial in searched(server, {BASELINE: 3, FASTER: 13})
+    ]
+    outcome = assess(confirm(server, measured, problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FASTER
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
 class Losing(Drawing):
     """Gives no figures for ``never``; where that is None, not for the first confirmation on each server."""
 
@@ -256,6 +279,24 @@ def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verd
     assert found is not None
     assert found.judged.verdict is verdict
     assert "overloaded: 99 requests unanswered" in found.judged.reason
+
+
+@pytest.mark.parametrize("loads", [{BASELINE: 3, FASTER: 13}, {BASELINE: 3}])
+def test_what_a_disturbed_machine_leaves_open_is_recommended(
+    loads: dict[Candidate, int], problem: Problem, tmp_path: Path
+) -> None:
+    class Disturbed(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+            yield Samples(other_cpu_share=0.5)
+
+    server = Disturbed()
+    outcome = assess(confirm(server, searched(server, loads), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == max(loads, key=lambda candidate: loads[candidate])
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.UNDECIDED
+    assert "took 50 % of the CPUs" in outcome.confirmed.judged.reason
 
 
 def test_what_cannot_be_deployed_as_written_gives_way_to_the_next(problem: Problem, tmp_path: Path) -> None:

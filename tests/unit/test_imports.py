@@ -20,7 +20,7 @@ NOUNS: tuple[str, ...] = (
     "model_source",
     "budget",
 )
-NOUNS += ("deploy.connection", "machine.cpus", "confirm.plan", "confirm.verification")
+NOUNS += ("deploy.connection", "machine.cpus", "confirm.plan", "confirm.verification", "requests.sizes")
 ROOMS = ("answers", "confirm", "load", "machine", "requests", "store")  # packages that are nothing but their modules
 READ: tuple[str, ...] = (
     "report",
