@@ -35,6 +35,7 @@ BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 def main() -> NoReturn:
     """Entry point of the console script."""
     interrupts.install()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed TLS handshake is a line on the terminal
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime reports to its maker, and writes files for it
     try:
         code = _dispatch(sys.argv[1:])

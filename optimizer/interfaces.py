@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from objectives.metrics import Measurement
+from optimizer.deploy.connection import Connection, ProtocolName
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 
@@ -18,6 +19,7 @@ class Endpoint:
     ``batcher`` is the model whose batches the candidate's settings make, where it is another one that ``model``
     calls; ``max_batch_size`` is then that of ``model`` itself. ``beside`` are models that get load at the same time.
     ``memory_bytes`` tells of the server's memory where somebody else than this machine's kernel keeps that.
+    ``remote`` is the one way to a server that runs already; without it both addresses are plain.
     """
 
     model: str
@@ -29,6 +31,16 @@ class Endpoint:
     max_batch_size: int | None = None
     beside: tuple[Endpoint, ...] = ()
     memory_bytes: Callable[[], float | None] | None = field(default=None, compare=False)
+    remote: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """What the server is asked over."""
+        return self.remote or Connection(self.grpc)
+
+    def connection_for_load(self, protocol: ProtocolName) -> Connection:
+        """With ``protocol``, where there is a choice."""
+        return self.remote or Connection(self.grpc if protocol == "grpc" else self.http, protocol)
 
     @property
     def largest_request(self) -> int:

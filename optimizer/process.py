@@ -44,6 +44,17 @@ class Running(Protocol):
         ...
 
 
+class Secret(str):
+    """A word of a command, in whose place ``shown`` is written down."""
+
+    shown: str
+
+    def __new__(cls, word: str, shown: str) -> Secret:
+        made = super().__new__(cls, word)
+        made.shown = shown
+        return made
+
+
 class SupervisedProcess:
     """A command that is killed, with all its descendants, at ``stop()`` or when this process ends in any way.
 
@@ -150,7 +161,8 @@ def tell_command(command: Sequence[str | Path], log: Path) -> None:
     """Write down beside ``log`` what is started."""
     # a disk that is full will be told by what matters more
     with contextlib.suppress(OSError), log.with_name(COMMANDS).open("a") as told:
-        told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(map(str, command))}\n")
+        shown = (word.shown if isinstance(word, Secret) else str(word) for word in command)
+        told.write(f"{time.strftime('%H:%M:%S')} {shlex.join(shown)}\n")
 
 
 def ending(exit_code: int) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
+from optimizer.deploy.client import CallError, Client, open_client
 from optimizer.errors import DeploymentError, ServerCrashed
 from optimizer.interfaces import Endpoint
-from optimizer.server_health import model_died
-from optimizer.untrusted import one_line
+from optimizer.server_health import cause, model_died
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
-
-_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-_SERVICE = "/inference.GRPCInferenceService"
-_LONGEST_MESSAGE = 300
 
 
 def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
@@ -27,16 +21,8 @@ def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, time
     ``in_flight`` requests are sent at a time. Raises DeploymentError with the server's words where it fails one,
     or leaves one without an answer for ``timeout_seconds``.
     """
-    with _channel(endpoint) as channel:
-        call = channel.unary_unary(f"{_SERVICE}/ModelInfer")
-        pending: deque[Any] = deque()
-        answers: list[bytes] = []
-        for message in messages:
-            if len(pending) == in_flight:
-                answers.append(pending.popleft().result())
-            pending.append(call.future(message, timeout=timeout_seconds))
-        answers += [future.result() for future in pending]
-        return answers
+    with _client(endpoint) as client:
+        return client.infer(messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
 
 
 def addressed(message: bytes, model: str) -> bytes:
@@ -52,33 +38,19 @@ def addressed(message: bytes, model: str) -> bytes:
 
 def model_metadata(endpoint: Endpoint) -> ModelMetadataResponse:
     """The model's inputs and outputs: names, types and shapes. Raises DeploymentError."""
-    from tritonclient.grpc.service_pb2 import ModelMetadataRequest, ModelMetadataResponse
-
-    with _channel(endpoint) as channel:
-        call = channel.unary_unary(
-            f"{_SERVICE}/ModelMetadata",
-            request_serializer=ModelMetadataRequest.SerializeToString,
-            response_deserializer=ModelMetadataResponse.FromString,
-        )
-        return call(ModelMetadataRequest(name=endpoint.model), timeout=10)
+    with _client(endpoint) as client:
+        return client.metadata(endpoint.model)
 
 
 @contextmanager
-def _channel(endpoint: Endpoint) -> Iterator[Any]:
-    import grpc
-
-    with grpc.insecure_channel(endpoint.grpc, options=_OPTIONS) as channel:
+def _client(endpoint: Endpoint) -> Iterator[Client]:
+    with closing(open_client(endpoint.connection)) as client:
         try:
-            yield channel
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            yield client
+        except CallError as error:
+            told = cause(str(error))
+            if error.failure == "overdue":
                 raise ServerCrashed("the server left a request without an answer") from error
-            if error.code() is grpc.StatusCode.UNAVAILABLE or model_died(error.details() or ""):
-                raise ServerCrashed(f"the server died over a request: {_cause(error.details())}") from error
-            raise DeploymentError(f"the server failed a request: {_cause(error.details())}") from error
-
-
-def _cause(details: str | None) -> str:
-    """The server's words without the Python frames that a backend adds."""
-    told = re.split(r"\s+At:\s", details or "it did not say why")[0]
-    return one_line(" ".join(told.split()), _LONGEST_MESSAGE)
+            if error.failure == "unreachable" or model_died(str(error)):
+                raise ServerCrashed(f"the server died over a request: {told}") from error
+            raise DeploymentError(f"the server failed a request: {told}") from error

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast, get_args
 
 from optimizer.arguments.values import shown
+from optimizer.deploy.connection import ProtocolName
 from optimizer.errors import BadInputError
 from optimizer.headers import NAME, hidden
 from optimizer.options import RunOptions, Target
@@ -58,7 +59,7 @@ class Address(NamedTuple):
     """``where`` is ``host:port``."""
 
     where: str
-    protocol: str
+    protocol: ProtocolName
     tls: bool
 
 
@@ -116,7 +117,7 @@ def address(url: str | None) -> Address:
             "http://host:port"
         )
     scheme = found[1] or "grpc"
-    return Address(found[2], scheme.removesuffix("s"), scheme.endswith("s"))
+    return Address(found[2], "http" if scheme.startswith("http") else "grpc", scheme.endswith("s"))
 
 
 def _check(flag: str, value: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optimizer import runtime, server_options
 from optimizer.arguments.target import address
 from optimizer.deploy import docker, docker_engine, installation, local
+from optimizer.deploy.connection import Connection, Tls
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.installation import Installation
 from optimizer.errors import BadInputError
@@ -126,12 +127,7 @@ def _container(options: RunOptions) -> dict[str, Any]:
 def _remote(what: Task, options: RunOptions, stopwatch: Stopwatch) -> ServerTarget:
     from optimizer.deploy.remote import RemoteTarget
 
-    at, headers = address(options.url), expanded(options.headers)
-    if at.protocol != "grpc" or at.tls or headers or options.tls_ca or options.tls_cert:
-        raise BadInputError("--target remote: HTTP, TLS and headers are not part of this build")
-    if len(what.source.models) > 1:
-        raise BadInputError(
-            f"--target remote: {what.source.name} is made of several models, or has variants, and there "
-            "one alone can be put back; leave --target out: that verifies it here"
-        )
-    return RemoteTarget(at.where, what.source.name, keep=runtime.cache_folder() / "remote", stopwatch=stopwatch)
+    at = address(options.url)
+    tls = Tls(*(None if file is None else Path(file) for file in (options.tls_ca, options.tls_cert, options.tls_key)))
+    connection = Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
+    return RemoteTarget(connection, what.source, keep=runtime.cache_folder() / "remote", stopwatch=stopwatch)

@@ -21,7 +21,8 @@ def free_port() -> int:
 
 
 class TritonServer(Server):
-    """Serves from ``folder``; ``options`` are further ones of its command line."""
+    """Serves from ``folder``; ``options`` are further ones of its command line. Over HTTP models are loaded with the
+    header ``tritune: <http_secret>`` only."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class TritonServer(Server):
     ) -> None:
         program = str(installation.tritonserver)
         super().__init__(folder.path.name, program, "--tritonserver", log=log, cpus=cpus)
+        self.http_secret = secrets.token_hex(16)
         self._folder = folder
         self._installation = installation
         self._options = options
@@ -44,7 +46,7 @@ class TritonServer(Server):
         http_port, grpc_port = self._choose_port(), self._choose_port()
         self.http, self.grpc = "", f"127.0.0.1:{grpc_port}"
         # a web page can send requests to loopback, and a load request can bring code: that now takes a header
-        http = [f"--http-restricted-api=model-repository:tritune={secrets.token_hex(16)}"]
+        http = [f"--http-restricted-api=model-repository:tritune={self.http_secret}"]
         if self._installation.knows(http[0]):
             self.http = f"127.0.0.1:{http_port}"
             http += ["--http-address=127.0.0.1", f"--http-port={http_port}"]

@@ -18,6 +18,7 @@ from optimizer import batch_stats
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.load.launcher import Launcher, OnThisMachine
+from optimizer.load.perf_connection import connecting
 from optimizer.load.perf_output import fault, read_average_ms, read_csv, read_request_count, read_windows
 from optimizer.load.server_statistics import (
     executions_by_size,
@@ -129,8 +130,8 @@ class PerfAnalyzer:
 
     def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> list[str]:
         """The command line, to be run in a folder of its own: it writes ``perf.csv`` there."""
-        address = endpoint.grpc if self.protocol == "grpc" else endpoint.http
-        command = [str(self.binary), "-m", endpoint.model, "-i", self.protocol, "-u", address, "--async"]
+        at = endpoint.connection_for_load(self.protocol)
+        command = [str(self.binary), "-m", endpoint.model, *connecting(at), "--async"]
         command += ["-b", str(round(load.request_batch_size)), "--concurrency-range", str(load.concurrency)]
         command += ["--max-threads", str(MAX_THREADS), "--input-data", self.input_data]
         for shape in self.shapes:

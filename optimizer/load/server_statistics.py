@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from objectives.metrics import Measurement
 from optimizer import batch_stats
+from optimizer.deploy.client import CallError, answers, open_client
 from optimizer.interfaces import Endpoint
-from optimizer.server_health import PROBE_SECONDS, answers
+from optimizer.server_health import PROBE_SECONDS
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -67,21 +69,14 @@ def executions_by_size(before: ModelStatistics | None, after: ModelStatistics | 
 
 def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
     """Of the model that batches, as they are now; None where the server does not tell."""
-    from tritonclient.grpc import InferenceServerClient
-    from tritonclient.utils import InferenceServerException
-
     try:
-        with InferenceServerClient(endpoint.grpc) as client:
-            return client.get_inference_statistics(
-                endpoint.batcher or endpoint.model, client_timeout=PROBE_SECONDS
-            ).model_stats[0]
-    except (InferenceServerException, IndexError):
+        with closing(open_client(endpoint.connection)) as client:
+            return client.statistics(endpoint.batcher or endpoint.model, PROBE_SECONDS)
+    except CallError:
         return None
 
 
 def is_alive(endpoint: Endpoint) -> bool:
     """Whether the server of ``endpoint`` answers."""
-    from tritonclient.grpc import InferenceServerClient
-
-    with InferenceServerClient(endpoint.grpc) as client:
-        return answers(client)
+    with closing(open_client(endpoint.connection)) as client:
+        return answers(client, PROBE_SECONDS)

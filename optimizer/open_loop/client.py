@@ -11,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
+import os
 import select
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from optimizer.open_loop.exchange import NEVER, Job, Record
+from optimizer.open_loop.encrypted import Encrypted
+from optimizer.open_loop.exchange import HEADERS, NEVER, Job, Record
 from optimizer.open_loop.overload import OverloadWatch
 from optimizer.open_loop.wire import Connection
 
@@ -37,11 +41,13 @@ PR_SET_TIMERSLACK = 29
 class Client:
     """Sends ``messages`` in turn, at ``planned_ns`` after the start, until all are answered or something is wrong."""
 
-    def __init__(self, job: Job, messages: list[bytes], planned_ns: list[int]) -> None:
+    def __init__(
+        self, job: Job, messages: list[bytes], planned_ns: list[int], headers: Mapping[str, str] | None = None
+    ) -> None:
         self._job, self._messages, self._planned_ns = job, messages, planned_ns
         self._sent_ns = [NEVER] * len(planned_ns)
         self._answered_ns = [NEVER] * len(planned_ns)
-        self._connection = Connection(job.address, METHOD)
+        self._connection = Connection(job.address, METHOD, headers, encrypted=job.tls is not None)
         self._start_ns = 0
         self._due = self._oldest = 0  # the next request, and the oldest one that is not answered
         self._answers = 0
@@ -51,7 +57,7 @@ class Client:
     def run(self) -> Record:
         cpu_seconds = 0.0
         try:
-            with connect(self._job.address) as self._socket:
+            with connect(self._job.address, self._job.tls) as self._socket:
                 watch = OverloadWatch(max(self._job.latency_bound_ms / 1000, self._warm_up()))
                 gc.collect()
                 gc.freeze()
@@ -108,7 +114,10 @@ class Client:
         readable, _, _ = select.select([self._socket], waiting, [], seconds)
         if not readable:
             return
-        data = self._socket.recv(READ_BYTES)
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:  # of what is encrypted only a part has come
+            return
         if not data:
             raise ConnectionError("the server closed the connection")
         now_ns = self._now_ns()
@@ -151,20 +160,23 @@ class Client:
         )
 
 
-def connect(address: str) -> socket.socket:
-    """A connection to ``host:port`` that never blocks. Raises OSError."""
+def connect(address: str, tls: Mapping[str, str | None] | None = None) -> socket.socket | Encrypted:
+    """A connection to ``host:port`` that never blocks; ``tls`` as in Job. Raises OSError."""
     host, _, port = address.rpartition(":")
     connected = socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is not None:
+        return Encrypted.over(connected, host.strip("[]"), tls)
     connected.setblocking(False)
     return connected
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    headers = json.loads(os.environ.pop(HEADERS, "{}"))
     # else the kernel wakes a sleeper up to 50 µs late, to wake several at once
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    Client(*Job.read(folder)).run().write(folder)
+    Client(*Job.read(folder), headers).run().write(folder)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,20 @@ import numpy.typing as npt
 
 Nanoseconds: TypeAlias = npt.NDArray[np.int64]
 
+HEADERS = "TRITUNE_HEADERS"  # in the client's environment: those of each request, a JSON object
 NEVER = -1  # in place of a time: was not sent, was not answered
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``address`` is the server's ``host:port``; 0 is no latency bound."""
+    """``address`` is the server's ``host:port``; 0 is no latency bound. ``tls`` are its files, by the fields of Tls.
+
+    Headers are secrets and in no file: they come in the environment.
+    """
 
     address: str
     latency_bound_ms: float
+    tls: dict[str, str | None] | None = None
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Nanoseconds) -> None:
         """``messages`` are serialized requests, sent in turn at ``planned_ns`` after the start."""

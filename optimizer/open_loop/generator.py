@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from objectives.metrics import Measurement
 from optimizer.answers import inference
-from optimizer.errors import DeploymentError, MeasurementError, ServerCrashed
+from optimizer.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.load.server_statistics import is_alive, read_statistics, with_statistics
 from optimizer.load.windows import (
@@ -29,7 +30,7 @@ from optimizer.load.windows import (
     WINDOWS,
 )
 from optimizer.open_loop.arrivals import Arrivals, Floats, Poisson
-from optimizer.open_loop.exchange import Job, Record
+from optimizer.open_loop.exchange import HEADERS, Job, Record
 from optimizer.open_loop.judgement import LEAD_IN_SECONDS, LateError, judge
 from optimizer.process import Finished, ending, run
 from optimizer.requests.sizes import Dim
@@ -157,15 +158,20 @@ class OpenLoop:
         self, endpoint: Endpoint, messages: list[bytes], planned_seconds: Floats, seconds: float
     ) -> tuple[Record, float]:
         """What happened, and how long the client ran. Raises EnvironmentFault where the disk refuses its files."""
+        at = endpoint.connection
+        if at.protocol != "grpc":
+            raise BadInputError(f"--load rate sends over gRPC, and {at.address} is HTTP; give its gRPC port by --url")
+        tls = None if at.tls is None else {name: file and str(file) for name, file in asdict(at.tls).items()}
         environment = {
             **os.environ,
+            HEADERS: json.dumps(at.sent_headers),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
             "OPENBLAS_NUM_THREADS": "1",  # its threads spin for a while when numpy is imported
         }
         try:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
-                job = Job(endpoint.grpc, self.latency_bound_ms)
+                job = Job(at.address, self.latency_bound_ms, tls)
                 job.write(folder, messages, (1e9 * planned_seconds).astype(np.int64))
                 with (self.stopwatch or Stopwatch()).load_generator():
                     done = run(

@@ -12,8 +12,8 @@ HUFFMAN, INDEXED, INDEXING, TABLE_SIZE = 0x80, 0x80, 0x40, 0x20  # bits
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field that is not to be indexed; both shorter than 127 bytes."""
-    return bytes([0, len(name)]) + name + bytes([len(value)]) + value
+    """A field that is not to be indexed."""
+    return b"\0" + _counted(name) + _counted(value)
 
 
 def literals(block: bytes) -> dict[bytes, bytes]:
@@ -34,6 +34,16 @@ def _fields(block: bytes) -> Iterator[tuple[bytes, bytes]]:
             name, at = (b"", at) if index else _string(block, at)
             value, at = _string(block, at)
             yield name, value
+
+
+def _counted(text: bytes) -> bytes:
+    """With its length before it: seven bits in each byte but the first, which holds up to 126 alone."""
+    if len(text) < 0x7F:
+        return bytes([len(text)]) + text
+    length, rest = b"\x7f", len(text) - 0x7F
+    while rest > 0x7F:
+        length, rest = length + bytes([rest & 0x7F | 0x80]), rest >> 7
+    return length + bytes([rest]) + text
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:

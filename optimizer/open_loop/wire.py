@@ -8,6 +8,7 @@ share: beside it, a library is late at rates that the server still serves (bench
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 from optimizer.open_loop.header_block import literal, literals
@@ -25,7 +26,7 @@ OUR_SETTINGS = (
     (INITIAL_WINDOW_SIZE, MOST_WINDOW),
     (MAX_FRAME_SIZE, MOST_FRAME),
 )
-METHOD_POST, SCHEME_HTTP = b"\x83", b"\x86"  # of the static table
+METHOD_POST, SCHEME_HTTP, SCHEME_HTTPS = b"\x83", b"\x86", b"\x87"  # of the static table
 NO_STATUS = "the answer has no gRPC status that can be read; give the address of tritonserver itself, not of a proxy"
 _FRAME = struct.Struct(">IBI")  # length and type, flags, stream
 _SETTING = struct.Struct(">HI")
@@ -35,17 +36,21 @@ _NUMBER = struct.Struct(">I")
 class Connection:
     """``outbox`` is to be written to the server; what comes from it is given to ``receive``.
 
-    Calls are numbered from 0. Both raise ConnectionError where the server breaks off, or does not keep to the
-    protocol.
+    Calls are numbered from 0; each has ``headers``. ``encrypted``: the bytes go over TLS. Both raise ConnectionError
+    where the server breaks off, or does not keep to the protocol.
     """
 
-    def __init__(self, authority: str, method: str) -> None:
+    def __init__(
+        self, authority: str, method: str, headers: Mapping[str, str] | None = None, *, encrypted: bool = False
+    ) -> None:
         self.outbox = bytearray(PREFACE)
         self.outbox += _frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*setting) for setting in OUR_SETTINGS))
         self.outbox += _frame(WINDOW_UPDATE, 0, 0, _NUMBER.pack(MOST_WINDOW - DEFAULT_WINDOW))
-        self._headers = METHOD_POST + SCHEME_HTTP
+        self._headers = METHOD_POST + (SCHEME_HTTPS if encrypted else SCHEME_HTTP)
         self._headers += literal(b":path", method.encode()) + literal(b":authority", authority.encode())
         self._headers += literal(b"te", b"trailers") + literal(b"content-type", b"application/grpc")
+        for name, value in (headers or {}).items():
+            self._headers += literal(name.encode(), value.encode())
         self._inbox = b""
         self._calls = 0
         self._block, self._ends_call = b"", False  # of headers, until their last frame

@@ -191,4 +191,5 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    files = (file for file in folder.rglob("*") if file.is_file() and file.parent.name != "__pycache__")
+    return sum(file.stat().st_size for file in files)

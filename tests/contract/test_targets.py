@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tritonclient.grpc import InferenceServerClient
 
 from optimizer import model_config, runtime
 from optimizer.deploy import local
+from optimizer.deploy.client import open_client
+from optimizer.deploy.connection import Connection
 from optimizer.deploy.docker import DockerTarget
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.embedded import EmbeddedTarget
@@ -26,9 +27,11 @@ from optimizer.errors import DeploymentError, TuneError
 from optimizer.interfaces import Target
 from optimizer.model_source import ModelSource
 from optimizer.trial import Candidate, LoadPoint, Trial
+from tests.certificates import Certificates
 from tests.conftest import measurement
 from tests.own_server import write_installation
 from tests.podman import Engine
+from tests.production import Production, secured
 from tests.repositories import stored, write_sleeper
 
 GOOD = (
@@ -123,10 +126,10 @@ class TestRecordedTable(TargetContract):
         return None
 
 
-def served_by(address: str, model: str) -> Candidate:
+def told_by(connection: Connection, model: str) -> Candidate:
     """What the server tells, without the preferred size that Triton writes where none is given."""
-    with InferenceServerClient(address) as client:
-        found = model_config.candidate_of(client.get_model_config(model).config)
+    with contextlib.closing(open_client(connection)) as client:
+        found = model_config.candidate_of(client.config(model))
     if found.preferred_batch_sizes == (found.max_batch_size,):
         return replace(found, preferred_batch_sizes=())
     return found
@@ -143,7 +146,7 @@ class TestEmbeddedTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, EmbeddedTarget)
-        return served_by(target.grpc_address, model)
+        return told_by(Connection(target.grpc_address), model)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +198,7 @@ class TestLocalTarget(TargetContract):
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, LocalTarget)
         assert target.server_version == runtime.TRITON_VERSION or SERVER in os.environ
-        return served_by(target.grpc_address, model)
+        return told_by(Connection(target.grpc_address), model)
 
 
 class TestRemoteTarget(TargetContract):
@@ -209,7 +212,7 @@ class TestRemoteTarget(TargetContract):
     @pytest.fixture
     def another(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
         with embedded.deploy(Candidate(max_batch_size=32)):
-            return RemoteTarget(embedded.grpc_address, embedded.source.name, keep=tmp_path)
+            return RemoteTarget(Connection(embedded.grpc_address), embedded.source, keep=tmp_path)
 
     def left(self) -> set[str]:
         """The server goes on, with shared memory of its own."""
@@ -217,7 +220,62 @@ class TestRemoteTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
-        return served_by(target.address, model)
+        assert target.server_version == runtime.TRITON_VERSION
+        return told_by(target.connection, model)
+
+
+@pytest.fixture(scope="module")
+def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+    """Behind TLS and headers, and serves the model."""
+    folder = tmp_path_factory.mktemp("production")
+    with contextlib.closing(secured(mlp, folder / "log", Certificates(folder))) as server:
+        server.load(server.model)
+        yield server
+
+
+@contextlib.contextmanager
+def attached(production: Production, connection: Connection, keep: Path) -> Iterator[RemoteTarget]:
+    before = production.serving()
+    with contextlib.closing(RemoteTarget(connection, production.source, keep=keep)) as target:
+        yield target
+    assert production.serving() == before
+
+
+@pytest.fixture(scope="module")
+def over_http(production: Production, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteTarget]:
+    """One for all, since what it puts back takes a load each time."""
+    with attached(production, production.http, tmp_path_factory.mktemp("keep")) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def over_tls(production: Production, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteTarget]:
+    with attached(production, production.grpc, tmp_path_factory.mktemp("keep")) as target:
+        yield target
+
+
+class TestRemoteTargetOverHttp(TestRemoteTarget):
+    """With headers."""
+
+    @pytest.fixture
+    def target(self, over_http: RemoteTarget) -> Target:
+        return over_http
+
+    @pytest.fixture
+    def another(self, production: Production, tmp_path: Path) -> Target:
+        return RemoteTarget(production.http, production.source, keep=tmp_path)
+
+
+class TestRemoteTargetOverTls(TestRemoteTarget):
+    """gRPC, with a header."""
+
+    @pytest.fixture
+    def target(self, over_tls: RemoteTarget) -> Target:
+        return over_tls
+
+    @pytest.fixture
+    def another(self, production: Production, tmp_path: Path) -> Target:
+        return RemoteTarget(production.grpc, production.source, keep=tmp_path)
 
 
 class TestDockerTarget(TargetContract):
@@ -245,4 +303,4 @@ class TestDockerTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, DockerTarget)
-        return served_by(target.grpc_address, model)
+        return told_by(Connection(target.grpc_address), model)

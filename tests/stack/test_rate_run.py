@@ -67,7 +67,7 @@ def test_on_a_server_that_is_slower_it_does_not_hold(found: Run, tmp_path: Path)
     write_sleeper(models, milliseconds=6 * BATCH_MS)
     slower = Production(read_repository_model(models, "sleeper", gpu=False), tmp_path / "log")
     with contextlib.closing(slower):
-        slower.client.load_model("sleeper")
+        slower.load("sleeper")
         before = slower.serving()
         address = slower.server.grpc
         ended = run_tune(found.playground, "verify", "--json", "--target", "remote", "--url", address, found.folder)

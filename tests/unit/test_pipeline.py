@@ -40,6 +40,17 @@ def test_an_ensemble_brings_its_steps_and_the_largest_of_them_is_tuned(tmp_path:
     assert int(found.facts["model_bytes"]) > program.stat().st_size
 
 
+def test_what_python_compiled_is_no_part_of_a_step(tmp_path: Path) -> None:
+    """Else a run's second look at its models could choose another step."""
+    write_ensemble(tmp_path, milliseconds=5)
+    before = read_source(stored(tmp_path), "chain").batcher
+    other = "first" if before == "second" else "second"
+    compiled = tmp_path / other / "1" / "__pycache__"
+    compiled.mkdir()
+    (compiled / "model.pyc").write_bytes(bytes(100_000))
+    assert read_source(stored(tmp_path), "chain").batcher == before
+
+
 def test_ensembles_in_ensembles_are_loaded_after_what_they_are_made_of(tmp_path: Path) -> None:
     folder = write_ensemble(tmp_path, milliseconds=5)
     text = (folder / "config.pbtxt").read_text()

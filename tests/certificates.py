@@ -1,0 +1,79 @@
+"""Certificates for servers on loopback, and a proxy that ends TLS before one that knows none."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import trustme
+
+from optimizer.deploy.connection import Tls
+
+
+class Certificates:
+    """In ``folder``: that of a server on 127.0.0.1, and one for another host, both signed by ``ca``; ``other_ca`` has
+    signed neither."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        authority = trustme.CA()
+        self.ca, self.other_ca = folder / "ca.pem", folder / "other_ca.pem"
+        authority.cert_pem.write_to_path(str(self.ca))
+        trustme.CA().cert_pem.write_to_path(str(self.other_ca))
+        self.own = self._issued(authority, folder / "own.pem", "127.0.0.1", "localhost")
+        self.elsewhere = self._issued(authority, folder / "elsewhere.pem", "triton.example.org")
+
+    @property
+    def tls(self) -> Tls:
+        """What a client needs."""
+        return Tls(self.ca)
+
+    @staticmethod
+    def _issued(authority: trustme.CA, path: Path, *names: str) -> Path:
+        """Key and certificate in one file."""
+        authority.issue_cert(*names).private_key_and_cert_chain_pem.write_to_path(str(path))
+        return path
+
+
+@contextlib.contextmanager
+def tls_proxy(to: str, certificate: Path) -> Iterator[str]:
+    """``host:port`` at which TLS is spoken, and passed on to ``to`` without it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    host, _, port = to.rpartition(":")
+
+    def serve(accepted: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError),
+            context.wrap_socket(accepted, server_side=True) as outside,
+            socket.create_connection((host, int(port))) as inside,
+        ):
+            back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
+            back.start()
+            _pump(outside, inside)
+            back.join()
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # closed: the end
+            while True:
+                threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    """Until either side ends; then neither goes on."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    for one in (source, sink):
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
