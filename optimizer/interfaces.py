@@ -16,6 +16,8 @@ class Endpoint:
 
     ``batcher`` is the model whose batches the candidate's settings make, where it is another one that ``model``
     calls; ``max_batch_size`` is then that of ``model`` itself. ``beside`` are models that get load at the same time.
+    ``gpus`` are those that its instance groups name, as CUDA counts; empty where they name the CPU, None where they
+    leave it open. ``metrics`` is where the server's Prometheus metrics are; empty where it has none.
     """
 
     model: str
@@ -26,6 +28,8 @@ class Endpoint:
     batcher: str = ""
     max_batch_size: int | None = None
     beside: tuple[Endpoint, ...] = ()
+    gpus: tuple[int, ...] | None = None
+    metrics: str = ""
 
     @property
     def largest_request(self) -> int:
@@ -40,6 +44,9 @@ class Samples:
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
     gpu_power_watts: float | None = None
+    gpu_sm_clock_mhz: float | None = None
+    gpu_memory_clock_mhz: float | None = None
+    gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
 
