@@ -9,9 +9,10 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
 
+from optimizer import placement
 from optimizer.batching import ONE_BY_ONE, behaviour, of_batcher, parse_policy, resolve_policy, tidy
 from optimizer.machine import cpus
-from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
+from optimizer.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue
 
 Value: TypeAlias = FieldValue
 OFF = "off"
@@ -31,7 +32,7 @@ class Space:
 
     ``max_batch_size``: samples; 0 (a model without batch dimension) only alone. ``max_queue_delay_us``: 0 or
     more, or ``"off"`` (also None) for no dynamic batching. ``preferred_batch_sizes``: policies, see
-    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, or SERVER_CPUS, -> values.
+    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, SERVER_CPUS or INSTANCE_GPUS -> values.
     ``request_batch_size``: samples a request. Repeated choices count once. Raises ValueError in one line where
     that makes no space.
     """
@@ -218,6 +219,8 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
             raise ValueError(f"{path}: {value!r} is not a text, a number or true/false")
     if path == SERVER_CPUS:  # one spelling for one set
         values = [cpus.show(_cpus(value)) for value in values]
+    if path == INSTANCE_GPUS:
+        values = [placement.show(_gpus(value)) for value in values]
     return _choices(path, values)
 
 
@@ -226,6 +229,13 @@ def _cpus(value: object) -> frozenset[int]:
         return cpus.parse(str(value))
     except ValueError as error:
         raise ValueError(f"{SERVER_CPUS}: {value!r}: {error}") from None
+
+
+def _gpus(value: object) -> tuple[int, ...]:
+    try:
+        return placement.parse(str(value))
+    except ValueError as error:
+        raise ValueError(f"{INSTANCE_GPUS}: {value!r}: {error}") from None
 
 
 def _text(value: FieldValue) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer import runtime, task
+from optimizer import runtime, serving, task
 from optimizer.answers.guard import OutputGuard, Unguarded
 from optimizer.answers.guards import Guards
 from optimizer.answers.score import read_scorer
@@ -21,11 +21,13 @@ from optimizer.load.concurrent import ConcurrentModels
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
-from optimizer.machine import cpus
+from optimizer.machine import cpus, nvml
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
+from optimizer.machine.gpu_attribution import visible
+from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Hardware
-from optimizer.machine.telemetry import GpuTelemetry, ProcessTelemetry
+from optimizer.machine.telemetry import ProcessTelemetry
 from optimizer.measuring import Measuring, Record, Watcher
 from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import SCRATCH, OpenLoop
@@ -41,6 +43,10 @@ from optimizer.trial import SERVER_CPUS
 if TYPE_CHECKING:
     from optimizer.deploy.remote import RemoteTarget
 
+NO_POWER = (
+    "--objective energy: power is read from an NVIDIA GPU, and this machine serves on its CPU; "
+    "choose throughput, latency-p95 or memory"
+)
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
@@ -53,7 +59,6 @@ class Stack:
 
     options: RunOptions
     hardware: Hardware
-    on_gpu: bool
     stopwatch: Stopwatch
     say: Callable[[str], None]
     remote: str | None = None
@@ -66,22 +71,20 @@ class Stack:
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
         hardware = machine.detect()
-        on_gpu = bool(hardware.gpus) and machine.onnxruntime_on_gpu()
-        if "energy" in options.objectives and not on_gpu:
-            raise EnvironmentFault(
-                "--objective energy: power is read from an NVIDIA GPU, and this machine serves on its CPU; "
-                "choose throughput, latency-p95 or memory"
-            )
+        if "energy" in options.objectives and not hardware.gpus:
+            raise EnvironmentFault(NO_POWER)
+        if fault := nvml.survey().told:
+            say(f"GPUs are not measured: {fault}")
         arrivals(options.arrivals)  # a file that is none is told before anything is started
-        return cls(options, hardware, on_gpu, stopwatch, say, remote)
+        return cls(options, hardware, stopwatch, say, remote)
 
     def task(self) -> Task:
         """The model, found or built, and what is to be reached. Raises BadInputError."""
         with self.stopwatch.set_up():
-            serving = replace(self.hardware, cpu_count=len(self._placement().server))
-            if not self.on_gpu:
-                serving = replace(serving, gpus=())
-            found = task.prepare(self.options, serving, self.say)
+            seen = replace(self.hardware, cpu_count=len(self._placement().server))
+            found = task.prepare(self.options, seen, self.say)
+            if "energy" in self.options.objectives and not found.on_gpu:
+                raise EnvironmentFault(NO_POWER)
             runtime.ensure(self.say)
         return found
 
@@ -102,6 +105,7 @@ class Stack:
             say=self.say,
             stopwatch=self.stopwatch,
             cpus=self._placement(what).server,
+            gpus=self._needs_gpus(what),
         )
 
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
@@ -113,7 +117,8 @@ class Stack:
             load_generator = _concurrent(load_generator, what)
         load_generator = HintingLoad(load_generator, what.unbounded)
         used = placement.server | placement.client
-        telemetry = GpuTelemetry(used) if self.on_gpu and self.remote is None else ProcessTelemetry(used)
+        gpus = visible(nvml.survey().gpus) if self._needs_gpus(what) or self.remote else ()
+        telemetry = GpuTelemetry(ProcessTelemetry(used), gpus)
         scorer = read_scorer(what.score) if what.score else None
         guard = self._guard(what, folder)
         return Measuring(load_generator, telemetry, table, watcher, guard, scorer, self.stopwatch)
@@ -185,9 +190,13 @@ class Stack:
         ]
         if what.source.batcher:
             notes.append(f"settings without a model's name are those of {what.source.batcher}")
-        if self.hardware.gpus and not self.on_gpu:
-            notes.append("a GPU is there but onnxruntime-gpu is not installed: served on the CPU")
+        if self.hardware.gpus and self.remote is None and not self._needs_gpus(what):
+            notes.append(serving.note(what.source.batched))
+        notes.append(nvml.survey().told)
         return tuple(note for note in notes if note)
+
+    def _needs_gpus(self, what: Task) -> bool:
+        return what.on_gpu or (bool(self.hardware.gpus) and serving.asks_for_gpu(what.problem.space.fields))
 
 
 def _concurrent(own: PerfAnalyzer, what: Task) -> ConcurrentModels:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from optimizer import runtime
+from optimizer import placement, runtime
 from optimizer.deploy import leftovers
 from optimizer.deploy.loading import Loader
 from optimizer.deploy.server_folder import ServerFolder
@@ -29,7 +29,9 @@ class EmbeddedTarget:
 
     Where a candidate is served, a ServerCrashed that passes through (a load generator's) takes the server with it,
     and comes out with what the server's log says. ``load_timeout_seconds`` is the longest that a load may take;
-    once there were some, it is less.
+    once there were some, it is less. ``gpus``: the server sees those that this process does; else none, and a model
+    that leaves its device open is served on the CPU. Its own metrics stay off: of GPUs they have what NVML tells this
+    process as well.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class EmbeddedTarget:
         load_timeout_seconds: float = 120.0,
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
+        gpus: bool = True,
     ) -> None:
         self.source = source
         self.log = log
+        self._gpus = gpus
         self._stopwatch = stopwatch or Stopwatch()
         installed = runtime.ensure(say)
         leftovers.remove_leftovers()
@@ -60,6 +64,7 @@ class EmbeddedTarget:
                 options=["--disable-auto-complete-config"] if complete else [],
                 choose_port=choose_port,
                 cpus=cpus,
+                gpus=gpus,
             )
             self._loader = Loader(self._server, self._folder, log, load_timeout_seconds)
             undo.pop_all()
@@ -106,6 +111,7 @@ class EmbeddedTarget:
             batcher=wanted.batcher,
             max_batch_size=wanted.configs[wanted.model].max_batch_size,
             beside=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
+            gpus=placement.named(wanted.configs.values()) if self._gpus else (),
         )
         try:
             yield endpoint

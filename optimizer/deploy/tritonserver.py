@@ -16,6 +16,7 @@ from optimizer import runtime
 from optimizer.deploy.server_folder import ServerFolder
 from optimizer.errors import EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.machine import cpus as cpu_lists
+from optimizer.machine.gpu_attribution import CHOSEN
 from optimizer.process import SupervisedProcess, ending
 from optimizer.runtime import Runtime
 from optimizer.server_health import answers, last_error, last_words
@@ -39,7 +40,7 @@ class TritonServer:
     """Serves from ``folder``; ``options`` are further ones of its command line. ``log`` collects what it prints.
 
     ``grpc`` and ``http`` are ``host:port`` of the running server. ``cpus`` as in SupervisedProcess, where
-    ``run_on`` says nothing else.
+    ``run_on`` says nothing else. Without ``gpus`` none is seen.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class TritonServer:
         options: Sequence[str] = (),
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
+        gpus: bool = True,
     ) -> None:
         self.log = log
         self.grpc = self.http = ""
         self._folder = folder
         self._installed = installed
-        self._environment = environment(installed)
+        self._environment = environment(installed) | ({} if gpus else {CHOSEN: ""})
         self._options = options
         self._choose_port = choose_port
         self._usual_cpus = self._cpus = cpus

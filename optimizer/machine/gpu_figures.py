@@ -94,6 +94,15 @@ def throttling(reasons: Iterable[int]) -> str:
     return ", ".join(words for bit, words in THROTTLE_REASONS.items() if seen & bit)
 
 
+def throttle_note(measured: Sequence[str]) -> str:
+    """``measured``: the ``throttling`` of each measurement. Empty where no clock was lowered."""
+    lowered = [text for text in measured if text]
+    if not lowered:
+        return ""
+    why = [reason for reason in THROTTLE_REASONS.values() if any(reason in text.split(", ") for text in lowered)]
+    return f"the GPU lowered its clocks in {len(lowered)} of {len(measured)} measurements: {', '.join(why)}"
+
+
 def _power_watts(readings: Sequence[Reading]) -> float | None:
     """The mean, of one GPU: by its energy counter where it has one, else of what it said at each reading."""
     counted = [(one.at_seconds, one.energy_joules) for one in readings if one.energy_joules is not None]

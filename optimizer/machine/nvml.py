@@ -88,6 +88,11 @@ class Survey:
     fault: str = ""
     mend: str = ""
 
+    @property
+    def told(self) -> str:
+        """The fault and its mend in a line."""
+        return f"{self.fault}; {self.mend}" if self.fault else ""
+
 
 def survey() -> Survey:
     """Every GPU of this machine, as NVML counts them."""

@@ -10,6 +10,7 @@ import re
 import time
 import urllib.request
 from http.client import HTTPException
+from typing import Any
 
 from optimizer.machine.gpu_figures import Reading
 
@@ -37,7 +38,7 @@ def read(address: str) -> dict[str, Reading]:
 
 def parse(text: str, at_seconds: float) -> dict[str, Reading]:
     """Prometheus' text format -> what it says of each GPU. Nothing draws 0 W or has 0 bytes in use: unknown."""
-    values: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, Any]] = {}
     for line in text.splitlines():
         if not (match := _LINE.fullmatch(line)) or match[1] not in METRICS:
             continue

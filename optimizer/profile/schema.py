@@ -20,6 +20,7 @@ from optimizer.profile.values import (
     CpuList,
     Delay,
     Folder,
+    GpuList,
     GraphLevel,
     InputData,
     Key,
@@ -38,7 +39,7 @@ from optimizer.profile.values import (
 )
 from optimizer.profile.yaml_lines import show
 from optimizer.requests.asked import Asked
-from optimizer.trial import SERVER_CPUS, FieldValue
+from optimizer.trial import INSTANCE_GPUS, SERVER_CPUS, FieldValue
 
 ONNX_RUNTIME: Final = {  # its settings -> their paths in ModelConfig
     "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
@@ -192,14 +193,15 @@ class SpaceSection(Section):
 
     ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
     ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
-    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on. ``models``:
-    the same for models beside, by name.
+    field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on;
+    ``instance_group_gpus``: of the GPUs that have instances. ``models``: the same for models beside, by name.
     """
 
     max_batch_size: Some[BatchSize] | None = None
     max_queue_delay_microseconds: Some[Delay] | None = None
     preferred_batch_size: Some[Preferred] | None = None
     instance_group_count: Some[Positive] | None = None
+    instance_group_gpus: Some[GpuList] | None = None
     server_cpus: Some[CpuList] | None = None
     onnxruntime: OnnxRuntimeSection = OnnxRuntimeSection()
     config: dict[Key, Some[Choice]] = {}
@@ -210,8 +212,9 @@ class SpaceSection(Section):
         beside = {
             f"{name}/{path}": choices for name, one in self.models.items() for path, choices in one.fields().items()
         }
-        chosen_cpus = {SERVER_CPUS: self.server_cpus} if self.server_cpus else {}
-        return self.onnxruntime.fields() | self.config | chosen_cpus | beside
+        chosen = {SERVER_CPUS: self.server_cpus, INSTANCE_GPUS: self.instance_group_gpus}
+        placed = {path: choices for path, choices in chosen.items() if choices}
+        return self.onnxruntime.fields() | self.config | placed | beside
 
 
 class ScoreSection(Section):

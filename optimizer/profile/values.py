@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeGuard, TypeVar
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from objectives.sla import parse_duration_ms
+from optimizer import placement
 from optimizer.batching import parse_policy
 from optimizer.machine import cpus
 from optimizer.profile.safe_paths import inside, is_folder, plain_name
@@ -70,6 +71,14 @@ def _cpu_list(value: object) -> str:
         return cpus.show(cpus.parse(str(value)))
     except ValueError as error:
         raise ValueError(f"{show(value)} is no list of CPUs; {error}") from None
+
+
+def _gpu_list(value: object) -> str:
+    numbers = value if isinstance(value, tuple) else (value,)
+    try:
+        return placement.show(placement.parse(",".join(map(str, numbers))))
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}") from None
 
 
 def _setting(value: object) -> FieldValue | None:
@@ -190,6 +199,7 @@ BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Bound = Annotated[float | None, PlainValidator(_bound_ms)]
 Delay = Annotated[int | str, PlainValidator(_delay)]
 Preferred = Annotated[str, PlainValidator(_preferred)]
+GpuList = Annotated[str, PlainValidator(_gpu_list)]
 CpuList = Annotated[str, PlainValidator(_cpu_list)]
 Name = Annotated[str, PlainValidator(_name)]
 Setting = Annotated[FieldValue | None, PlainValidator(_setting)]
