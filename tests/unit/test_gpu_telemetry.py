@@ -13,7 +13,7 @@ import pytest
 
 from optimizer.machine import triton_metrics
 from optimizer.machine.gpu_attribution import used_by, visible
-from optimizer.machine.gpu_figures import GpuFigures, Reading, figures, throttling
+from optimizer.machine.gpu_figures import GpuFigures, Reading, figures, throttle_note, throttling
 from optimizer.machine.nvml import Gpu
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 
@@ -118,6 +118,30 @@ def test_faults_are_told_with_their_mend(nvml: StandIn, library: dict[str, objec
     assert recorded(nvml) == UNKNOWN
 
 
+DOCTOR = """
+import json
+from optimizer.doctor import check_gpu
+from optimizer.machine.hardware import gpu_names
+found = check_gpu()
+print(json.dumps([found.state, found.found, found.mend, gpu_names()]))
+"""
+
+
+def test_the_doctor_names_gpus_driver_and_faults(nvml: StandIn) -> None:
+    """With the onnxruntime of the tests, which is its CPU build."""
+    nvml.tell(A100, {**A100, "mig": 1})
+    state, found, mend, names = nvml.run(DOCTOR)
+    assert (state, len(names)) == ("warn", 2)
+    assert found.startswith("NVIDIA A100-SXM4-80GB, NVIDIA A100-SXM4-80GB (MIG), driver 580.159.04")
+    assert "onnxruntime-gpu" in mend
+    assert nvml.run(DOCTOR, CUDA_VISIBLE_DEVICES="1")[3] == ["NVIDIA A100-SXM4-80GB"]
+    assert nvml.run(DOCTOR, CUDA_VISIBLE_DEVICES="")[1] == "2, all hidden by CUDA_VISIBLE_DEVICES"
+    nvml.tell(init="error 18")
+    state, found, mend, names = nvml.run(DOCTOR)
+    assert (state, found, names) == ("warn", "NVML: RM has detected an NVML/RM version mismatch", [])
+    assert "reboot" in mend
+
+
 # -- which GPUs are the server's --------------------------------------------------------------------------------
 
 FOUR = tuple(Gpu(i, "A", f"GPU-{letter}0", False, None) for i, letter in enumerate("abca"))
@@ -169,6 +193,12 @@ def test_a_counter_that_stands_still_is_none() -> None:
     assert figures(samples).power_watts == 40
     moving = [{"a": Reading(float(i), power_watts=40, energy_joules=7 + 90 * i)} for i in range(3)]
     assert figures(moving).power_watts == 90
+
+
+def test_lowered_clocks_are_counted() -> None:
+    assert throttle_note(["", ""]) == ""
+    told = throttle_note(["", "temperature", "power limit, temperature", ""])
+    assert told == "the GPU lowered its clocks in 2 of 4 measurements: power limit, temperature"
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,16 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import model_config, placement
+from optimizer.batcher.simulator import ClosedLoop, ServiceTimes, simulate
 from optimizer.errors import BadInputError
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
 from optimizer.options import RunOptions
 from optimizer.placement import absent, named, parse
+from optimizer.problem import Problem
 from optimizer.profile.reader import parse_profile
 from optimizer.report import words
+from optimizer.search.service import demand, group_of
 from optimizer.serving import Serving, asks_for_gpu, note
 from optimizer.space import Space
 from optimizer.task import prepare
@@ -134,6 +137,18 @@ def test_a_gpu_that_is_not_there(space: str, gpus: int, problem: str, tmp_path: 
 
 def test_other_settings_name_no_gpu() -> None:
     assert absent("instance_group.0.kind", "KIND_GPU", 0) == ""
+
+
+def test_the_simulation_knows_how_many_instances_there_are() -> None:
+    """Two GPUs with an instance each are as one with two, and none of them slows the other."""
+    apart, together = group_of(placed("0,1", count=1)), group_of(placed("0", count=2))
+    assert apart[0] == together[0] == 2
+    problem = Problem("m", Space((8,)), 1, 8, (), ())
+    assert demand(apart[1], 2, problem) == 1
+    assert demand(together[1], 2, problem) > 1
+    served = ServiceTimes.linear(0.010, 0.0, 8, instances=2)
+    one, two = (simulate(placed(gpus, count=1), ClosedLoop(4), served) for gpus in ("0", "0,1"))
+    assert two.throughput_infer_per_s == pytest.approx(2 * one.throughput_infer_per_s, rel=0.05)
 
 
 # -- which device serves ----------------------------------------------------------------------------------------
