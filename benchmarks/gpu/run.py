@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent / "seeds"))
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpu.steps import BERT, DLRM, PROFILES, RANDOM, OnGpu, Step
 from published import Row
 from side_by_side import tables
 
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 TUNE = (sys.executable, "-c", "import sys; from optimizer.cli import main; sys.exit(main())")
 NEVER_BEGUN_WITHIN = 20.0  # seconds of the end
 LAST_WORDS = 15.0  # seconds that an interrupted command has

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_smoke_run_writes_both_tables(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "benchmarks/gpu/run.py", "--smoke", "--out", tmp_path, "--work", tmp_path / "w"]
+    script = str(ROOT / "benchmarks/gpu/run.py")
+    command = [sys.executable, script, "--smoke", "--out", str(tmp_path), "--work", str(tmp_path / "w")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     dlrm, bert = ((tmp_path / name).read_text() for name in ("dlrm.md", "bert.md"))

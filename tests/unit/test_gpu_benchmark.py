@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS / "seeds"))
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "seeds"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from gpu import run
 from gpu.steps import BERT, DLRM, ONE_BY_ONE, PROFILES, RANDOM, OnGpu, Step
