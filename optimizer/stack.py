@@ -192,7 +192,10 @@ class Stack:
             notes.append(f"settings without a model's name are those of {what.source.batcher}")
         if self.hardware.gpus and self.remote is None and not self._needs_gpus(what):
             notes.append(serving.note(what.source.batched))
-        notes.append(nvml.survey().told)
+        gpus = nvml.survey()
+        if self._needs_gpus(what) and any(gpu.mig for gpu in visible(gpus.gpus)):
+            notes.append("under MIG a GPU tells utilisation, power and clocks of no one instance: they stay unknown")
+        notes.append(gpus.told)
         return tuple(note for note in notes if note)
 
     def _needs_gpus(self, what: Task) -> bool:

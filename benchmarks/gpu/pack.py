@@ -89,6 +89,8 @@ def _server(cache: Path, version: str, library: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
     shutil.copy(library, trimmed.libraries)
+    if strip := shutil.which("strip"):
+        subprocess.run([strip, "--strip-debug", trimmed.libraries / library.name], check=True)
     if wheel := runtime.NUMPY_WHEELS.get(version):
         (cache / f"numpy-1.26.4-{wheel.sha256[:12]}").mkdir()
 

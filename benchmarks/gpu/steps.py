@@ -15,7 +15,8 @@ RANDOM = "--input-data random"
 
 @dataclass(frozen=True)
 class Step:
-    """``words`` of ``tune sweep``, or of ``tune`` where ``run``; the model is added. ``smoke``: in seconds."""
+    """``words`` of ``tune sweep``, or of ``tune`` where ``run``; the model is added. ``smoke``: the same in
+    seconds, empty where that is left out."""
 
     words: str
     smoke: str
@@ -75,7 +76,11 @@ BERT = OnGpu(
     replace(BERT_STUDY, here=f"BERT Base, 128 tokens, {HERE}"),
     _bert_printed,
     (
-        Step("--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1..64", "", batching),
+        Step(
+            "--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1..64",
+            "--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1 --measurement-interval 100ms",
+            batching,
+        ),
         Step("--max-batch-size 8 --max-queue-delay off -b 8 --concurrency 1..8", "", batching),
         Step(
             "--max-batch-size 8 --max-queue-delay 5ms --preferred-batch-size 4+8 -b 1 --concurrency 1..64",
@@ -85,7 +90,7 @@ BERT = OnGpu(
         Step("--max-batch-size 8 --max-queue-delay off --instances 4 -b 1 --concurrency 1..64", "", batching),
         Step(
             "--sla-p95 100ms --budget 60s --measurement-interval 200ms",
-            "--sla-p95 1s --budget 4s --max-trials 1 --measurement-interval 100ms",
+            "",
             recommended,
             run=True,
         ),

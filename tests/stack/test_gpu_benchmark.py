@@ -20,5 +20,5 @@ def test_the_smoke_run_writes_both_tables(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     dlrm, bert = ((tmp_path / name).read_text() for name in ("dlrm.md", "bert.md"))
     assert "| TorchScript FP16, one request at a time | 64 | 1 | " in dlrm
-    assert "| tune: as given | 1 | 1 |" in bert
+    assert "| static · 1 instance | 1 | 1 | " in bert
     assert "not measured" not in dlrm.partition("## What it comes to")[0]

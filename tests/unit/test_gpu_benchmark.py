@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "seeds"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from gpu import run
-from gpu.steps import BERT, DLRM, ONE_BY_ONE, PROFILES, RANDOM, OnGpu, Step
+from gpu.steps import BERT, DLRM, ONE_BY_ONE, PROFILES, RANDOM, OnGpu, Step, recommended
 
 from optimizer.arguments.run import read_run_arguments
 from optimizer.arguments.sweep import read_sweep_arguments
@@ -47,6 +47,13 @@ def test_measured_and_published_stand_in_one_line() -> None:
     assert f"| {ONE_BY_ONE} | 4096 | 1 |  | 9.1 | 350 | 0.175 |  |" in text
     assert "- Machine: a GPU;" in text
     assert "- Note: a note." in text
+
+
+def test_a_run_gives_what_was_given_and_what_it_recommends() -> None:
+    document: dict[str, Any] = {"baseline": {"concurrency": 1}, "recommended": None, "pareto": []}
+    assert run._of_run(document) == [{"concurrency": 1, "role": "as given"}]
+    told = [recommended(cell) for cell in run._of_run(document | {"recommended": {"concurrency": 9}})]
+    assert told == ["tune: as given", "tune: recommended"]
 
 
 def test_on_a_cpu_there_is_no_table_of_a_gpu() -> None:
