@@ -21,6 +21,8 @@ class Measurement:
     (samples: requests x request batch size), latencies are per request and in milliseconds.
     ``batch_stats``: executions by batch size, ``size:executions:compute_ns`` separated by spaces.
     ``other_cpu_share``: of the CPUs' time while it was measured, 0 to 1, what went to other processes or machines.
+    GPU figures are of the server's GPUs: utilisation (0 to 1) and clocks are means, memory and power are sums.
+    ``gpu_throttling``: why they lowered their clocks meanwhile; empty where they did not, or nothing is known of it.
     ``score``: of the answers to labelled samples, by the user's metric, whatever the load.
     ``stable`` is false where the windows of the run disagreed or it failed; ``reason`` then says why.
     """
@@ -45,6 +47,9 @@ class Measurement:
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
     gpu_power_watts: float | None = None
+    gpu_sm_clock_mhz: float | None = None
+    gpu_memory_clock_mhz: float | None = None
+    gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
     measure_seconds: float | None = None
@@ -95,6 +100,8 @@ METRICS: dict[str, Metric] = {
         Metric("latency-p99", "ms", "lower", lambda m: m.latency_p99_ms),
         # the GPU's memory where there is one, else the resident memory of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
+        # what memory means of a model that is served on a GPU: unknown where the GPU does not tell
+        Metric("gpu-memory", "bytes", "lower", lambda m: m.gpu_memory_bytes),
         Metric("energy", "J/1000 infer", "lower", _joules_per_1000_inferences),
         Metric("score", "", "higher", lambda m: m.score),
     )

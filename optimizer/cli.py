@@ -113,10 +113,14 @@ def _run(arguments: list[str]) -> int:
 
     given = read_run_arguments(arguments)
     if given.mapped is not None and given.print_profile:
-        from optimizer.machine import hardware
-        from optimizer.model_analyzer.profile import profile_text
+        from pathlib import Path
 
-        gpu = bool(hardware.detect().gpus) and hardware.onnxruntime_on_gpu()
+        from optimizer.deploy.seen_gpus import seen
+        from optimizer.model_analyzer.profile import profile_text
+        from optimizer.serving import Serving
+
+        serving = Serving.of(given.options, seen(given.options).names)
+        gpu = serving.stored_on_gpu(Path(given.options.model_repository or "."), given.mapped.model)
         print(profile_text(given.mapped, given.options, gpu=gpu), end="")
         return 0
     for note in given.mapped.notes if given.mapped is not None and not given.as_json else ():

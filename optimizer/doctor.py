@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from optimizer import runtime
-from optimizer.machine import hardware
+from optimizer.machine import hardware, nvml
+from optimizer.machine.gpu_attribution import CHOSEN, visible
 
 GIB = 2**30
 
@@ -100,13 +101,27 @@ def check_onnxruntime() -> Finding:
 
 
 def check_gpu() -> Finding:
-    gpus = hardware.gpu_names()
-    if not gpus:
+    """Which there are, what NVML says of them, and which backends here compute on them."""
+    found = nvml.survey()
+    gpus = visible(found.gpus)
+    words = ", ".join(f"{gpu.name} (MIG)" if gpu.mig else gpu.name for gpu in gpus)
+    if found.fault:
+        return Finding("GPU", "warn", f"{words + '; ' if words else ''}{found.fault}", found.mend)
+    if not found.gpus:
         return Finding("GPU", "warn", "none found through NVML: tune serves on the CPU", "install the NVIDIA driver")
-    if not hardware.onnxruntime_on_gpu():
-        mend = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
-        return Finding("GPU", "warn", f"{', '.join(gpus)}, not used: ONNX Runtime is its CPU build", mend)
-    return Finding("GPU", "ok", ", ".join(gpus))
+    if not gpus:
+        return Finding("GPU", "warn", f"{len(found.gpus)}, all hidden by {CHOSEN}", f"unset {CHOSEN}")
+    words += f", driver {found.driver}"
+    lacking = {"ONNX": hardware.onnxruntime_on_gpu(), "PyTorch": hardware.torch_on_gpu()}
+    without = [kind for kind, reaches in lacking.items() if not reaches]
+    if len(without) == len(lacking):
+        mend = "pip uninstall onnxruntime; pip install onnxruntime-gpu (PyTorch models: torch's CUDA build)"
+        return Finding("GPU", "warn", f"{words}; not used: ONNX Runtime has no CUDA provider, torch no CUDA", mend)
+    if any(gpu.mig for gpu in gpus):
+        mend = "Triton's metrics and NVML tell no utilisation or power of a MIG instance: these stay unknown"
+        return Finding("GPU", "warn", words, mend)
+    served = " and ".join(kind for kind, reaches in lacking.items() if reaches)
+    return Finding("GPU", "ok", f"{words}, for {served} models")
 
 
 def check_cpu() -> Finding:

@@ -20,6 +20,8 @@ class Endpoint:
     calls; ``max_batch_size`` is then that of ``model`` itself. ``beside`` are models that get load at the same time.
     ``memory_bytes`` tells of the server's memory where somebody else than this machine's kernel keeps that.
     ``remote`` is the one way to a server that runs already; without it both addresses are plain.
+    ``gpus`` are those that its instance groups name, as CUDA counts; empty where they name the CPU, None where they
+    leave it open. ``metrics`` is where the server's Prometheus metrics are; empty where it has none.
     """
 
     model: str
@@ -42,6 +44,9 @@ class Endpoint:
         """With ``protocol``, where there is a choice."""
         return self.remote or Connection(self.grpc if protocol == "grpc" else self.http, protocol)
 
+    gpus: tuple[int, ...] | None = None
+    metrics: str = ""
+
     @property
     def largest_request(self) -> int:
         """Samples; 0 where the model has no batch dimension."""
@@ -55,6 +60,9 @@ class Samples:
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
     gpu_power_watts: float | None = None
+    gpu_sm_clock_mhz: float | None = None
+    gpu_memory_clock_mhz: float | None = None
+    gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
 

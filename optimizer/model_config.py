@@ -12,10 +12,10 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import proto_path
+from optimizer import placement, proto_path
 from optimizer.batching import of_batcher, tidy
 from optimizer.errors import BadInputError
-from optimizer.trial import Candidate, FieldValue, of_server
+from optimizer.trial import INSTANCE_GPUS, Candidate, FieldValue, of_server
 from optimizer.untrusted import one_line, read_bytes
 
 MAX_BYTES = 1 << 20
@@ -109,7 +109,7 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
             batching.preferred_batch_size[:] = candidate.preferred_batch_sizes
     else:
         config.ClearField("dynamic_batching")
-    for path, value in candidate.config_fields:
+    for path, value in candidate.proto_fields:
         if _ACCELERATOR.fullmatch(path) and value == NO_ACCELERATOR:
             config.optimization.execution_accelerators.ClearField(path.split(".")[2])
         elif candidate.dynamic_batching or not of_batcher(path):
@@ -122,6 +122,8 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
         for group in config.instance_group:
             if not group.passive:
                 group.count = candidate.instance_count
+    if candidate.instance_gpus is not None:
+        placement.put(config, candidate.instance_count, placement.parse(candidate.instance_gpus))
     return config
 
 
@@ -162,8 +164,10 @@ def differences(wanted: Candidate, serving: ModelConfig, field_paths: Iterable[s
         pairs.append(("max_queue_delay_microseconds", want.max_queue_delay_us, have.max_queue_delay_us))
         pairs.append(("preferred_batch_size", *sizes))
     pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
-    fields = dict(want.config_fields)
-    compared = fields.keys() if field_paths is None else set(field_paths)
+    fields = dict(want.proto_fields)
+    compared = {*fields, INSTANCE_GPUS} if field_paths is None else set(field_paths)
+    if want.instance_gpus is not None and INSTANCE_GPUS in compared:
+        pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
     for path, value in fields.items():
         if path not in compared:
             continue
@@ -206,6 +210,8 @@ def warmed_up(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> ModelCo
 
 def _served(config: ModelConfig, path: str) -> FieldValue | None:
     """None where it is absent, unless that is a choice of its own."""
+    if path == INSTANCE_GPUS:
+        return placement.get(config)
     value = proto_path.get(config, path)
     return NO_ACCELERATOR if value is None and _ACCELERATOR.fullmatch(path) else value
 

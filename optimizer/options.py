@@ -37,6 +37,7 @@ class RunOptions:
     backend_directory: str | None = None
     server_args: tuple[str, ...] = ()
     url: str | None = None
+    metrics_url: str | None = None
     headers: tuple[str, ...] = ()  # NAME:VALUE as given; see optimizer.headers
     tls_ca: str | None = None
     tls_cert: str | None = None

@@ -192,9 +192,10 @@ def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None
     for folder in _library_folders() if folders is None else folders:
         if Path(folder, name).exists():
             return Path(folder)
-    # the wheel itself brings the library of the newest Python it was built for
-    if folders is None and version == PYTHON_STUBS[-1] and (runtime := installed()):
-        return runtime.libraries
+    # the wheel itself brings the library of the newest Python it was built for, a pack that of the one it is for
+    if folders is None and (runtime := installed()):
+        brought = version == PYTHON_STUBS[-1] or Path(runtime.libraries, name).exists()
+        return runtime.libraries if brought else None
     return None
 
 

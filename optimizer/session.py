@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from objectives.metrics import Measurement
 from optimizer import interrupts
 from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import Budget
@@ -14,6 +15,7 @@ from optimizer.command_line import command_line
 from optimizer.confirm.confirmer import Confirmer
 from optimizer.errors import TuneError
 from optimizer.interfaces import Searcher
+from optimizer.machine.gpu_figures import throttle_note
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.speed import SpeedLog
 from optimizer.options import RunOptions
@@ -105,7 +107,8 @@ def _study(
             with stopwatch.confirming():
                 trials = Confirmer(what.problem, target, measuring, budget, trials, speed.probe).run(what.baseline)
     satisfied = SATISFIED if tuner.satisfied and len(trials) < len(what.problem.space) else ""
-    notes = (measuring.guard.note, speed.note(), satisfied)
+    throttled = throttle_note([one.gpu_throttling for one in _measured(trials)])
+    notes = (measuring.guard.note, speed.note(), throttled, satisfied)
     return trials, tuple(note for note in notes if note)
 
 
@@ -117,6 +120,10 @@ def _searcher(options: RunOptions, problem: Problem, folder: RunFolder) -> Searc
 
 def _spent_seconds(trials: list[Trial]) -> float:
     """What a resumed run has used of its budget."""
-    measured = [m for trial in trials for _, m in trial.measurements]
-    measured += [again.measurement for trial in trials for again in trial.confirmations]
-    return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in measured)
+    return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in _measured(trials))
+
+
+def _measured(trials: list[Trial]) -> list[Measurement]:
+    """To search and to confirm."""
+    found = [measurement for trial in trials for _, measurement in trial.measurements]
+    return found + [again.measurement for trial in trials for again in trial.confirmations]

@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeAlias
 
-from optimizer import server_options
+from optimizer import placement, server_options
 from optimizer.batching import ONE_BY_ONE, behaviour, of_batcher, parse_policy, resolve_policy, tidy
 from optimizer.machine import cpus
-from optimizer.trial import SERVER_CPUS, SERVER_OPTION, Candidate, FieldValue
+from optimizer.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION, Candidate, FieldValue
 
 Value: TypeAlias = FieldValue
 OFF = "off"
@@ -32,7 +32,8 @@ class Space:
 
     ``max_batch_size``: samples; 0 (a model without batch dimension) only alone. ``max_queue_delay_us``: 0 or
     more, or ``"off"`` (also None) for no dynamic batching. ``preferred_batch_sizes``: policies, see
-    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, or what is about the server, -> values.
+    ``batching.parse_policy``. ``fields``: proto path in ModelConfig, INSTANCE_GPUS, or what is about the server, ->
+    values.
     ``request_batch_size``: samples a request. Repeated choices count once. Raises ValueError in one line where
     that makes no space.
     """
@@ -221,6 +222,8 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
         values = [cpus.show(_cpus(value)) for value in values]
     if path.startswith(SERVER_OPTION):
         values = _options(path, values)
+    if path == INSTANCE_GPUS:
+        values = [placement.show(_gpus(value)) for value in values]
     return _choices(path, values)
 
 
@@ -237,6 +240,13 @@ def _cpus(value: object) -> frozenset[int]:
         return cpus.parse(str(value))
     except ValueError as error:
         raise ValueError(f"{SERVER_CPUS}: {value!r}: {error}") from None
+
+
+def _gpus(value: object) -> tuple[int, ...]:
+    try:
+        return placement.parse(str(value))
+    except ValueError as error:
+        raise ValueError(f"{INSTANCE_GPUS}: {value!r}: {error}") from None
 
 
 def _text(value: FieldValue) -> str:

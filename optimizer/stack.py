@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optimizer import runtime, task
+from optimizer import runtime, serving, task
 from optimizer.answers.guard import OutputGuard, Unguarded
 from optimizer.answers.guards import Guards
 from optimizer.answers.score import read_scorer
@@ -16,17 +16,19 @@ from optimizer.arguments.target import address
 from optimizer.budget import Budget
 from optimizer.deploy import choose
 from optimizer.deploy.docker import ContainerTelemetry
+from optimizer.deploy.seen_gpus import SeenGpus, seen
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator, ServerTarget, Telemetry
 from optimizer.load.concurrent import ConcurrentModels
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
-from optimizer.machine import cpus
+from optimizer.machine import cpus, nvml
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
+from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Hardware
-from optimizer.machine.telemetry import GpuTelemetry, ProcessTelemetry
+from optimizer.machine.telemetry import ProcessTelemetry
 from optimizer.measuring import Measuring, Record, Watcher
 from optimizer.open_loop.arrivals import arrivals
 from optimizer.open_loop.generator import SCRATCH, OpenLoop
@@ -39,16 +41,21 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS
 
+NO_POWER = (
+    "--objective energy: power is read from NVIDIA GPUs, and what serves here has none that tell; "
+    "choose throughput, latency-p95 or memory"
+)
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What is measured with, on this machine. ``say`` gets a line for each slow preparation."""
+    """What is measured with. ``hardware`` is this machine with the GPUs that serve. ``say`` gets a line for each slow
+    preparation."""
 
     options: RunOptions
     hardware: Hardware
-    on_gpu: bool
+    gpus: SeenGpus
     stopwatch: Stopwatch
     say: Callable[[str], None]
 
@@ -58,23 +65,22 @@ class Stack:
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
         choose.check(options, say)
-        hardware = machine.detect()
-        on_gpu = bool(hardware.gpus) and (options.target != "embedded" or machine.onnxruntime_on_gpu())
-        if "energy" in options.objectives and not on_gpu:
-            raise EnvironmentFault(
-                "--objective energy: power is read from an NVIDIA GPU, and this machine serves on its CPU; "
-                "choose throughput, latency-p95 or memory"
-            )
+        gpus = seen(options)
+        hardware = replace(machine.detect(), gpus=gpus.names)
+        if "energy" in options.objectives and not hardware.gpus:
+            raise EnvironmentFault(NO_POWER)
+        if fault := nvml.survey().told:
+            say(f"GPUs are not measured: {fault}")
         arrivals(options.arrivals)  # a file that is none is told before anything is started
-        return cls(options, hardware, on_gpu, stopwatch, say)
+        return cls(options, hardware, gpus, stopwatch, say)
 
     def task(self) -> Task:
         """The model, found or built, and what is to be reached. Raises BadInputError."""
         with self.stopwatch.set_up():
-            serving = replace(self.hardware, cpu_count=len(self._placement().server))
-            if not self.on_gpu:
-                serving = replace(serving, gpus=())
-            found = task.prepare(self.options, serving, self.say)
+            seen = replace(self.hardware, cpu_count=len(self._placement().server))
+            found = task.prepare(self.options, seen, self.say)
+            if "energy" in self.options.objectives and not found.on_gpu:
+                raise EnvironmentFault(NO_POWER)
             runtime.ensure(self.say)
         return found
 
@@ -84,6 +90,8 @@ class Stack:
             self.options,
             log=folder.server_log,
             cpus=self._placement(what).server,
+            gpus=self._needs_gpus(what),
+            metrics=self.gpus.metrics,
             stopwatch=self.stopwatch,
             say=self.say,
         )
@@ -108,7 +116,8 @@ class Stack:
             load_generator = _concurrent(load_generator, what)
         load_generator = HintingLoad(load_generator, what.unbounded)
         used = placement.server | placement.client
-        telemetry: Telemetry = GpuTelemetry(used) if self.on_gpu and not self._is_remote else ProcessTelemetry(used)
+        gpus = self.gpus.here if self._needs_gpus(what) or self._is_remote else ()
+        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(used), gpus)
         if self.options.target == "docker":
             telemetry = ContainerTelemetry(telemetry)
         scorer = read_scorer(what.score) if what.score else None
@@ -183,9 +192,15 @@ class Stack:
         ]
         if what.source.batcher:
             notes.append(f"settings without a model's name are those of {what.source.batcher}")
-        if self.hardware.gpus and not self.on_gpu:
-            notes.append("a GPU is there but onnxruntime-gpu is not installed: served on the CPU")
+        if self.hardware.gpus and not self._is_remote and not self._needs_gpus(what):
+            notes.append(serving.note(what.source.batched))
+        if self._needs_gpus(what) and any(gpu.mig for gpu in self.gpus.here):
+            notes.append("under MIG a GPU tells utilisation, power and clocks of no one instance: they stay unknown")
+        notes.append(nvml.survey().told)
         return tuple(note for note in notes if note)
+
+    def _needs_gpus(self, what: Task) -> bool:
+        return what.on_gpu or (bool(self.hardware.gpus) and serving.asks_for_gpu(what.problem.space.fields))
 
 
 def _concurrent(own: PerfAnalyzer, what: Task) -> ConcurrentModels:

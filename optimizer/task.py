@@ -23,6 +23,7 @@ from optimizer.requests.asked import Asked
 from optimizer.requests.fitted import Requests, fitted
 from optimizer.requests.sent import Sent
 from optimizer.requests.sizes import Dim
+from optimizer.serving import Serving, asks_for_gpu
 from optimizer.sources.named import Named, find
 from optimizer.space import Space
 from optimizer.trial import Candidate
@@ -39,7 +40,7 @@ class Task:
     ``input_data`` and ``shapes`` are perf_analyzer's. ``tolerance`` is by how much answers may differ from the
     baseline's, ``score`` what is to be made of them. ``notes``: what became of a file of Model Analyzer.
     ``request_note``: what the user should know of the requests. ``unbounded``: inputs that get any integer of their
-    type. ``concurrent``: what is sent to the models beside.
+    type. ``concurrent``: what is sent to the models beside. ``on_gpu``: some instances of some model run on a GPU.
     """
 
     source: ModelSource
@@ -54,6 +55,7 @@ class Task:
     concurrent: Mapping[str, Requests] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     request_note: str = ""
+    on_gpu: bool = False
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """What is measured first, by role; one entry where the two behave the same."""
@@ -64,10 +66,12 @@ class Task:
 def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
     """Find or build the model and derive the problem. Raises BadInputError.
 
-    ``hardware`` is what the model is served on: it has GPUs only where they serve.
+    ``hardware`` is what the server sees; whether its GPUs serve the model follows from its configuration and backend.
     """
     named = find(options, hardware, say)
     source, batch, profile = named.source, named.batch, named.profile
+    if not (on_gpu := _on_gpu(named, options, hardware)):
+        hardware = replace(hardware, gpus=())
     space = _space(named, hardware)
     score = profile.score if profile else None
     _check(source, batch, score, options)
@@ -77,8 +81,8 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
         request_batch_size=batch.mean,
         request_mix=None if batch.fixed else batch,
         max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
-        objectives=tuple(METRICS[name] for name in options.objectives),
-        constraints=_constraints(named, score, options),
+        objectives=tuple(METRICS[_measured(name, on_gpu)] for name in options.objectives),
+        constraints=_constraints(named, score, options, on_gpu),
         open_loop=options.load == "rate",
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.batched),
@@ -106,7 +110,20 @@ def prepare(options: RunOptions, hardware: Hardware, say: Callable[[str], None])
         {name: _fitted(NOTHING_ASKED, source.composing[name], batch, options) for name in source.concurrent},
         named.notes,
         sent.note,
+        on_gpu,
     )
+
+
+def _on_gpu(named: Named, options: RunOptions, hardware: Hardware) -> bool:
+    serving = Serving.of(options, hardware.gpus)
+    section = named.profile.space if named.profile else None
+    asked = section is not None and asks_for_gpu(section.fields())
+    return bool(hardware.gpus) and (asked or serving.source_on_gpu(named.source))
+
+
+def _measured(metric: str, on_gpu: bool) -> str:
+    """Memory is the GPU's of what is served on one, the server's else."""
+    return "gpu-memory" if metric == "memory" and on_gpu else metric
 
 
 def _space(named: Named, hardware: Hardware) -> Space:
@@ -139,7 +156,9 @@ def _check(source: ModelSource, batch: Dim, score: ScoreSection | None, options:
         raise BadInputError("--load rate asks one model alone: leave the concurrent models out, or --load rate")
 
 
-def _constraints(named: Named, score: ScoreSection | None, options: RunOptions) -> tuple[Constraint, ...]:
+def _constraints(
+    named: Named, score: ScoreSection | None, options: RunOptions, on_gpu: bool
+) -> tuple[Constraint, ...]:
     """The command line's bounds on latency in place of the profile's, and all others."""
     bounds = [Constraint(f"latency-{name}", bound) for name, bound in options.sla_ms.items()]
     if not bounds and named.profile:
@@ -147,7 +166,7 @@ def _constraints(named: Named, score: ScoreSection | None, options: RunOptions) 
     if options.min_throughput:
         bounds.append(Constraint("throughput", parse_rate(options.min_throughput, named.batch.mean)))
     if options.max_memory_bytes:
-        bounds.append(Constraint("memory", options.max_memory_bytes))
+        bounds.append(Constraint(_measured("memory", on_gpu), options.max_memory_bytes))
     least = options.min_score if options.min_score is not None or score is None else score.minimum
     if least is not None:
         bounds.append(Constraint("score", least))

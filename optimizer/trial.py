@@ -12,6 +12,7 @@ FieldValue: TypeAlias = str | int | float | bool
 SERVER_CPUS = "server_cpus"  # among a candidate's fields: the CPUs that its server runs on, as cpus.parse reads them
 SERVER_OPTION = "server."  # begins the fields that are options of the server: see optimizer.server_options
 VARIANT = "variant"  # among them too: which of several models of one kind is served
+INSTANCE_GPUS = "instance_group_gpus"  # among them too: the GPUs of its instances, as placement.parse reads them
 
 
 SETTINGS = (  # of a candidate, besides its fields, as columns name them
@@ -31,7 +32,7 @@ class Candidate:
     delay is 0 and there are no preferred sizes. ``fields`` are other ModelConfig fields by proto path
     (``parameters.intra_op_thread_count.string_value``), sorted by path. What that model's config.pbtxt does not know
     may be among them: SERVER_CPUS, options of the server, VARIANT, and settings of the models beside it as
-    ``<model>/<parameter>``.
+    ``<model>/<parameter>``; and what is no single field of it, INSTANCE_GPUS.
     """
 
     max_batch_size: int
@@ -43,8 +44,24 @@ class Candidate:
 
     @property
     def config_fields(self) -> tuple[tuple[str, FieldValue], ...]:
-        """Those of ``fields`` that stand in config.pbtxt."""
+        """Those of ``fields`` that are about this model's config.pbtxt."""
         return tuple(field for field in self.fields if not of_server(field[0]) and not model_of(field[0]))
+
+    @property
+    def proto_fields(self) -> tuple[tuple[str, FieldValue], ...]:
+        """Those of ``config_fields`` that are fields of ModelConfig by their path."""
+        return tuple(field for field in self.config_fields if field[0] != INSTANCE_GPUS)
+
+    @property
+    def instance_gpus(self) -> str | None:
+        """None: those that its configuration names anyway."""
+        chosen = dict(self.fields).get(INSTANCE_GPUS)
+        return None if chosen is None else str(chosen)
+
+    @property
+    def instances(self) -> int:
+        """All of them: ``instance_count`` for each GPU that it is placed on."""
+        return self.instance_count * (self.instance_gpus.count(",") + 1 if self.instance_gpus else 1)
 
     @property
     def server_cpus(self) -> str | None:

@@ -44,7 +44,7 @@ class NotMeasured(Exception):
 
 def measure(step: Step, folder: Path, *, anew: bool) -> Measured:
     """What ``folder`` holds of this step, what is missing measured first. Raises NotMeasured."""
-    if step.needs_gpu and not (hardware.detect().gpus and hardware.onnxruntime_on_gpu()):
+    if step.needs_gpu and not (hardware.gpu_names() and hardware.onnxruntime_on_gpu()):
         raise NotMeasured("needs a GPU and onnxruntime-gpu: not run on this machine")
     folder.mkdir(parents=True, exist_ok=True)
     if step.command == "fastapi":

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from optimizer.model_analyzer.reader import Mapped
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
+OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # that is memory, on a GPU
 ANEW = ("budget", "max_trials", "storage", "header", "out", "json")  # may be given with --resume
 EPILOG = """\
 commands:
@@ -124,7 +125,7 @@ def _run_parser() -> argparse.ArgumentParser:
         "--objective",
         default="throughput",
         metavar="NAME[,NAME]",
-        help=f"{', '.join(METRICS)} (throughput)",
+        help=f"{', '.join(OBJECTIVES)} (throughput)",
     )
     tuned = parser.add_argument_group("what is tuned")
     tuned.add_argument("--model-repository", metavar="DIR", help="a Triton repository of your own; MODEL is in it")
@@ -181,9 +182,9 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     bounds_ms = slas(given)
     objectives = tuple(given.objective.split(","))
     for name in objectives:
-        if name not in METRICS or objectives.count(name) > 1:
+        if name not in OBJECTIVES or objectives.count(name) > 1:
             raise BadInputError(
-                f"--objective {shown(given.objective)}: give one or more of {', '.join(METRICS)}, each once"
+                f"--objective {shown(given.objective)}: give one or more of {', '.join(OBJECTIVES)}, each once"
             )
     if given.arrivals is not None and given.load != "rate":
         raise BadInputError(f"--arrivals {shown(given.arrivals)} is about --load rate: give that too")

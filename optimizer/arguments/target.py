@@ -38,6 +38,12 @@ FLAGS: Final = {
         "server_args", ("local", "docker"), "ARG", "local, docker: given to tritonserver, as --server-arg=--x=y"
     ),
     "--url": Flag("url", ("remote",), "URL", f"remote: HOST:PORT, with http:// or https:// in front ({DEFAULT_URL})"),
+    "--metrics-url": Flag(
+        "metrics_url",
+        ("remote",),
+        "HOST:PORT",
+        "remote: of its metrics, which tell of GPUs (its host, port 8002)",
+    ),
     "--header": Flag(
         "headers", ("remote",), "NAME:VALUE", "remote: of each request; $VARIABLE in it is read when used"
     ),
@@ -111,7 +117,7 @@ def words(options: RunOptions) -> dict[str, Any]:
 def address(url: str | None) -> Address:
     """Of ``--url``. Raises BadInputError."""
     found = _URL.fullmatch(url or DEFAULT_URL)
-    if found is None or not 0 < int(found[3]) <= LARGEST_PORT:
+    if found is None or not _is_port(found[3]):
         raise BadInputError(
             f"--url {shown(url or '')}: write host:port of the server's gRPC, such as {DEFAULT_URL}, or "
             "http://host:port"
@@ -120,11 +126,19 @@ def address(url: str | None) -> Address:
     return Address(found[2], "http" if scheme.startswith("http") else "grpc", scheme.endswith("s"))
 
 
+def _is_port(digits: str) -> bool:
+    return 0 < int(digits) <= LARGEST_PORT
+
+
 def _check(flag: str, value: str) -> None:
     if not value or len(value) > LONGEST or not value.isprintable():
         raise BadInputError(f"{flag} {_told(flag, value)}: give a value of printable characters")
     if flag == "--url":
         address(value)
+    if flag == "--metrics-url" and not (
+        (found := _URL.fullmatch(value)) and _is_port(found[3]) and found[2] == value
+    ):
+        raise BadInputError(f"{flag} {shown(value)}: write host:port alone, such as triton:8002")
     if flag == "--header" and not re.fullmatch(rf"{NAME}:.*", value):
         raise BadInputError(f"{flag} {_told(flag, value)}: write NAME:VALUE, such as Authorization:$TOKEN")
     if flag == "--server-arg" and not re.fullmatch(r"--[a-z][a-z0-9-]*(=.*)?", value):

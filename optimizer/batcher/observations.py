@@ -22,7 +22,7 @@ def observation(point: Point) -> Observation | None:
     wall_s = sum(batch.executions * batch.batch_size for batch in counted) / throughput
     load = point.load
     batch = round(load.request_batch_size)
-    return Observation(point.candidate.instance_count, load.concurrency, wall_s, batches, batch)
+    return Observation(point.candidate.instances, load.concurrency, wall_s, batches, batch)
 
 
 def read_batch_stats(text: str) -> tuple[BatchStatistics, ...]:

@@ -58,7 +58,7 @@ class Packed:
             raise ValueError("jitter: not all factors are positive")
         return cls(
             [job.request_batch_size for job in jobs],
-            [job.candidate.instance_count for job in jobs],
+            [job.candidate.instances for job in jobs],
             np.array(rows, np.int64),
             np.array(packing.preferred, np.int64),
             np.concatenate(packing.services),
@@ -140,7 +140,7 @@ class _Packing:
         limit = _most_requests(job)
         in_flight = _in_flight(job)
         reach = min(limit, in_flight)
-        busiest = min(candidate.instance_count, in_flight)
+        busiest = min(candidate.instances, in_flight)
         warm_up, requests = window.resolved(job.load)
         if warm_up < 0 or requests < 1 or (isinstance(job.load, OpenLoop) and warm_up >= requests):
             raise ValueError(f"no request is left to measure: {requests} requests, {warm_up} of them to warm up")
@@ -165,7 +165,7 @@ class _Packing:
         return [
             size,
             min(limit, in_flight + 1),  # as good as any limit above it, and its tables are smaller
-            candidate.instance_count,
+            candidate.instances,
             candidate.dynamic_batching,
             1000 * delay_us,
             job.fixed_shapes,

@@ -53,13 +53,18 @@ def target_of(
     *,
     log: Path,
     cpus: frozenset[int] | None,
+    gpus: bool,
+    metrics: str,
     stopwatch: Stopwatch,
     say: Callable[[str], None],
 ) -> ServerTarget:
-    """Raises BadInputError where what is asked does not go with it, EnvironmentFault where it cannot be had."""
+    """``gpus``: a server on this machine sees some; ``metrics`` is where a remote one tells of its own.
+
+    Raises BadInputError where what is asked does not go with the target, EnvironmentFault where it cannot be had.
+    """
     check_space(what.problem.space, options, say)
     if options.target == "remote":
-        return _remote(what, options, stopwatch)
+        return _remote(what, options, metrics, stopwatch)
     if options.target == "docker":
         return _docker(what, options, log, cpus, stopwatch)
     if options.target == "local":
@@ -69,8 +74,8 @@ def target_of(
                 f"--protocol http: {own.tritonserver} is too old to keep web pages from loading models over HTTP; "
                 "leave it out, or name a newer server"
             )
-        return local.LocalTarget(what.source, own, log=log, stopwatch=stopwatch, cpus=cpus)
-    return EmbeddedTarget(what.source, log=log, say=say, stopwatch=stopwatch, cpus=cpus)
+        return local.LocalTarget(what.source, own, log=log, stopwatch=stopwatch, cpus=cpus, gpus=gpus)
+    return EmbeddedTarget(what.source, log=log, say=say, stopwatch=stopwatch, cpus=cpus, gpus=gpus)
 
 
 def installed(options: RunOptions, say: Callable[[str], None]) -> Installation:
@@ -124,10 +129,11 @@ def _container(options: RunOptions) -> dict[str, Any]:
     }
 
 
-def _remote(what: Task, options: RunOptions, stopwatch: Stopwatch) -> ServerTarget:
+def _remote(what: Task, options: RunOptions, metrics: str, stopwatch: Stopwatch) -> ServerTarget:
     from optimizer.deploy.remote import RemoteTarget
 
     at = address(options.url)
     tls = Tls(*(None if file is None else Path(file) for file in (options.tls_ca, options.tls_cert, options.tls_key)))
     connection = Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
-    return RemoteTarget(connection, what.source, keep=runtime.cache_folder() / "remote", stopwatch=stopwatch)
+    keep = runtime.cache_folder() / "remote"
+    return RemoteTarget(connection, what.source, keep=keep, metrics=metrics, stopwatch=stopwatch)

@@ -70,7 +70,14 @@ class DockerTarget(ServingTarget):
             given = replace(given, binds=folder.binds + given.binds)
             options = [*server_options(source), *options]
             server = ContainerServer(client, image, folder.path.name, given, log=log, options=options, cpus=cpus)
-            super().__init__(source, server, folder, stopwatch=stopwatch, load_timeout_seconds=load_timeout_seconds)
+            super().__init__(
+                source,
+                server,
+                folder,
+                stopwatch=stopwatch,
+                load_timeout_seconds=load_timeout_seconds,
+                gpus=gpus != "none",
+            )
             self._open = undo.pop_all()
 
     def close(self) -> None:

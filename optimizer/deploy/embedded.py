@@ -24,6 +24,7 @@ class EmbeddedTarget(InstalledTarget):
         load_timeout_seconds: float = 120.0,
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
+        gpus: bool = True,
     ) -> None:
         super().__init__(
             source,
@@ -33,4 +34,5 @@ class EmbeddedTarget(InstalledTarget):
             load_timeout_seconds=load_timeout_seconds,
             choose_port=choose_port,
             cpus=cpus,
+            gpus=gpus,
         )

@@ -16,7 +16,9 @@ from optimizer.stopwatch import Stopwatch
 
 
 class InstalledTarget(ServingTarget):
-    """``log`` collects what the server prints."""
+    """``log`` collects what the server prints. ``gpus``: it sees those that this process does; else none, and a model
+    that leaves its device open is served on the CPU. Its own metrics stay off: of GPUs they have what NVML tells this
+    process as well."""
 
     def __init__(
         self,
@@ -28,12 +30,17 @@ class InstalledTarget(ServingTarget):
         load_timeout_seconds: float = 120.0,
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
+        gpus: bool = True,
     ) -> None:
         leftovers.remove_leftovers()
         folder = ServerFolder(source, installation)
         with contextlib.ExitStack() as undo:
             undo.callback(folder.remove)
             options = server_options(source)
-            server = TritonServer(folder, installation, log=log, options=options, choose_port=choose_port, cpus=cpus)
-            super().__init__(source, server, folder, stopwatch=stopwatch, load_timeout_seconds=load_timeout_seconds)
+            server = TritonServer(
+                folder, installation, log=log, options=options, choose_port=choose_port, cpus=cpus, gpus=gpus
+            )
+            super().__init__(
+                source, server, folder, stopwatch=stopwatch, load_timeout_seconds=load_timeout_seconds, gpus=gpus
+            )
             undo.pop_all()

@@ -41,6 +41,7 @@ class LocalTarget(InstalledTarget):
         load_timeout_seconds: float = 120.0,
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
+        gpus: bool = True,
     ) -> None:
         _check_backends(source, installation)
         super().__init__(
@@ -51,6 +52,7 @@ class LocalTarget(InstalledTarget):
             load_timeout_seconds=load_timeout_seconds,
             choose_port=choose_port,
             cpus=cpus,
+            gpus=gpus,
         )
 
 

@@ -31,7 +31,7 @@ class RemoteTarget:
     there, and how its models belong together.
 
     Only what is tuned changes: the override is the configuration that the server had, with the candidate's settings.
-    ``keep`` is the folder of what is to be put back.
+    ``keep`` is the folder of what is to be put back. ``metrics`` is where it tells of its GPUs, if it does.
 
     Raises EnvironmentFault where the server does not answer, denies what is asked, lacks a model or cannot load it,
     or manages its models itself, or where another process tunes on it. Then nothing there is changed.
@@ -43,10 +43,12 @@ class RemoteTarget:
         source: ModelSource,
         *,
         keep: Path,
+        metrics: str = "",
         stopwatch: Stopwatch | None = None,
         load_timeout_seconds: float = 120.0,
     ) -> None:
         self.connection, self.source = connection, source
+        self._metrics = metrics
         self._stopwatch = stopwatch or Stopwatch()
         self._kept = KeptState(keep, connection.address)
         self._bases: dict[str, ModelConfig] = {}
@@ -188,6 +190,7 @@ class RemoteTarget:
                 Endpoint(name, wanted.settings[name], server_pid=pid, remote=self.connection) for name in beside
             ),
             remote=self.connection,
+            metrics=self._metrics,
         )
 
 

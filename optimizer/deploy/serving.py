@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from optimizer import placement
 from optimizer.deploy import leftovers
 from optimizer.deploy.loading import Loader
 from optimizer.deploy.private_repository import PrivateRepository
@@ -27,7 +28,7 @@ class ServingTarget:
 
     Where a candidate is served, a ServerCrashed that passes through (a load generator's) takes the server with it,
     and comes out with what the server's log says. ``load_timeout_seconds`` is the longest that a load may take;
-    once there were some, it is less.
+    once there were some, it is less. ``gpus``: the server sees some.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class ServingTarget:
         *,
         stopwatch: Stopwatch | None = None,
         load_timeout_seconds: float = 120.0,
+        gpus: bool = True,
     ) -> None:
         self.source = source
+        self._gpus = gpus
         self.log = server.log
         self._server = server
         self._folder = folder
@@ -94,6 +97,7 @@ class ServingTarget:
             max_batch_size=wanted.configs[wanted.model].max_batch_size,
             beside=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
+            gpus=placement.named(wanted.configs.values()) if self._gpus else (),
         )
         try:
             yield endpoint

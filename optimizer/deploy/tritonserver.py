@@ -10,6 +10,7 @@ from pathlib import Path
 from optimizer.deploy.installation import Installation
 from optimizer.deploy.server import Server
 from optimizer.deploy.server_folder import ServerFolder
+from optimizer.machine.gpu_attribution import CHOSEN
 from optimizer.process import SupervisedProcess
 
 
@@ -22,7 +23,7 @@ def free_port() -> int:
 
 class TritonServer(Server):
     """Serves from ``folder``; ``options`` are further ones of its command line. Over HTTP models are loaded with the
-    header ``tritune: <http_secret>`` only."""
+    header ``tritune: <http_secret>`` only. Without ``gpus`` it sees none."""
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class TritonServer(Server):
         options: Sequence[str] = (),
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
+        gpus: bool = True,
     ) -> None:
         program = str(installation.tritonserver)
         super().__init__(folder.path.name, program, "--tritonserver", log=log, cpus=cpus)
         self.http_secret = secrets.token_hex(16)
         self._folder = folder
         self._installation = installation
+        self._environment = {**installation.environment, **({} if gpus else {CHOSEN: ""})}
         self._options = options
         self._choose_port = choose_port
 
@@ -71,7 +74,7 @@ class TritonServer(Server):
         return SupervisedProcess(
             command,
             log=self.log,
-            env=self._installation.environment,
+            env=self._environment,
             cwd=self._folder.packages,
             cpus=self._cpus,
             shm_prefix=self._folder.shared_memory_prefix,

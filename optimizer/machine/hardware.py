@@ -1,10 +1,16 @@
-"""What this machine has: its GPUs through NVML, else its CPU."""
+"""What this machine has: its GPUs through NVML, else its CPU; and which libraries here compute on them."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib.util
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+
+from optimizer.machine.gpu_attribution import visible
+from optimizer.machine.nvml import survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +34,8 @@ def detect() -> Hardware:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Empty where there is no NVIDIA driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
-        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
-    except pynvml.NVMLError:
-        return ()
+    """Those that CUDA lets this process see, as it counts them; empty where NVML does not answer."""
+    return tuple(gpu.name for gpu in visible(survey().gpus))
 
 
 def onnxruntime_on_gpu() -> bool:
@@ -45,6 +43,25 @@ def onnxruntime_on_gpu() -> bool:
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def torch_on_gpu() -> bool:
+    """Whether the installed torch was built with CUDA: by its ``version.py``, since to import it takes seconds."""
+    found = importlib.util.find_spec("torch")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            return bool(_constant(ast.parse(Path(folder, "version.py").read_text()), "cuda"))
+    return False
+
+
+def _constant(module: ast.Module, name: str) -> object:
+    """What ``name`` is set to; None where it is no constant."""
+    for node in module.body:
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value = getattr(node, "value", None)
+            return value.value if isinstance(value, ast.Constant) else None
+    return None
 
 
 def _cpu_name() -> str:

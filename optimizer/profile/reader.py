@@ -44,7 +44,7 @@ from optimizer.profile.values import INT32_MAX, MIX, NUMBER
 from optimizer.profile.yaml_lines import Located, fault, show
 from optimizer.requests.sizes import parse_dim
 from optimizer.space import Space
-from optimizer.trial import SERVER_CPUS, SERVER_OPTION
+from optimizer.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION
 from optimizer.untrusted import one_line, read_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _PARAMETERS: Final = {  # as Space calls them -> as a profile does, in Triton's 
     "preferred_batch_sizes": "preferred_batch_size",
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
+    INSTANCE_GPUS: "instance_group_gpus",
 }
 _MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
 _SECTIONS: Final[dict[str, type[BaseModel]]] = {

@@ -20,6 +20,7 @@ from optimizer.profile.values import (
     CpuList,
     Delay,
     Folder,
+    GpuList,
     GraphLevel,
     InputData,
     Key,
@@ -39,7 +40,7 @@ from optimizer.profile.values import (
 )
 from optimizer.profile.yaml_lines import show
 from optimizer.requests.asked import Asked
-from optimizer.trial import SERVER_CPUS, SERVER_OPTION, FieldValue
+from optimizer.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION, FieldValue
 
 ONNX_RUNTIME: Final = {  # its settings -> their paths in ModelConfig
     "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
@@ -194,13 +195,15 @@ class SpaceSection(Section):
     ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` is no dynamic batching.
     ``preferred_batch_size`` holds policies, see ``batching.parse_policy``; ``config`` choices of any other
     field of ModelConfig by its proto path. ``server_cpus``: lists of the CPUs that the server runs on;
-    ``server``: choices of its options, by their names. ``models``: the same for models beside, by name.
+    ``server``: choices of its options, by their names; ``instance_group_gpus``: of the GPUs that have instances.
+    ``models``: the same for models beside, by name.
     """
 
     max_batch_size: Some[BatchSize] | None = None
     max_queue_delay_microseconds: Some[Delay] | None = None
     preferred_batch_size: Some[Preferred] | None = None
     instance_group_count: Some[Positive] | None = None
+    instance_group_gpus: Some[GpuList] | None = None
     server_cpus: Some[CpuList] | None = None
     server: dict[ServerOption, Some[Choice]] = {}
     onnxruntime: OnnxRuntimeSection = OnnxRuntimeSection()
@@ -212,9 +215,10 @@ class SpaceSection(Section):
         beside = {
             f"{name}/{path}": choices for name, one in self.models.items() for path, choices in one.fields().items()
         }
-        chosen_cpus = {SERVER_CPUS: self.server_cpus} if self.server_cpus else {}
+        chosen = {SERVER_CPUS: self.server_cpus, INSTANCE_GPUS: self.instance_group_gpus}
+        placed = {path: choices for path, choices in chosen.items() if choices}
         options = {f"{SERVER_OPTION}{name}": choices for name, choices in self.server.items()}
-        return self.onnxruntime.fields() | self.config | chosen_cpus | options | beside
+        return self.onnxruntime.fields() | self.config | placed | options | beside
 
 
 class ScoreSection(Section):

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeGuard, TypeVar
 from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, ValidationInfo
 
 from objectives.sla import parse_duration_ms
-from optimizer import server_options
+from optimizer import placement, server_options
 from optimizer.batching import parse_policy
 from optimizer.machine import cpus
 from optimizer.profile.safe_paths import inside, is_folder, plain_name
@@ -77,6 +77,14 @@ def _cpu_list(value: object) -> str:
 def _server_option(value: object) -> str:
     try:
         return server_options.check_name(str(value))
+    except ValueError as error:
+        raise ValueError(f"{show(value)}: {error}") from None
+
+
+def _gpu_list(value: object) -> str:
+    numbers = value if isinstance(value, tuple) else (value,)
+    try:
+        return placement.show(placement.parse(",".join(map(str, numbers))))
     except ValueError as error:
         raise ValueError(f"{show(value)}: {error}") from None
 
@@ -203,6 +211,7 @@ BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Bound = Annotated[float | None, PlainValidator(_bound_ms)]
 Delay = Annotated[int | str, PlainValidator(_delay)]
 Preferred = Annotated[str, PlainValidator(_preferred)]
+GpuList = Annotated[str, PlainValidator(_gpu_list)]
 CpuList = Annotated[str, PlainValidator(_cpu_list)]
 Name = Annotated[str, PlainValidator(_name)]
 ServerOption = Annotated[str, PlainValidator(_server_option)]

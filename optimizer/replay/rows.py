@@ -26,7 +26,8 @@ MOST_CHOICES = 1000  # of one parameter
 MOST_CONCURRENCY = 2**16
 MOST_MS = 1e7
 MOST = 1e15
-_FIGURES = tuple(f.name for f in fields(Measurement) if f.name not in ("requests", "stable", "reason", "batch_stats"))
+_NO_FIGURES = ("requests", "stable", "reason", "batch_stats", "gpu_throttling")
+_FIGURES = tuple(f.name for f in fields(Measurement) if f.name not in _NO_FIGURES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from objectives.metrics import METRICS
 from optimizer.store.disk import write_whole
 from optimizer.trial import SETTINGS
 
@@ -31,16 +32,22 @@ _MEASURED = (
     "gpu_utilization",
     "gpu_memory_bytes",
     "gpu_power_watts",
+    "gpu_sm_clock_mhz",
+    "gpu_memory_clock_mhz",
+    "gpu_throttling",
     "server_memory_bytes",
     "other_cpu_share",
     "score",
 )
 
+ENERGY = "energy_joules_per_1000_infer"
+
 
 def entry(point: Point) -> dict[str, object]:
     """One measured configuration, named as in trials.csv: settings, trial, load, figures. Unknown is None.
 
-    Throughput counts samples per second, latencies are per request in ms, memory is in bytes.
+    Throughput counts samples per second, latencies are per request in ms, memory is in bytes, energy in joules for
+    1,000 samples.
     """
     candidate = point.candidate
     return {
@@ -50,6 +57,7 @@ def entry(point: Point) -> dict[str, object]:
         "trial": point.trial,
         **{name: getattr(point.load, name) for name in _LOAD},
         **{name: _known(getattr(point.measurement, name)) for name in _MEASURED},
+        ENERGY: _known(METRICS["energy"].value(point.measurement)),
     }
 
 
@@ -95,7 +103,7 @@ def confirmation(found: Confirmed) -> dict[str, object]:
 def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     """The front, one point a row, in the columns of trials.csv. Raises EnvironmentFault."""
     fields = sorted({name for point in outcome.front for name, _ in point.candidate.fields})
-    columns = ("trial", *SETTINGS, *fields, *_LOAD, *_MEASURED)
+    columns = ("trial", *SETTINGS, *fields, *_LOAD, *_MEASURED, ENERGY)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

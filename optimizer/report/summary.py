@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from objectives import pareto
 from objectives.confidence import Verdict
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import worst_violation
 from optimizer.report import words
 from optimizer.trial import latest_points
@@ -51,10 +51,16 @@ def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
         ("load", served),
     ]
     asked = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.constraints)]
-    if METRICS["memory"].value(measurement) is not None:
-        asked.append("memory")
+    asked += [name for name in (memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None]
     rest = [name for name in dict.fromkeys(asked) if name not in _ALWAYS_TOLD]
-    return told + [(name.replace("latency-", "latency "), words.of(point, name)) for name in rest]
+    told += [(words.spoken(name), words.of(point, name)) for name in rest]
+    gpu = words.gpu(measurement)
+    return [*told, ("GPU", gpu)] if gpu else told
+
+
+def memory_of(measurement: Measurement) -> str:
+    """The metric of what was in use: the GPU's memory where it is known."""
+    return "memory" if measurement.gpu_memory_bytes is None else "gpu-memory"
 
 
 def verdict(outcome: Outcome) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from objectives.metrics import METRICS, Metric
+from objectives.metrics import METRICS, Measurement, Metric
 from objectives.sla import Constraint
 from objectives.verdict import Interval, Judged
 from optimizer import server_options
-from optimizer.trial import VARIANT, Candidate, LoadPoint, Point, model_of, short_path
+from optimizer.trial import INSTANCE_GPUS, VARIANT, Candidate, LoadPoint, Point, model_of, short_path
 from optimizer.untrusted import one_line
 
 UNKNOWN = "unknown"
@@ -83,11 +83,30 @@ def short(metric: str) -> str:
     return metric.removeprefix("latency-")
 
 
+def spoken(metric: str) -> str:
+    """``gpu-memory`` -> ``GPU memory``."""
+    return metric.replace("latency-", "latency ").replace("gpu-", "GPU ")
+
+
+def gpu(measurement: Measurement) -> str:
+    """``74 % busy · 312 W · SM 1,755 MHz · memory 2,619 MHz``; empty where nothing is known."""
+    known: list[tuple[float | None, Callable[[float], str]]] = [
+        (measurement.gpu_utilization, lambda share: f"{100 * share:.0f} % busy"),
+        (measurement.gpu_power_watts, lambda watts: f"{number(watts)} W"),
+        (measurement.gpu_sm_clock_mhz, lambda mhz: f"SM {number(mhz)} MHz"),
+        (measurement.gpu_memory_clock_mhz, lambda mhz: f"memory {number(mhz)} MHz"),
+    ]
+    told = [say(value) for value, say in known if value is not None]
+    if measurement.gpu_throttling:
+        told.append(f"clocks lowered: {measurement.gpu_throttling}")
+    return " · ".join(told)
+
+
 def bound(constraint: Constraint) -> str:
     metric = METRICS[constraint.metric]
     relation = ">=" if metric.better == "higher" else "<="
     value = size(constraint.bound) if metric.unit == "bytes" else f"{exact(constraint.bound)} {metric.unit}"
-    return f"{short(metric.name)} {relation} {value.rstrip()}"
+    return f"{spoken(short(metric.name))} {relation} {value.rstrip()}"
 
 
 def bounds(constraints: Iterable[Constraint]) -> str:
@@ -116,13 +135,16 @@ def load(point: LoadPoint) -> str:
 def configuration(candidate: Candidate) -> str:
     """One line: ``batch 128 · 2 instances · delay 500 µs · preferred 64``. Batch is max_batch_size."""
     parts = [f"batch {candidate.max_batch_size:,}", count(candidate.instance_count, "instance")]
+    if candidate.instance_gpus is not None:
+        parts[-1] += f" on GPU {candidate.instance_gpus.replace(',', ', ')}"
     if candidate.dynamic_batching:
         parts.append(f"delay {candidate.max_queue_delay_us:,} µs")
     else:
         parts.append("no dynamic batching")
     if candidate.preferred_batch_sizes:
         parts.append(f"preferred {', '.join(map(str, candidate.preferred_batch_sizes))}")
-    parts += [f"{short_path(path)}={_literal(value)}" for path, value in candidate.fields]
+    fields = [(path, value) for path, value in candidate.fields if path != INSTANCE_GPUS]
+    parts += [f"{short_path(path)}={_literal(value)}" for path, value in fields]
     return " · ".join(parts)
 
 
@@ -133,8 +155,11 @@ def triton_lines(candidate: Candidate) -> list[str]:
         lines += _batching_lines(candidate)
     else:
         lines.append("# no dynamic_batching")
-    lines.append(f"instance_group [ {{ count: {candidate.instance_count} }} ]")
-    for path, value in candidate.config_fields:
+    group = f"count: {candidate.instance_count}"
+    if candidate.instance_gpus is not None:
+        group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
+    lines.append(f"instance_group [ {{ {group} }} ]")
+    for path, value in candidate.proto_fields:
         parts = path.split(".")
         if parts[0] == "parameters" and len(parts) == 3:
             text = json.dumps(str(value), ensure_ascii=False)

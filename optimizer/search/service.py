@@ -14,7 +14,7 @@ from optimizer.batcher.simulator import ServiceTimes
 from optimizer.batching import of_batcher
 from optimizer.machine import cpus
 from optimizer.problem import Problem
-from optimizer.trial import SERVER_CPUS, Candidate, FieldValue
+from optimizer.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue
 
 Array = npt.NDArray[np.float64]
 Fields = tuple[tuple[str, FieldValue], ...]
@@ -31,7 +31,7 @@ CONTENTION = 0.5  # of the time alone that each further busy instance adds, wher
 
 def group_of(candidate: Candidate) -> Group:
     """What the speed of a server depends on, and the simulation is told little of."""
-    return candidate.instance_count, tuple(pair for pair in candidate.fields if not of_batcher(pair[0]))
+    return candidate.instances, tuple(pair for pair in candidate.fields if not of_batcher(pair[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +62,15 @@ def services(groups: dict[Group, list[Observation]], problem: Problem, largest: 
 
 
 def demand(fields: Fields, busy: float, problem: Problem) -> float:
-    """How much longer a batch takes with ``busy`` instances of so many threads each than on one of one thread.
+    """How much longer a batch takes with ``busy`` instances of so many threads each than on one of one thread. Those
+    on different GPUs do not slow each other.
 
     Beyond the machine's cores instances only take each other's time. Where the cores are not known, there are as
     many as the most threads that the space gives one instance.
     """
     threads = _threads(fields)
     cores = _cpu_count(fields) or problem.cpu_count or _most_threads(problem)
+    busy = max(1.0, busy / _gpu_count(fields))
     if threads is None or cores is None:
         return 1 + CONTENTION * (busy - 1)
     threads = threads or cores
@@ -96,6 +98,10 @@ def _threads(fields: Fields) -> float | None:
 def _cpu_count(fields: Fields) -> float | None:
     chosen = dict(fields).get(SERVER_CPUS)
     return None if chosen is None else len(cpus.parse(str(chosen)))
+
+
+def _gpu_count(fields: Fields) -> int:
+    return str(dict(fields).get(INSTANCE_GPUS, "")).count(",") + 1
 
 
 def _most_threads(problem: Problem) -> float | None:

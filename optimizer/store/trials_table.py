@@ -29,7 +29,11 @@ _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
 _OUTCOME = ("confirmation", "deploy_seconds", "status", "reason")
 COLUMNS = ("model", "trial", *SETTINGS, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
 # columns that tables of earlier versions lack
-_LATER = ("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score")
+_LATER = (
+    *("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score"),
+    *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling"),
+)
+_TEXTS = ("batch_stats", "gpu_throttling")
 
 
 class TrialsTable:
@@ -110,13 +114,12 @@ class TrialsTable:
             _whole_or_mean(row["request_batch_size"]), int(row["concurrency"] or 0), float(row["request_rate"] or 0)
         )
         values: dict[str, object] = {
-            name: _float(row.get(name, ""))
-            for name in _MEASUREMENT
-            if name not in ("requests", "stable", "batch_stats")
+            name: _float(row.get(name, "")) for name in _MEASUREMENT if name not in ("requests", "stable", *_TEXTS)
         }
         values["requests"] = int(row["requests"]) if row["requests"] else None
         values["stable"] = row["stable"] == "true"
         values["batch_stats"] = row.get("batch_stats") or ""
+        values["gpu_throttling"] = one_line(row.get("gpu_throttling") or "")
         batch_stats.from_text(row.get("batch_stats") or "")  # raises ValueError
         measurement = Measurement(**values, reason=one_line(row["reason"]))  # type: ignore[arg-type]
         if server := row.get("confirmation"):

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from optimizer.report import words
 from optimizer.report.plain_tables import plain_table, print_table
 from optimizer.sweeping.document import STAGES
@@ -107,6 +107,17 @@ def _print_cells(console: Console, cells: Sequence[Cell], load: Column) -> None:
         for cell in cells:
             stages.add_row(load[1](cell), *(_stage(cell, stage) for stage in STAGES))
         print_table(console, stages)
+    if any(words.gpu(cell.measurement) for cell in cells):
+        _say(console)
+        gpus = plain_table(f">{load[0]}", ">GPU\nmemory", ">J/1000\ninfer", "GPU")
+        for cell in cells:
+            figures = (words.quantity(METRICS["gpu-memory"], cell.measurement.gpu_memory_bytes), _energy(cell))
+            gpus.add_row(load[1](cell), *figures, words.gpu(cell.measurement))
+        print_table(console, gpus)
+
+
+def _energy(cell: Cell) -> str:
+    return words.number(METRICS["energy"].value(cell.measurement))
 
 
 def _print_comparison(console: Console, found: Sequence[Cell], *, split: bool) -> None:

@@ -13,7 +13,7 @@ from optimizer import proto_path
 from optimizer.batching import behaviour, resolve_policy, tidy
 from optimizer.errors import BadInputError
 from optimizer.space import Space
-from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial, of_server
+from optimizer.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial, of_server
 
 MOST_CONFIGURATIONS = 1000
 
@@ -37,7 +37,7 @@ class Choices:
         try:
             Space((1,), fields=self.fields)
             for path, values in self.fields.items():
-                for value in values if not of_server(path) else ():
+                for value in values if not of_server(path) and path != INSTANCE_GPUS else ():
                     proto_path.normal(ModelConfig.DESCRIPTOR, path, value)
         except ValueError as error:
             raise BadInputError(f"--config {error}") from None

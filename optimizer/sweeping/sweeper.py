@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from optimizer import interrupts, model_config, runtime
+from optimizer import interrupts, model_config, placement, runtime
 from optimizer.deployment import deployment
 from optimizer.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.interfaces import Target
@@ -104,7 +104,7 @@ def sweep(
     if resumed is None:
         RunFolder.check(options.out)
     what = stack.task()
-    plan, what = _planned(what, asked)
+    plan, what = _planned(what, asked, len(stack.hardware.gpus))
     folder = resumed or RunFolder.create(options.out, what.source.name)
     with folder.locked():
         table = SweepTables(folder, what.source.name, plan, what.problem.space.fields)
@@ -133,10 +133,13 @@ def sweep(
     return Result(status, plan, found, folder, told)
 
 
-def _planned(what: Task, asked: Asked) -> tuple[Plan, Task]:
+def _planned(what: Task, asked: Asked, gpu_count: int) -> tuple[Plan, Task]:
     """The plan for this model, and the task with the fields that are swept as its only parameters."""
     own = model_config.candidate_of(what.source.batched, asked.choices.fields)
     found = _each_variant(configurations(own, asked.choices), what.source)
+    for path, value in dict.fromkeys(field for candidate in found for field in candidate.fields):
+        if path in asked.choices.fields and (missing := placement.absent(path, value, gpu_count)):
+            raise BadInputError(f"--config {path}: {missing}")
     for candidate in found:
         try:
             deployment(what.source, candidate)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.metrics import METRICS
+from optimizer.arguments import run
 from optimizer.arguments.run import read_run_arguments
 from optimizer.arguments.target import address
 from optimizer.command_line import command_line
@@ -20,7 +20,7 @@ from optimizer.search import SEARCHERS
 POSITIVE = st.floats(1e-3, 1e9)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).filter(lambda text: text != "--")
 WITHOUT_PASSWORD = st.one_of(st.none(), st.sampled_from(["sqlite:///a b.db", "file/study", "-x", "--json", ""]))
-OBJECTIVES = st.lists(st.sampled_from(sorted(METRICS)), min_size=1, max_size=3, unique=True).map(tuple)
+OBJECTIVES = st.lists(st.sampled_from(run.OBJECTIVES), min_size=1, max_size=3, unique=True).map(tuple)
 
 
 PRINTABLE = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=9)
@@ -54,6 +54,7 @@ def where(draw: st.DrawFn) -> dict[str, Any]:
         return {
             "target": target,
             "url": draw(st.sampled_from([None, "triton:8001", "grpcs://10.0.0.1:1", "https://[::1]:8000/"])),
+            "metrics_url": draw(st.sampled_from([None, "triton:8002"])),
             "headers": tuple(draw(st.lists(st.sampled_from(["a:$B", "X-Key:Bearer ${T}"]), max_size=2))),
             "tls_ca": draw(SOMETIMES),
             "tls_cert": certificate,

@@ -14,6 +14,7 @@ NOUNS: tuple[str, ...] = (
     "outcome",
     "batching",
     "space",
+    "placement",
     "problem",
     "interfaces",
     "errors",

@@ -18,7 +18,7 @@ FULL = Measurement(
 @pytest.mark.parametrize(
     ("name", "value"),
     [("throughput", 2000), ("latency-avg", 1), ("latency-p50", 2), ("latency-p90", 3), ("latency-p95", 4),
-     ("latency-p99", 5), ("memory", 6), ("energy", 35), ("score", 0.5)],
+     ("latency-p99", 5), ("memory", 6), ("gpu-memory", 6), ("energy", 35), ("score", 0.5)],
 )  # fmt: skip
 def test_values(name: str, value: float) -> None:
     assert METRICS[name].value(FULL) == value

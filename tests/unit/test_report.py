@@ -191,7 +191,7 @@ class TestFiles:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         known = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
-        assert set(rows[0]) <= set(known)
+        assert set(rows[0]) - {export.ENERGY} <= set(known)
         assert {"instance_count", "concurrency", "throughput_infer_per_sec"} <= set(rows[0])
         assert [row["trial"] for row in rows] == ["2", "2", "0"]
         assert rows[0]["preferred_batch_sizes"] == "64 128"
@@ -230,6 +230,21 @@ class TestText:
         assert "p50 9.10 ms · p90 16.4 ms · p95 18.2 ms · p99 27.3 ms" in text
         assert "concurrency 12" in text
         assert "memory        1.31 GB" in text
+
+    def test_what_is_known_of_the_gpu_is_told(self) -> None:
+        gpu = {"gpu_utilization": 0.74, "gpu_power_watts": 312.0, "gpu_sm_clock_mhz": 1755.0}
+        memory = {"gpu_memory_bytes": 9.1e9, "server_memory_bytes": 1.31e9}
+        best = measured(12345, 18.2, **gpu, **memory, gpu_throttling="power limit")
+        trials = [trial(0, BASELINE, (4, measured(3000, 19.0))), trial(1, GOOD, (12, best))]
+        asked = problem(20.0, "dlrm", Constraint("gpu-memory", 10e9))
+        text = told(assess(trials, asked, BASELINE, PLAIN), asked)
+        assert "within p95 <= 20 ms and GPU memory <= 10.0 GB" in " ".join(text.split())
+        assert re.search(r"^GPU memory +9.10 GB$", text, re.MULTILINE)
+        assert re.search(r"^energy +25.3 J/1000 infer$", text, re.MULTILINE)
+        assert re.search(r"^GPU +74 % busy · 312 W · SM 1,755 MHz · clocks lowered: power limit$", text, re.MULTILINE)
+        entry = export.entry(Point(1, GOOD, LoadPoint(16, 12), best))
+        assert entry[export.ENERGY] == pytest.approx(25.27, abs=0.01)
+        assert (entry["gpu_sm_clock_mhz"], entry["gpu_throttling"]) == (1755.0, "power limit")
 
     def test_gains_are_told_with_both_figures(self) -> None:
         lines = told(outcome()).splitlines()

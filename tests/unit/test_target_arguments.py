@@ -21,6 +21,7 @@ SECRET = "geheim"
 GIVEN = {  # what the test of a flag gives it
     "--server-arg": "=--log-verbose=1",
     "--url": "=h:1",
+    "--metrics-url": "=h:1",
     "--header": "=a:$B",
 }
 
@@ -46,6 +47,7 @@ def test_a_flag_goes_with_its_targets_alone(flag: str, target: str) -> None:
         ("--target remote --url h m", "--url h: write host:port of the server's gRPC"),
         ("--target remote --url ftp://h:1 m", "--url ftp://h:1: write host:port"),
         ("--target remote --url h:70000 m", "--url h:70000: write host:port"),
+        ("--target remote --metrics-url http://h:1 m", "--metrics-url http://h:1: write host:port alone"),
         ("--target remote --header token m", "--header \\*\\*\\*: write NAME:VALUE"),
         ("--target remote --tls-cert c m", "--tls-cert: a certificate and its key go together; give --tls-key too"),
         ("--target remote --protocol http m", "--protocol http: --url is that of the server's gRPC"),

@@ -16,7 +16,7 @@ from objectives.metrics import Measurement
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.machine.cpu_time import Usage, process_tree, tree_by_children, tree_by_parents
 from optimizer.machine.speed import SpeedLog, SpeedProbe
-from optimizer.machine.telemetry import DISTURBED, ProcessTelemetry, disturbance, throttle_note, tree_memory_bytes
+from optimizer.machine.telemetry import DISTURBED, ProcessTelemetry, disturbance, tree_memory_bytes
 from optimizer.trial import Candidate
 
 HERE = Endpoint("model", Candidate(1), server_pid=os.getpid())
@@ -149,23 +149,6 @@ def test_what_is_unknown_or_small_is_no_disturbance(share: float | None) -> None
 def test_a_disturbance_is_told_with_its_figure() -> None:
     told = disturbance(Measurement(other_cpu_share=0.338))
     assert told == "other processes or machines took 34 % of the CPUs while this was measured"
-
-
-@pytest.mark.parametrize(
-    ("samples", "note"),
-    [
-        ({}, ""),
-        ({0x00: 10, 0x01: 5, 0x02: 5}, ""),  # idle, and clocks that somebody set
-        ({0x00: 3, 0x04: 1}, "the GPU lowered its clocks in 25 % of the time measured: power limit"),
-        (
-            {0x00: 500, 0x21: 1, 0x44: 1},
-            "the GPU lowered its clocks in 1 % of the time measured: "
-            "power limit, temperature, temperature limit of the hardware",
-        ),
-    ],
-)
-def test_clocks_that_a_gpu_lowered(samples: dict[int, int], note: str) -> None:
-    assert throttle_note(samples) == note
 
 
 # -- how fast the machine is ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.deploy.recorded import RecordedTable
@@ -253,6 +253,27 @@ def test_telemetry_is_part_of_the_measurement(study: Study, known_table: list[Tr
     outcome = study.run(max_trials=2)
     assert outcome.recommended is not None
     assert outcome.recommended.measurement.server_memory_bytes == 5e8
+
+
+@pytest.mark.parametrize(("search", "objectives"), [("simulated", ("throughput", "energy")), ("tpe", ("energy",))])
+def test_energy_is_an_objective(
+    study: Study, known_table: list[Trial], search: str, objectives: tuple[str, ...]
+) -> None:
+    """Power grows with the instances and with nothing else, so that one instance takes least for 1,000 inferences."""
+
+    class Metered(RecordedTable):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+            yield Samples(gpu_power_watts=100.0 * endpoint.candidate.instance_count)
+
+    study.telemetry, study.search = Metered(known_table), search
+    study.problem = replace(study.problem, objectives=tuple(METRICS[name] for name in objectives))
+    best = study.run().recommended
+    assert best is not None
+    throughput = best.measurement.throughput_infer_per_sec or 0
+    energy = METRICS["energy"].value(best.measurement)
+    assert energy == pytest.approx(1e5 * best.candidate.instance_count / throughput)
+    assert best.candidate.instance_count == (2 if objectives[0] == "throughput" else 1)
 
 
 def test_a_hopeless_deployment_is_given_up_after_its_first_short_window(

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).parent))
+from providers import providers
 
 # The stub was built for numpy 1. It misreads the arrays of numpy 2 (a size of 0 for every item), so that tensors
 # must pass by DLPack, which has no strings and does not go together with numpy 1.
@@ -32,12 +36,18 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         version_folder = Path(args["model_repository"]) / args["model_version"]
-        on_gpu = args["model_instance_kind"] == "GPU"
+        device = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        try:
+            chain = providers(config, parameters, device, ort.get_available_providers())
+        except ValueError as error:
+            raise pb_utils.TritonModelException(f"onnxruntime: {error}") from error
         self.session = ort.InferenceSession(
-            str(_model_file(config, version_folder)),
-            _session_options(config, parameters),
-            providers=_providers(config, on_gpu, int(args["model_instance_device_id"])),
+            str(_model_file(config, version_folder)), _session_options(config, parameters), providers=chain
         )
+        if chain[0][0] not in self.session.get_providers():  # it goes on without one that it cannot start
+            raise pb_utils.TritonModelException(
+                f"onnxruntime: {chain[0][0]} did not start: its libraries (CUDA, cuDNN, TensorRT) are not all there"
+            )
         self.batched = config["max_batch_size"] > 0
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.outputs = [o["name"] for o in config["output"]]  # others need not be computed
@@ -145,23 +155,6 @@ def _whole(parameters: dict[str, str], key: str) -> int:
     if not text.strip().isdecimal():
         raise pb_utils.TritonModelException(f"parameter {key} is {text!r}; write a whole number of 0 or more")
     return int(text)
-
-
-def _providers(config: dict[str, Any], on_gpu: bool, device: int) -> list[Any]:
-    """CPU, or CUDA (with TensorRT first where the configuration asks for it) on the instance's GPU."""
-    if not on_gpu:
-        return ["CPUExecutionProvider"]
-    available = ort.get_available_providers()
-    if "CUDAExecutionProvider" not in available:
-        raise pb_utils.TritonModelException(
-            "KIND_GPU needs onnxruntime-gpu; this environment's ONNX Runtime has " + ", ".join(available)
-        )
-    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    wanted = {a["name"].lower() for a in accelerators.get("gpu_execution_accelerator", [])}
-    providers: list[Any] = [("CUDAExecutionProvider", {"device_id": str(device)}), "CPUExecutionProvider"]
-    if "tensorrt" in wanted:
-        providers.insert(0, ("TensorrtExecutionProvider", {"device_id": str(device)}))
-    return providers
 
 
 def _is_true(text: str) -> bool:

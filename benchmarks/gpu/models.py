@@ -1,0 +1,140 @@
+"""The models of the two studies, written by PyTorch itself as a Triton repository: DLRM and BERT for questions.
+
+Weights are random: they do not change how long anything takes. Integers of any value are taken, modulo the rows of
+their table, so that perf_analyzer's own random requests do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, scaled_dot_product_attention
+
+CRITEO = (  # rows of the 26 tables, as published (at least 15 occurrences)
+    *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968),
+    *(15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),
+)
+# a compiled graph for each batch size would be measured first of all
+PARAMETERS = {"ENABLE_JIT_PROFILING": "false", "ENABLE_TENSOR_FUSER": "false"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``rows``: the most that a table has. ``half``: FP16 in place of FP32."""
+
+    rows: int
+    top: tuple[int, ...]
+    layers: int
+    hidden: int
+    heads: int
+    tokens: int
+    half: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float16 if self.half else torch.float32
+
+    @property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+AS_PUBLISHED = Sizes(max(CRITEO), (1024, 1024, 512, 256), layers=12, hidden=768, heads=12, tokens=128, half=True)
+TINY = Sizes(100, (32,), layers=2, hidden=32, heads=2, tokens=16, half=False)
+
+
+class Dlrm(nn.Module):  # type: ignore[misc]
+    """[n, 13] numbers and [n, 26] categories -> [n, 1] logits. All tables are one."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        rows = torch.tensor([min(count, sizes.rows) for count in CRITEO])
+        self.register_buffer("rows", rows)
+        self.register_buffer("offsets", torch.cumsum(rows, 0) - rows)
+        table = torch.empty(int(rows.sum()), 128, dtype=sizes.dtype, device=sizes.device)
+        self.register_buffer("weight", table.normal_(0, 0.05))
+        self.bottom = _perceptron(13, (512, 256, 128))
+        self.top = nn.Sequential(_perceptron(480, sizes.top), nn.Linear(sizes.top[-1], 1))
+        below = torch.tril_indices(27, 27, -1)
+        self.register_buffer("pairs", below[0] * 27 + below[1])
+
+    def forward(self, input__0: Tensor, input__1: Tensor) -> Tensor:
+        dense = self.bottom(input__0.to(self.weight.dtype))
+        looked_up = embedding(torch.remainder(input__1, self.rows) + self.offsets, self.weight)
+        vectors = torch.cat([dense.unsqueeze(1), looked_up], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([dense, products, torch.zeros_like(dense[:, :1])], 1)).float()
+
+
+class Layer(nn.Module):  # type: ignore[misc]
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.wide, self.narrow = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.first, self.second = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        n, tokens, hidden = x.shape
+        q, k, v = self.qkv(x).view(n, tokens, 3, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        seen = scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(n, tokens, hidden)
+        x = self.first(x + self.out(seen))
+        return self.second(x + self.narrow(nn.functional.gelu(self.wide(x))))
+
+
+class Bert(nn.Module):  # type: ignore[misc]
+    """Token ids, segment ids and mask, each [n, tokens] -> logits of an answer's start and of its end."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.words, self.segments = nn.Embedding(30522, sizes.hidden), nn.Embedding(2, sizes.hidden)
+        self.positions = nn.Parameter(torch.randn(sizes.tokens, sizes.hidden))
+        self.norm = nn.LayerNorm(sizes.hidden)
+        self.layers = nn.ModuleList(Layer(sizes.hidden, sizes.heads) for _ in range(sizes.layers))
+        self.ends = nn.Linear(sizes.hidden, 2)
+
+    def forward(self, input__0: Tensor, input__1: Tensor, input__2: Tensor) -> tuple[Tensor, Tensor]:
+        words = self.words(torch.remainder(input__0, 30522)) + self.segments(torch.remainder(input__1, 2))
+        x = self.norm(words + self.positions)
+        hidden = torch.remainder(input__2, 2).to(x.dtype).sub(1).mul(1e4)  # 0 is not looked at
+        for layer in self.layers:
+            x = layer(x, hidden[:, None, None, :])
+        start, end = self.ends(x).float().unbind(2)
+        return start, end
+
+
+def write(repository: Path, sizes: Sizes) -> None:
+    """``dlrm`` and ``bert``, whose kind is left open: a torch with CUDA serves them on the GPU."""
+    numbers = [("input__0", "TYPE_FP32", 13), ("input__1", "TYPE_INT64", 26)]
+    tokens = [(f"input__{i}", "TYPE_INT32", sizes.tokens) for i in range(3)]
+    ends = [(f"output__{i}", "TYPE_FP32", sizes.tokens) for i in range(2)]
+    _write(repository / "dlrm", Dlrm(sizes), sizes, 131072, numbers, [("output__0", "TYPE_FP32", 1)])
+    _write(repository / "bert", Bert(sizes), sizes, 64, tokens, ends)
+
+
+def _write(
+    folder: Path,
+    model: nn.Module,
+    sizes: Sizes,
+    max_batch_size: int,
+    inputs: list[tuple[str, str, int]],
+    outputs: list[tuple[str, str, int]],
+) -> None:
+    lines = ['backend: "pytorch"', f"max_batch_size: {max_batch_size}"]
+    for kind, tensors in (("input", inputs), ("output", outputs)):
+        lines += [f'{kind} {{ name: "{name}" data_type: {data} dims: {dims} }}' for name, data, dims in tensors]
+    lines += [f'parameters {{ key: "{key}" value {{ string_value: "{it}" }} }}' for key, it in PARAMETERS.items()]
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    torch.jit.script(model.eval().to(sizes.device, sizes.dtype)).save(str(folder / "1" / "model.pt"))
+    (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
+
+
+def _perceptron(inputs: int, widths: tuple[int, ...]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers)

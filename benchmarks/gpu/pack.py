@@ -1,0 +1,108 @@
+"""What run.py needs on a machine without network, in one file: server, load generator, tune and what it imports.
+
+    python benchmarks/gpu/pack.py [--python python3.12] [--out DIR]
+
+For Linux on x86-64 with that version of Python, torch with CUDA, numpy, pandas, numba, scipy, onnx and onnxruntime.
+Of the pinned server's wheels it takes the binary, the libraries and the one stub. There:
+
+    tar -xf tritune-gpu.tar.xz -C /tmp && . /tmp/tritune-gpu/env.sh && python3 benchmarks/gpu/run.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from optimizer import runtime
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+NAME = "tritune-gpu"
+# what tune imports beyond the packages above, as installed here; --no-deps leaves out what these need of those
+CARRIED = (
+    *("optuna", "alembic", "colorlog", "Mako", "SQLAlchemy", "tqdm"),
+    *("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
+    *("tritonclient", "grpcio", "protobuf", "python-rapidjson"),
+)
+ENVIRONMENT = """\
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export TRITUNE_CACHE="$here/cache" PYTHONPATH="$here/site-packages"
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default="python3.12", help="an interpreter of the version there")
+    parser.add_argument("--out", type=Path, default=Path("pack"), help="folder of the file")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / NAME
+        version, library = _asked(given.python)
+        _install(given.python, folder / "site-packages")
+        _server(folder / "cache", version, library)
+        (folder / "env.sh").write_text(ENVIRONMENT)
+        packed = given.out / f"{NAME}.tar.xz"
+        with tarfile.open(packed, "w:xz", preset=4) as archive:
+            archive.add(folder, NAME, filter=_plain)
+        unpacked = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{packed}: {packed.stat().st_size / 2**20:.1f} MiB, {unpacked / 2**20:.0f} MiB unpacked")
+
+
+def _asked(python: str) -> tuple[str, Path]:
+    """Version, and the shared library that the stub links."""
+    told = "import sys, sysconfig as s; print('{}.{}'.format(*sys.version_info), s.get_config_var('LIBDIR'))"
+    version, libraries = subprocess.run(
+        [python, "-c", told], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()
+    name = f"libpython{version}.so.1.0"
+    for folder in (libraries, "/usr/lib/x86_64-linux-gnu"):
+        if (library := Path(folder, name)).exists():
+            return version, library
+    sys.exit(f"{python}: no {name} beside it; use one that was built with --enable-shared")
+
+
+def _install(python: str, folder: Path) -> None:
+    pins = [f"{name}=={metadata.version(name)}" for name in CARRIED]
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder)]
+    subprocess.run([*install, str(ROOT), *pins], check=True)
+
+
+def _server(cache: Path, version: str, library: Path) -> None:
+    """As ``runtime.ensure`` leaves it, without what another Python needs.
+
+    In place of the numpy that the stub knows there is an empty folder: PyTorch's tensors pass without numpy.
+    """
+    whole = runtime.ensure(print)
+    trimmed = runtime.Runtime(cache / whole.root.name)
+    for file in whole.root.rglob("*"):
+        inside = file.relative_to(whole.root)
+        other_stub = "python_backend_stubs" in inside.parts and version not in inside.parts
+        if file.is_file() and not other_stub and not file.name.startswith("libpython"):
+            target = trimmed.root / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+    shutil.copy(library, trimmed.libraries)
+    if strip := shutil.which("strip"):
+        subprocess.run([strip, "--strip-debug", trimmed.libraries / library.name], check=True)
+    if wheel := runtime.NUMPY_WHEELS.get(version):
+        (cache / f"numpy-1.26.4-{wheel.sha256[:12]}").mkdir()
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Whose file it was, and when it was written, is nobody's matter."""
+    if "__pycache__" in member.name:
+        return None
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    return member
+
+
+if __name__ == "__main__":
+    main()

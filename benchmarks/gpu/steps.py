@@ -1,0 +1,104 @@
+"""What is measured of each study, as published and as a smoke test, and how it is laid beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from published import Row, published
+from studies import BERT_STUDY, DLRM_STUDY, Study, batching
+
+ONE_BY_ONE = "TorchScript FP16, one request at a time"
+PRINTED = "TorchScript FP16 on V100"  # the same in the document
+RANDOM = "--input-data random"
+
+
+@dataclass(frozen=True)
+class Step:
+    """``words`` of ``tune sweep``, or of ``tune`` where ``run``; the model is added. ``smoke``: the same in
+    seconds, empty where that is left out."""
+
+    words: str
+    smoke: str
+    label: Callable[[Row], str]
+    run: bool = False
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """A study of the documents on a GPU. ``printed``: its figures, labelled as those here."""
+
+    model: str
+    study: Study
+    printed: Callable[[], list[Row]]
+    steps: tuple[Step, ...]
+
+
+def recommended(cell: Row) -> str:
+    return f"tune: {cell['role']}"
+
+
+def _dlrm_printed() -> list[Row]:
+    rows = [row for row in published(DLRM_STUDY.name) if row["label"] == PRINTED]
+    return [row | {"label": ONE_BY_ONE} for row in rows]
+
+
+def _bert_printed() -> list[Row]:
+    return published(BERT_STUDY.name)
+
+
+HERE = "TorchScript FP16 through tune's own Python-based PyTorch backend"
+DLRM = OnGpu(
+    "dlrm",
+    replace(DLRM_STUDY, here=f"DLRM of 32.7 million rows, {HERE}", ratios=()),
+    _dlrm_printed,
+    (
+        Step(
+            "--max-queue-delay off -b 1,8,64,512,4096,32768,65536,131072 --concurrency 1",
+            "--max-queue-delay off -b 1,64 --concurrency 1 --measurement-interval 100ms",
+            lambda _: ONE_BY_ONE,
+        ),
+        Step(
+            "--max-batch-size 65536 --max-queue-delay off,0 -b 4096 --concurrency 1,2,4,8,16",
+            "",
+            batching,
+        ),
+        Step(
+            "--sla-p95 20ms --request-batch-size 4096 --budget 75s --measurement-interval 200ms",
+            "",
+            recommended,
+            run=True,
+        ),
+    ),
+)
+BERT = OnGpu(
+    "bert",
+    replace(BERT_STUDY, here=f"BERT Base, 128 tokens, {HERE}"),
+    _bert_printed,
+    (
+        Step(
+            "--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1..64",
+            "--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1 --measurement-interval 100ms",
+            batching,
+        ),
+        Step("--max-batch-size 8 --max-queue-delay off -b 8 --concurrency 1..8", "", batching),
+        Step(
+            "--max-batch-size 8 --max-queue-delay 5ms --preferred-batch-size 4+8 -b 1 --concurrency 1..64",
+            "",
+            batching,
+        ),
+        Step("--max-batch-size 8 --max-queue-delay off --instances 4 -b 1 --concurrency 1..64", "", batching),
+        Step(
+            "--sla-p95 100ms --budget 60s --measurement-interval 200ms",
+            "",
+            recommended,
+            run=True,
+        ),
+    ),
+)
+PROFILES = {  # of the `tune` steps
+    "dlrm": "space: {max_batch_size: [4096, 16384, 65536], max_queue_delay_microseconds: [off, 0, 1000], "
+    "instance_group_count: [1, 2]}",
+    "bert": "space: {max_batch_size: [1, 8, 16, 64], max_queue_delay_microseconds: [off, 0, 1000, 5000], "
+    "instance_group_count: [1, 2, 4]}",
+}

@@ -1,0 +1,75 @@
+"""GPUs that are not there: a stand-in for libnvidia-ml.so.1, which the real pynvml loads in a process of its own.
+
+Built with this machine's C compiler from ``stand_in_nvml.c``; without one these tests are skipped. (A compiler as a
+package, ``ziglang``, would be 90 MB more for every installation of the test extra.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).with_name("stand_in_nvml.c")
+ROOT = Path(__file__).parents[1]
+A100 = {"name": "NVIDIA A100-SXM4-80GB", "utilization": 75, "memory": 10 << 30, "power": 250_000, "energy": 5_000_000}
+A100 |= {"sm_clock": 1410, "memory_clock": 1593, "throttling": 4, "mig": 0, "counted": 200_000}
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """``told`` is the file that the library reads."""
+
+    library: Path
+    told: Path
+
+    def tell(self, *devices: Mapping[str, object], **library: object) -> None:
+        """What NVML says from now on; ``error N`` in place of a value is that error. ``process`` is a list."""
+        lines = [f"- {asked} {value}" for asked, value in ({"driver": "580.159.04"} | library).items()]
+        lines += [f"- devices {len(devices)}"] if "devices" not in library else []
+        for i, device in enumerate(devices):
+            for asked, value in ({"uuid": f"GPU-{i}0000000-0000"} | dict(device)).items():
+                lines += [f"{i} {asked} {one}" for one in (value if isinstance(value, list) else [value])]
+        self.told.write_text("\n".join(lines) + "\n")
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Of a process whose pynvml finds the stand-in; all that it is told counts, and nothing of this machine's."""
+        paths = [str(self.library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        own = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "STAND_IN_NVML": str(self.told), "PYTHONPATH": str(ROOT)}
+        return kept | own | more
+
+    def run(self, program: str, **environment: str) -> Any:
+        """What ``program``, run by this Python, prints as JSON."""
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        pytest.skip("no C compiler to build the stand-in for libnvidia-ml.so.1 with")
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, SOURCE], check=True)
+    return library
+
+
+@pytest.fixture
+def nvml(nvml_library: Path, tmp_path: Path) -> StandIn:
+    return StandIn(nvml_library, tmp_path / "nvml.txt")
