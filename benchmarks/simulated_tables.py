@@ -93,7 +93,7 @@ class Server:
         jitter = lognormal_jitter(self.jitter, self.seed)
         found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
-        return [_measurement(simulated, own, self.way_s) for simulated, own in zip(found, traces, strict=True)]
+        return [told(simulated, own, self.way_s) for simulated, own in zip(found, traces, strict=True)]
 
     def _service(self, largest: int, instances: int, threads: int) -> ServiceTimes:
         step = REQUEST_BATCH_SIZE
@@ -137,12 +137,12 @@ def write(server: Server, path: Path, noise: float = 0.0) -> None:
         for load in CONCURRENCIES:
             measurement = measured[candidate, load]
             if noise:
-                measurement = _noisy(measurement, *rng.lognormal(0, noise, 2))
+                measurement = noisy(measurement, *rng.lognormal(0, noise, 2))
             table.append(Trial(number, candidate), LoadPoint(REQUEST_BATCH_SIZE, load), measurement)
 
 
-def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
-    """All latencies of one measurement are wrong by the same factor, so that their order remains."""
+def noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
+    """``measurement`` wrong by two factors. All latencies are wrong by the same factor, so that their order remains."""
     noisy: dict[str, Any] = {
         "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
     }
@@ -166,7 +166,10 @@ _FIGURES = (
 )
 
 
-def _measurement(simulated: Simulated, executions: Trace, way_s: float) -> Measurement:
+def told(
+    simulated: Simulated, executions: Trace, way_s: float, request_batch_size: int = REQUEST_BATCH_SIZE
+) -> Measurement:
+    """What perf_analyzer and the server's statistics tell of a simulated load."""
     compute_s = simulated.latency_avg_s - simulated.queue_avg_s - way_s
     figures = (
         simulated.throughput_infer_per_s,
@@ -178,17 +181,17 @@ def _measurement(simulated: Simulated, executions: Trace, way_s: float) -> Measu
     )
     told: dict[str, Any] = {name: _rounded(value) for name, value in zip(_FIGURES, figures, strict=True)}
     told |= {"compute_input_ms": 0.0, "compute_output_ms": 0.0}
-    told["batch_stats"] = batch_stats.to_text(_executions_by_size(executions))
+    told["batch_stats"] = batch_stats.to_text(_executions_by_size(executions, request_batch_size))
     return Measurement(**told, requests=simulated.requests, stable=True)
 
 
-def _executions_by_size(executions: Trace) -> list[batch_stats.Entry]:
+def _executions_by_size(executions: Trace, request_batch_size: int) -> list[batch_stats.Entry]:
     ended = np.isfinite(executions.end_s)
     sizes, took_s = executions.requests[ended], (executions.end_s - executions.start_s)[ended]
     entries = []
     for size in np.unique(sizes):
         own = took_s[sizes == size]
-        entries.append((int(size) * REQUEST_BATCH_SIZE, len(own), round(1e9 * float(own.sum()))))
+        entries.append((int(size) * request_batch_size, len(own), round(1e9 * float(own.sum()))))
     return entries
 
 

@@ -9,6 +9,7 @@ from optimizer.errors import BadInputError
 if TYPE_CHECKING:
     from optimizer.interfaces import Searcher
     from optimizer.problem import Problem
+    from optimizer.search.elsewhere import Elsewhere
 
 SMALLEST_GAIN = 0.02  # of throughput: `simulated` ends where another deployment promises less
 SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
@@ -22,7 +23,13 @@ def installed() -> tuple[str, ...]:
 
 
 def make_searcher(
-    name: str, problem: Problem, seed: int = 0, storage: str | None = None, study_name: str = "tritune"
+    name: str,
+    problem: Problem,
+    seed: int = 0,
+    storage: str | None = None,
+    study_name: str = "tritune",
+    *,
+    elsewhere: Elsewhere | None = None,
 ) -> Searcher:
     """The search method ``name``, its study kept in ``storage`` (see ``study.open_study``; None: in memory).
 
@@ -42,9 +49,8 @@ def make_searcher(
             )
         from optimizer.search.simulated import SimulatedSearcher
 
-        return SimulatedSearcher(
-            problem, open_study(storage, study_name, problem, sampler_for("random", seed)), SMALLEST_GAIN, seed
-        )
+        study = open_study(storage, study_name, problem, sampler_for("random", seed))
+        return SimulatedSearcher(problem, study, SMALLEST_GAIN, seed, elsewhere)
     if name == "grid":
         from optimizer.search.grid import GridSearcher
 

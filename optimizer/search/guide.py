@@ -14,19 +14,20 @@ from objectives.sla import worst_violation
 from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
-from optimizer.search.correction import Correction, features, noise_of
+from optimizer.search.correction import Correction, features
+from optimizer.search.elsewhere import Elsewhere
 from optimizer.search.figures import (
     LATENCY_FIELDS,
     Array,
     Cell,
     is_known,
     judged_latency,
-    log_figures,
     log_loads,
     log_simulated,
     with_tails,
 )
 from optimizer.search.in_flight import in_flight
+from optimizer.search.learned import Learned, learned
 from optimizer.search.server_model import ServerModel, fit
 from optimizer.search.service import group_of
 from optimizer.trial import Candidate, Point, Trial, latest_points
@@ -37,6 +38,7 @@ SHORTLIST = 320  # candidates that are followed once the whole space has been ra
 RANKED_BY = 2  # the first deployments: the order within a group changes little with more of them
 UNLIKELY = 0.005  # while nothing meets the bound: that anything left does
 FAILURE = 3  # successes that one failure in a group weighs up
+THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,10 @@ class Decision:
 class Guide:
     """Ranks a space. What was measured comes with each call; only the shortlist is kept between calls."""
 
-    def __init__(self, problem: Problem, seed: int = 0) -> None:
+    def __init__(self, problem: Problem, seed: int = 0, elsewhere: Elsewhere | None = None) -> None:
         self._problem = problem
         self._seed = seed
+        self._elsewhere = elsewhere
         self._shortlist: list[Candidate] = []
 
     def decide(self, trials: Sequence[Trial], tried: Set[Candidate]) -> Decision | None:
@@ -74,7 +77,7 @@ class Guide:
         measured = [point for point in points if is_known(point, latency)]
         if not measured:
             return Decision(left[0], self._loads(left[0])[0], math.inf)
-        view = _View(self._problem, trials, measured, latency, self._seed)
+        view = _View(_Study(self._problem, trials, latency, self._seed, self._elsewhere), measured)
         cells = [
             (candidate, load)
             for candidate in self._followed(view, left)
@@ -137,38 +140,34 @@ class Guide:
         return sorted({round(one) for one in np.linspace(low, high, FINER).tolist()} - {load})
 
 
+@dataclass(frozen=True)
+class _Study:
+    """What all views of one moment share. ``latency``: the metric that decides."""
+
+    problem: Problem
+    trials: Sequence[Trial]
+    latency: str
+    seed: int
+    elsewhere: Elsewhere | None
+
+
 class _View:
     """All that is believed after some measurements: a fitted simulation and its correction."""
 
-    def __init__(
-        self, problem: Problem, trials: Sequence[Trial], measured: Sequence[Point], latency: str, seed: int
-    ) -> None:
-        self._problem, self._trials, self._measured, self._latency, self._seed = (
-            problem,
-            trials,
-            measured,
-            latency,
-            seed,
-        )
-        self._model: ServerModel = fit(measured, problem, latency, seed)
-        self.bound_s = min((c.bound for c in problem.constraints if c.metric == latency), default=math.inf) / 1e3
-        known = [(problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
-        figures = np.array([log_figures(point, latency) for point in measured])
-        found = self._simulate(known)
-        simulated = self._tails(self._figures(found), known)
-        learned = np.array([features(problem.space, *cell, one) for cell, one in zip(known, found, strict=True)])
-        residuals = self._tails(figures, known) - simulated
-        # arrivals at random have a longer tail than the closed loop that is simulated, whatever the candidate
-        self._longer_tail = np.array([0.0, float(np.median(residuals[:, 1])) if problem.open_loop else 0.0])
-        self._correction = Correction(
-            learned,
-            residuals - self._longer_tail,
-            [point.trial for point in measured],
-            np.array([noise_of(point) for point in measured]),
-            self._model.error,
-        )
+    def __init__(self, study: _Study, measured: Sequence[Point]) -> None:
+        self._study, self._measured = study, measured
+        self._problem, self._latency = study.problem, study.latency
+        bounds = (c.bound for c in self._problem.constraints if c.metric == self._latency)
+        self.bound_s = min(bounds, default=math.inf) / 1e3
+        self._model: ServerModel = fit(measured, self._problem, self._latency, study.seed)
+        here = learned(self._model, measured, self._problem, self._latency, THREADS)
+        there: Learned | None = None
+        if study.elsewhere is not None:
+            there = study.elsewhere.learned(measured, self._problem, self._latency, study.seed)
+        self._longer_tail = here.longer_tail
+        self._correction = Correction(here.residuals, self._model.error, there.residuals if there else None)
         # noisy measurements flatter: the best so far is what the model believes of them
-        believed = self._correction.predict(learned)[0][:, 0] + simulated[:, 0]
+        believed = self._correction.predict(here.residuals.inputs)[0][:, 0] + here.simulated[:, 0]
         meeting = [i for i, point in enumerate(measured) if self._meets(point)]
         self._best = float(max(believed[meeting])) if meeting else None
 
@@ -185,14 +184,14 @@ class _View:
         """What was believed after so many deployments: the same, however many have been made since."""
         first = sorted({point.trial for point in self._measured})[:deployments]
         measured = [point for point in self._measured if point.trial in first]
-        return _View(self._problem, self._trials, measured, self._latency, self._seed)
+        return _View(self._study, measured)
 
     def simulated(self, cells: Sequence[Cell]) -> Array:
         """Log throughput and log latency [cells, 2]."""
         return self._figures(self._simulate(cells))
 
     def _simulate(self, cells: Sequence[Cell]) -> list[Simulated]:
-        return self._model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
+        return self._model.simulate(cells, THREADS)
 
     def _figures(self, simulated: Sequence[Simulated]) -> Array:
         return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)
@@ -230,7 +229,7 @@ class _View:
         others = tuple(c for c in self._problem.constraints if c.metric not in (*LATENCY_FIELDS, "throughput"))
         good: Counter[object] = Counter()
         bad: Counter[object] = Counter()
-        for trial in self._trials:
+        for trial in self._study.trials:
             measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
             met = any(worst_violation(others, m) <= 0 for m in measured)
             (good if met else bad)[group_of(self._problem.space.canonical(trial.candidate))] += 1

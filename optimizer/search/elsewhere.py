@@ -1,0 +1,56 @@
+"""What a study on another machine showed, as far as it can be expected here too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.problem import Problem
+from optimizer.search.correction import settings
+from optimizer.search.figures import is_known
+from optimizer.search.in_flight import in_flight
+from optimizer.search.learned import Learned, learned
+from optimizer.search.server_model import fit
+from optimizer.trial import Point, Trial, latest_points
+
+MOST_POINTS = 160  # that are learned from: the time of a decision grows with their square
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """``trials`` of the same model on a machine of ``cpu_count`` cores (None: not known), as the space here spells
+    them. They are no trials of the study that learns from them."""
+
+    trials: tuple[Trial, ...]
+    cpu_count: int | None = None
+
+    def learned(self, here: Sequence[Point], problem: Problem, latency: str, seed: int) -> Learned | None:
+        """What a simulation that is told as much of that machine as ``here`` tells of this one gets wrong there.
+
+        None where nothing was measured that a simulation knows.
+        """
+        points = latest_points(self.trials)
+        if any(not point.load.concurrency for point in points):
+            points = in_flight(points, problem)
+        points = [point for point in points if is_known(point, latency)]
+        if not points:
+            return None
+        there = replace(problem, cpu_count=self.cpu_count)
+        alike = _alike(points, here, problem)
+        model = fit(alike, there, latency, seed)
+        step = -(-len(points) // MOST_POINTS)
+        return learned(model, points[::step], there, latency)
+
+
+def _alike(points: Sequence[Point], here: Sequence[Point], problem: Problem) -> list[Point]:
+    """Of ``points`` the one nearest in settings and load to each that was measured here."""
+    from scipy.spatial.distance import cdist
+
+    def places(of: Sequence[Point]) -> np.ndarray:
+        space = problem.space
+        return np.array([settings(space, space.canonical(one.candidate), one.load.concurrency) for one in of])
+
+    nearest = cdist(places(here), places(points)).argmin(axis=1)
+    return [points[i] for i in dict.fromkeys(nearest.tolist())]
