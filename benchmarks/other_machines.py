@@ -50,10 +50,7 @@ SOURCES = (*RELATED, CONTRARY)
 def recorded_on(name: str, recording: Recording, problem: Problem) -> list[Trial]:
     """The trials of ``recording``, measured on the machine ``name`` of SOURCES instead."""
     cells = [(candidate, load) for candidate, load in recording.answers if load is not None]
-    if name == CONTRARY:
-        found = _contrary(recording, cells)
-    else:
-        found = _on(RELATED[name], recording, problem, cells)
+    found = _contrary(recording, cells) if name == CONTRARY else _on(RELATED[name], recording, problem, cells)
     trials: dict[Candidate, Trial] = {}
     for (candidate, load), measurement in zip(cells, found, strict=True):
         before = trials.get(candidate) or Trial(len(trials), candidate)

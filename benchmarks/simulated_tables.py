@@ -142,14 +142,14 @@ def write(server: Server, path: Path, noise: float = 0.0) -> None:
 
 
 def noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
-    """``measurement`` wrong by two factors. All latencies are wrong by the same factor, so that their order remains."""
-    noisy: dict[str, Any] = {
+    """Wrong by two factors: all latencies of one measurement by the same, so that their order remains."""
+    wrong: dict[str, Any] = {
         "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
     }
     for name in _FIGURES:
         if name.endswith("_ms"):
-            noisy[name] = getattr(measurement, name) * of_latency
-    return replace(measurement, **noisy)
+            wrong[name] = getattr(measurement, name) * of_latency
+    return replace(measurement, **wrong)
 
 
 _FIGURES = (

@@ -24,6 +24,7 @@ from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
+from optimizer.machine.fingerprint import Fingerprint, fingerprint
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.telemetry import GpuTelemetry, ProcessTelemetry
 from optimizer.measuring import Measuring, Record, Watcher
@@ -32,7 +33,7 @@ from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
 from optimizer.requests.hostile import HintingLoad
-from optimizer.sources.repository import backend_of
+from optimizer.sources.repository import backend_of, is_ensemble
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
@@ -84,6 +85,13 @@ class Stack:
             found = task.prepare(self.options, serving, self.say)
             runtime.ensure(self.say)
         return found
+
+    def fingerprint(self, what: Task) -> Fingerprint:
+        """Of this machine and the embedded server: what measurements depend on besides the configuration."""
+        backends = [backend_of(config) for config in what.source.models.values() if not is_ensemble(config)]
+        return fingerprint(
+            self.hardware, backends, target="embedded", server=runtime.TRITON_VERSION, own_backends=True
+        )
 
     def target(self, what: Task, folder: RunFolder) -> EmbeddedTarget | RemoteTarget:
         if self.remote is not None:

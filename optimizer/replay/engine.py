@@ -67,8 +67,8 @@ def replay(
     """Search ``recording`` by ``method`` until that stops or ``max_trials`` configurations have been tried.
 
     As in a real run the baselines are measured first, as far as they were recorded, and count as deployments.
-    ``best`` is the table's; ``elsewhere`` is what another study showed. The same arguments give the same result. Raises BadInputError for a method that
-    lacks a package.
+    ``best`` is the table's; ``elsewhere`` is what another study showed. The same arguments give the same result.
+    Raises BadInputError for a method that lacks a package.
     """
     most = _throughput(best.measurement)
     meter = _Meter(problem, most)

@@ -12,8 +12,9 @@ from optimizer.search.correction import settings
 from optimizer.search.figures import is_known
 from optimizer.search.in_flight import in_flight
 from optimizer.search.learned import Learned, learned
+from optimizer.search.result import Result, result_of
 from optimizer.search.server_model import fit
-from optimizer.trial import Point, Trial, latest_points
+from optimizer.trial import Candidate, Point, Trial, latest_points
 
 MOST_POINTS = 160  # that are learned from: the time of a decision grows with their square
 
@@ -25,6 +26,17 @@ class Elsewhere:
 
     trials: tuple[Trial, ...]
     cpu_count: int | None = None
+
+    def best(self, problem: Problem) -> list[Candidate]:
+        """Its configurations that lie in the space, the best within the bounds there first."""
+        ranked: list[tuple[bool, float, Candidate]] = []
+        for trial in self.trials:
+            result = result_of(trial, problem)
+            if isinstance(result, Result) and problem.space.values_of(trial.candidate) is not None:
+                broken = max(result.constraints.values(), default=0.0)
+                value = result.values[0] if problem.objectives[0].better == "lower" else -result.values[0]
+                ranked.append((broken > 0, broken if broken > 0 else value, trial.candidate))
+        return list(dict.fromkeys(candidate for *_, candidate in sorted(ranked, key=lambda entry: entry[:2])))
 
     def learned(self, here: Sequence[Point], problem: Problem, latency: str, seed: int) -> Learned | None:
         """What a simulation that is told as much of that machine as ``here`` tells of this one gets wrong there.

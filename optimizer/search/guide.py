@@ -36,6 +36,7 @@ LOADS = 9  # concurrencies that each candidate is predicted at
 FINER, FINALISTS = 12, 6  # and around its best, the most promising ones
 SHORTLIST = 320  # candidates that are followed once the whole space has been ranked
 RANKED_BY = 2  # the first deployments: the order within a group changes little with more of them
+KNOWN = 40  # of them from elsewhere
 UNLIKELY = 0.005  # while nothing meets the bound: that anything left does
 FAILURE = 3  # successes that one failure in a group weighs up
 THREADS = max(1, min(4, os.cpu_count() or 1))
@@ -65,7 +66,7 @@ class Guide:
     def decide(self, trials: Sequence[Trial], tried: Set[Candidate]) -> Decision | None:
         """The most promising candidate of those not ``tried``; None where there is none.
 
-        Before anything was measured it is the plainest one.
+        Before anything was measured it is what was best elsewhere, else the plainest one.
         """
         left = [candidate for candidate in self._problem.space.candidates() if candidate not in tried]
         if not left:
@@ -76,7 +77,9 @@ class Guide:
         latency = judged_latency(self._problem, points)
         measured = [point for point in points if is_known(point, latency)]
         if not measured:
-            return Decision(left[0], self._loads(left[0])[0], math.inf)
+            known = self._elsewhere.best(self._problem) if self._elsewhere else []
+            first = next((candidate for candidate in known if candidate not in tried), left[0])
+            return Decision(first, self._loads(first)[0], math.inf)
         view = _View(_Study(self._problem, trials, latency, self._seed, self._elsewhere), measured)
         cells = [
             (candidate, load)
@@ -121,7 +124,8 @@ class Guide:
             order.append((places[group], -scores[candidate], candidate))
             places[group] += 1
         order.sort(key=lambda entry: entry[:2])  # the best of each group, then the second best, …
-        return [candidate for _, _, candidate in order[:SHORTLIST]]
+        known = self._elsewhere.best(self._problem)[:KNOWN] if self._elsewhere else []
+        return list(dict.fromkeys([*known, *(candidate for *_, candidate in order)]))[:SHORTLIST]
 
     def _loads(self, candidate: Candidate) -> tuple[int, ...]:
         possible = self._problem.space.loads(candidate)

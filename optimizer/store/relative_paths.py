@@ -26,6 +26,7 @@ def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
         if options.from_model_analyzer is None
         else str(folder / options.from_model_analyzer),
         input_data=_samples(folder, options.input_data),
+        warm_start=None if options.warm_start is None else _run(folder, options),
         arrivals=str(arrivals) if is_file(arrivals) else options.arrivals,
         storage=None if options.storage is None else _storage(folder, options.storage),
     )
@@ -37,6 +38,12 @@ def _model(folder: Path, model: str) -> str:
         return str(folder / model)
     profile = folder / "configs" / f"{model}.yaml"
     return str(profile) if is_file(profile) else model
+
+
+def _run(folder: Path, options: RunOptions) -> str:
+    """As it is given: a path, or a name in the folder of results."""
+    run = Path(options.warm_start or "")
+    return str(folder / (run if (folder / run).exists() else Path(options.out) / run))
 
 
 def _samples(folder: Path, input_data: str | None) -> str | None:

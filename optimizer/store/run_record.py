@@ -13,6 +13,7 @@ from typing import Any
 from optimizer import model_config, runtime
 from optimizer.command_line import command_line, without_password
 from optimizer.deployment import deployment
+from optimizer.machine.fingerprint import Fingerprint
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.notes import Note, machine_notes
 from optimizer.options import RunOptions
@@ -37,6 +38,7 @@ class RunRecord:
     hardware: Hardware
     notes: tuple[str, ...]
     stopwatch: Stopwatch
+    fingerprint: Fingerprint
     at_start: dict[str, Note] = field(default_factory=machine_notes)
 
     def write(
@@ -84,6 +86,7 @@ class RunRecord:
                     "memory_bytes": self.hardware.memory_bytes,
                     "system": platform.platform(),
                 },
+                "fingerprint": self.fingerprint.document(),
                 "versions": {
                     "python": platform.python_version(),
                     "tritonserver": runtime.TRITON_VERSION,
