@@ -51,8 +51,8 @@ def compare(
     elsewhere: Elsewhere | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Replay each method with each seed; each again where it can begin with what ``elsewhere`` showed. ``say`` is told
-    what runs. Raises BadInputError as ``replay`` does."""
+    """Replay each method with each seed, and again where it can begin with what ``elsewhere`` showed. ``say`` is
+    told what runs. Raises BadInputError as ``replay`` does."""
     runs: dict[str, list[Replayed]] = {}
     for method in methods:
         for begun in (None, elsewhere) if elsewhere else (None,):

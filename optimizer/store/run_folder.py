@@ -171,8 +171,8 @@ class RunFolder:
         there = read(self._read_info().get("fingerprint"))
         if there is not None and there != here:
             raise BadInputError(
-                f"{one_line(str(self.path))}: was measured elsewhere ({here.differences(there)}), and the two are not "
-                f"ranked together; begin a run here: --warm-start {one_line(str(self.path))} learns from it"
+                f"{one_line(str(self.path))}: was measured elsewhere ({here.differences(there)}), and the two are "
+                f"not ranked together; begin a run here: --warm-start {one_line(str(self.path))} learns from it"
             )
 
     def _read_info(self) -> Any:

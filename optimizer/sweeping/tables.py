@@ -22,7 +22,7 @@ class SweepTables:
         model: str,
         plan: Plan,
         choices: Mapping[str, Sequence[FieldValue]],
-        fingerprint: str,
+        fingerprint: str = "",
     ) -> None:
         self._plan = plan
         sizes = plan.request_batch_sizes
