@@ -245,8 +245,8 @@ def _replay(arguments: list[str]) -> int:
     constraints = [Constraint(f"latency-{name}", bound) for name, bound in given.sla_ms.items()]
     recordings, found = read_recordings(Path(given.table)), dict[str, Comparison]()
     if len(recordings) > 1:
-        several = f"{recordings[0].name}: measured on {len(recordings)} devices or servers; each is ranked alone"
-        print(one_line(several), file=sys.stderr)
+        several = f"measured on {len(recordings)} devices or servers; each is ranked alone"
+        print(f"{one_line(given.table)}: {several}", file=sys.stderr)
     for recording in recordings:
         problem = recording.problem(constraints)
         best = recording.best(problem)

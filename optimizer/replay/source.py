@@ -75,9 +75,7 @@ def fitting(source: Source, problem: Problem, compared: Collection[Candidate]) -
     if outside:
         told.append(f"{words.count(outside, 'configuration')} of {source.name} were left out: not in this space")
     if other_size:
-        told.append(
-            f"{words.count(other_size, 'measurement')} of {source.name} were left out: of other request sizes"
-        )
+        told.append(f"{words.count(other_size, 'measurement')} of {source.name} were left out: other request sizes")
     cpu_count = source.fingerprint.cpu_count if source.fingerprint and not source.fingerprint.gpus else None
     return Elsewhere(tuple(kept), cpu_count or None), tuple(told)
 
