@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from objectives.metrics import Measurement
+from optimizer import batch_stats
 from optimizer.errors import BadInputError
 from optimizer.machine.fingerprint import Fingerprint, read
 from optimizer.problem import Problem
 from optimizer.profile.safe_paths import is_file, is_folder
 from optimizer.replay.baselines import baselines
 from optimizer.replay.recording import read_recording
+from optimizer.replay.rows import MOST, MOST_MS
 from optimizer.report import words
 from optimizer.search.elsewhere import Elsewhere
 from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
 from optimizer.store.trials_table import read_foreign
-from optimizer.trial import Candidate, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.untrusted import one_line, read_bytes
 
 FLAG = "--warm-start"
@@ -57,18 +60,18 @@ def fitting(source: Source, problem: Problem, compared: Collection[Candidate]) -
     Raises BadInputError where nothing fits.
     """
     space, kept = problem.space, list[Trial]()
-    fit_size = other_size = outside = 0
+    other_size = outside = 0
     for trial in source.trials:
-        own = [(load, m) for load, m in trial.measurements if load.request_batch_size == problem.request_batch_size]
-        other_size += len(trial.measurements) - len(own)
-        fit_size += len(own)
+        measured = [(load, m) for load, m in trial.measurements if _is_possible(trial.candidate, load, m, problem)]
+        own = [(load, m) for load, m in measured if load.request_batch_size == problem.request_batch_size]
+        other_size += len(measured) - len(own)
         candidate = space.canonical(trial.candidate)
         if own and (space.values_of(candidate) is not None or candidate in compared):
             kept.append(replace(trial, candidate=candidate, measurements=tuple(own), confirmations=()))
         else:
             outside += bool(own)
     if not kept:
-        raise BadInputError(f"{FLAG} {source.name}: {_nothing(source, problem, fit_size, other_size)}; leave it out")
+        raise BadInputError(f"{FLAG} {source.name}: {_nothing(problem, outside, other_size)}; leave it out")
     told = [f"began with what {words.count(len(kept), 'configuration')} of {source.name} showed{_where(source)}"]
     if source.model and problem.model not in ("recorded", source.model):
         told.append(f"{source.name} is of the model {source.model}: how far it holds here, the measurements decide")
@@ -112,9 +115,28 @@ def _where(source: Source) -> str:
     return f" on {one_line(str(source.fingerprint), 200)}" if source.fingerprint else ""
 
 
-def _nothing(source: Source, problem: Problem, fit_size: int, other_size: int) -> str:
-    if fit_size:
+def _nothing(problem: Problem, outside: int, other_size: int) -> str:
+    if outside:
         return "none of its configurations lies in this space"
     if other_size:
         return f"its requests had other sizes than {problem.request_batch_size:g} samples"
     return "nothing was measured in it"
+
+
+def _is_possible(candidate: Candidate, load: LoadPoint, measurement: Measurement, problem: Problem) -> bool:
+    """Whether a server can have given these figures, at a load that is measured here: the table may come from
+    anywhere."""
+    figures = [value for name, value in asdict(measurement).items() if name.endswith("_ms") and value is not None]
+    throughput = measurement.throughput_infer_per_sec
+    largest = max(candidate.max_batch_size, load.request_batch_size)
+    return (
+        0 <= load.concurrency <= problem.max_concurrency
+        and 0 <= load.request_rate <= MOST
+        and throughput is not None
+        and 0 < throughput <= MOST
+        and all(0 <= value <= MOST_MS for value in figures)
+        and all(
+            size <= largest and compute_ns <= 1e6 * MOST_MS * executions
+            for size, executions, compute_ns in batch_stats.from_text(measurement.batch_stats)
+        )
+    )

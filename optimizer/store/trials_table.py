@@ -203,20 +203,23 @@ def read_foreign(path: Path) -> tuple[str, list[Trial]] | None:
     """
     content = read_bytes(path, MAX_BYTES, "is this the table of a run?")
     text = content[: content.rfind(b"\n") + 1].decode(errors="replace")
+    models, measured_on = set[str](), set[str]()
     try:
-        rows = list(csv.DictReader(io.StringIO(text)))
+        reader = csv.DictReader(io.StringIO(text))
+        header = tuple(reader.fieldnames or ())
+        for row in reader:
+            models.add(row.get("model") or "")
+            measured_on.add(row.get("fingerprint") or "")
     except csv.Error:
         return None
-    header = tuple(rows[0]) if rows else ()
-    table = TrialsTable(path, "", {name: () for name in header if isinstance(name, str) and name not in COLUMNS})
-    if not {"model", "trial"} <= set(header) or not table.has_columns(header):
+    table = TrialsTable(path, "", {name: () for name in header if name not in COLUMNS})
+    if not models or not {"model", "trial"} <= set(header) or not table.has_columns(header):
         return None
-    measured_on = {row.get("fingerprint") or "" for row in rows}
     if len(measured_on) > 1:
         raise BadInputError(
             f"{one_line(str(path))}: has rows of {len(measured_on)} devices or servers; leave those of one"
         )
-    return one_line(rows[0]["model"] or ""), table._trials(text)
+    return one_line(min(models)), table._trials(text)
 
 
 def _text(value: object) -> str:

@@ -28,6 +28,7 @@ def options(draw: st.DrawFn) -> RunOptions:
     objectives = draw(OBJECTIVES)
     ranks = objectives[0] == "throughput"
     load: Literal["concurrency", "rate"] = draw(st.sampled_from(["concurrency", "rate"]))
+    search = draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"]))
     return RunOptions(
         model=draw(TEXTS),
         sla_ms=draw(st.dictionaries(st.sampled_from(SLA_METRICS), POSITIVE)),
@@ -37,7 +38,8 @@ def options(draw: st.DrawFn) -> RunOptions:
         max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),
         budget_seconds=draw(st.integers(1, 10**9)) / 1000,
         max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
-        search=draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"])),
+        search=search,
+        warm_start=None if search == "grid" else draw(st.one_of(st.none(), TEXTS)),
         seed=draw(st.integers(0, 2**32 - 1)),
         protocol="grpc" if load == "rate" else draw(st.sampled_from(["grpc", "http"])),
         load=load,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -289,6 +290,30 @@ def test_failures_elsewhere_and_loads_at_a_rate_do_no_harm(problem: Problem) -> 
         searcher = make_searcher("simulated", problem, elsewhere=elsewhere)
         searcher.observe(trial(0, Candidate(1), 100.0))
         assert searcher.suggest() in candidates
+
+
+def test_odd_figures_do_no_harm() -> None:
+    told = replace(measurement(1e12, 1e6), batch_stats="1:9:1 16:99:9000000000", queue_ms=1e6)
+    elsewhere, _ = fitting(Source("r", (Trial(0, Candidate(16, True), ((LoadPoint(1, 64), told),)),)), PROBLEM, ())
+    searcher = make_searcher("simulated", PROBLEM, elsewhere=elsewhere)
+    searcher.observe(Trial(0, Candidate(1), ((LoadPoint(1, 4), known_server(Candidate(1), 4, 1)),)))
+    assert searcher.suggest() in SPACE.candidates()
+
+
+def test_impossible_figures_are_left_out() -> None:
+    one = trial(0, Candidate(16, True), 1.0)
+    changes: list[dict[str, Any]] = [
+        {"throughput_infer_per_sec": -1.0},
+        {"latency_p95_ms": -1.0},
+        {"queue_ms": 1e9},
+        {"batch_stats": "17:1:1"},
+    ]
+    ((load, measured),) = one.measurements
+    odd = [(load, replace(measured, **changed)) for changed in changes] + [(LoadPoint(1, 65536), measured)]
+    for cell in odd:
+        wrong = replace(one, measurements=(cell,))
+        with pytest.raises(BadInputError, match="nothing was measured in it"):
+            fitting(Source("r", (wrong,)), PROBLEM, ())
 
 
 def optuna_storage(path: str) -> optuna.storages.BaseStorage:
