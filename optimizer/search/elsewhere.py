@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -52,8 +53,9 @@ class Elsewhere:
         there = replace(problem, cpu_count=self.cpu_count)
         alike = _alike(points, here, problem)
         model = fit(alike, there, latency, seed)
-        step = -(-len(points) // MOST_POINTS)
-        return learned(model, points[::step], there, latency)
+        if len(points) > MOST_POINTS:
+            points = random.Random(seed).sample(points, MOST_POINTS)
+        return learned(model, points, there, latency)
 
 
 def _alike(points: Sequence[Point], here: Sequence[Point], problem: Problem) -> list[Point]:
