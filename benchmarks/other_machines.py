@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from simulated_tables import noisy, told
+from simulated_tables import noisy
 
 from objectives.metrics import Measurement
 from optimizer.batcher.simulator import ClosedLoop, Job, ServiceTimes, lognormal_jitter, simulate_many, trace
+from optimizer.batcher.told import told
 from optimizer.problem import Problem
 from optimizer.replay.recording import Recording
 from optimizer.search.server_model import ServerModel, fit

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.batcher.simulator import Simulated
-from optimizer.search.process import Kernel, Process
+from optimizer.search.process import Process
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
 
@@ -52,11 +52,17 @@ class Residuals:
 class Correction:
     """Learns from ``residuals``; ``batching_error`` is that of the simulated throughput, relative.
 
-    ``elsewhere`` are those of another machine, and of a simulation that was told as much of it as this one of this
-    machine: errors that both make are expected alike.
+    ``elsewhere`` is the correction of another machine's simulation, and ``expected`` [points, 2] are the residuals
+    that this one would have if the two machines were alike.
     """
 
-    def __init__(self, residuals: Residuals, batching_error: float, elsewhere: Residuals | None = None) -> None:
+    def __init__(
+        self,
+        residuals: Residuals,
+        batching_error: float,
+        elsewhere: Correction | None = None,
+        expected: Array | None = None,
+    ) -> None:
         def of_throughput(a: Array, b: Array) -> Array:
             speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
             return SPEED_ERROR**2 * speed + batching_error**2 * _matern(a, b, BATCHING_LENGTH)
@@ -64,21 +70,30 @@ class Correction:
         def of_tail(a: Array, b: Array) -> Array:
             return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
 
-        def process(kernel: Kernel, column: int, one: Residuals, there: Process | None = None) -> Process:
-            return Process(kernel, one.inputs, _noise(one)[column], one.values[:, column], there)
-
-        kernels = of_throughput, of_tail
-        there = [process(kernel, i, elsewhere) if elsewhere else None for i, kernel in enumerate(kernels)]
-        self._processes = [process(kernel, i, residuals, there[i]) for i, kernel in enumerate(kernels)]
+        self._processes = [
+            Process(
+                kernel,
+                residuals.inputs,
+                noise,
+                residuals.values[:, i],
+                elsewhere._processes[i] if elsewhere else None,
+                None if expected is None else expected[:, i],
+            )
+            for i, (kernel, noise) in enumerate(zip((of_throughput, of_tail), _noise(residuals), strict=True))
+        ]
 
     @property
     def noise_scale(self) -> float:
         """The noise of the throughput as a multiple of the usual."""
         return self._processes[0].noise_scale
 
-    def predict(self, inputs: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation [cells, 2] of the residuals, without any noise."""
-        found = [process.predict(inputs) for process in self._processes]
+    def predict(self, inputs: Array, expected: Array | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation [cells, 2] of the residuals, without any noise; ``expected`` [cells, 2] as
+        above."""
+        found = [
+            process.predict(inputs, None if expected is None else expected[:, i])
+            for i, process in enumerate(self._processes)
+        ]
         return np.stack([mean for mean, _ in found], 1), np.stack([deviation for _, deviation in found], 1)
 
 

@@ -1,4 +1,4 @@
-"""What a study on another machine showed, as far as it can be expected here too."""
+"""What a study on another machine showed, and what of that is to be expected here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.problem import Problem
-from optimizer.search.correction import settings
-from optimizer.search.figures import is_known
+from optimizer.search.correction import Correction
+from optimizer.search.figures import Array, Cell, is_known, log_simulated, with_tails
 from optimizer.search.in_flight import in_flight
-from optimizer.search.learned import Learned, learned
+from optimizer.search.learned import learned
 from optimizer.search.result import Result, result_of
-from optimizer.search.server_model import fit
+from optimizer.search.server_model import ServerModel, fit
 from optimizer.trial import Candidate, Point, Trial, latest_points
 
 MOST_POINTS = 160  # that are learned from: the time of a decision grows with their square
@@ -39,32 +39,44 @@ class Elsewhere:
                 ranked.append((broken > 0, broken if broken > 0 else value, trial.candidate))
         return list(dict.fromkeys(candidate for *_, candidate in sorted(ranked, key=lambda entry: entry[:2])))
 
-    def learned(self, here: Sequence[Point], problem: Problem, latency: str, seed: int) -> Learned | None:
-        """What a simulation that is told as much of that machine as ``here`` tells of this one gets wrong there.
-
-        None where nothing was measured that a simulation knows.
-        """
+    def twin(self, problem: Problem, latency: str, seed: int) -> Twin | None:
+        """None where nothing was measured that a simulation knows."""
         points = latest_points(self.trials)
         if any(not point.load.concurrency for point in points):
             points = in_flight(points, problem)
         points = [point for point in points if is_known(point, latency)]
-        if not points:
-            return None
-        there = replace(problem, cpu_count=self.cpu_count)
-        alike = _alike(points, here, problem)
-        model = fit(alike, there, latency, seed)
-        if len(points) > MOST_POINTS:
-            points = random.Random(seed).sample(points, MOST_POINTS)
-        return learned(model, points, there, latency)
+        points = random.Random(seed).sample(points, min(len(points), MOST_POINTS))
+        return Twin(points, replace(problem, cpu_count=self.cpu_count), latency, seed) if points else None
 
 
-def _alike(points: Sequence[Point], here: Sequence[Point], problem: Problem) -> list[Point]:
-    """Of ``points`` the one nearest in settings and load to each that was measured here."""
-    from scipy.spatial.distance import cdist
+class Twin:
+    """The other machine, simulated with all that was measured there: it answers for any configuration at any load.
 
-    def places(of: Sequence[Point]) -> np.ndarray:
-        space = problem.space
-        return np.array([settings(space, space.canonical(one.candidate), one.load.concurrency) for one in of])
+    ``correction`` is what that simulation gets wrong.
+    """
 
-    nearest = cdist(places(here), places(points)).argmin(axis=1)
-    return [points[i] for i in dict.fromkeys(nearest.tolist())]
+    def __init__(self, points: Sequence[Point], problem: Problem, latency: str, seed: int) -> None:
+        self._problem, self._latency, self._seed = problem, latency, seed
+        self._model = fit(points, problem, latency, seed)
+        self.correction = Correction(learned(self._model, points, problem, latency).residuals, self._model.error)
+        self._known: dict[Cell, Array] = {}
+
+    def stranger(self, here: Sequence[Point]) -> ServerModel:
+        """A simulation that is told as much of that machine as ``here`` tells of this one."""
+        cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in here]
+        told = self._model.measure(cells)
+        points = [replace(point, measurement=measured) for point, measured in zip(here, told, strict=True)]
+        if not any(point.measurement.compute_infer_ms for point in here):
+            nothing = {"queue_ms": None, "compute_infer_ms": None, "batch_stats": ""}
+            points = [replace(one, measurement=replace(one.measurement, **nothing)) for one in points]
+        return fit(points, self._problem, self._latency, self._seed)
+
+    def surprises(self, stranger: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
+        """By how much that machine differs from what the stranger thinks of it [cells, 2] (log throughput, tail)."""
+        missing = [cell for cell in dict.fromkeys(cells) if cell not in self._known]
+        self._known.update(zip(missing, self._figures(self._model, missing, threads), strict=True))
+        return np.array([self._known[cell] for cell in cells]) - self._figures(stranger, cells, threads)
+
+    def _figures(self, model: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
+        figures = np.array([log_simulated(one, self._latency) for one in model.simulate(cells, threads)])
+        return with_tails(figures.reshape(-1, 2), cells, self._problem.space.request_batch_size)

@@ -15,7 +15,7 @@ from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
 from optimizer.search.correction import Correction, features
-from optimizer.search.elsewhere import Elsewhere
+from optimizer.search.elsewhere import Elsewhere, Twin
 from optimizer.search.figures import (
     LATENCY_FIELDS,
     Array,
@@ -27,7 +27,7 @@ from optimizer.search.figures import (
     with_tails,
 )
 from optimizer.search.in_flight import in_flight
-from optimizer.search.learned import Learned, learned
+from optimizer.search.learned import learned
 from optimizer.search.server_model import ServerModel, fit
 from optimizer.search.service import group_of
 from optimizer.trial import Candidate, Point, Trial, latest_points
@@ -62,6 +62,7 @@ class Guide:
         self._seed = seed
         self._elsewhere = elsewhere
         self._shortlist: list[Candidate] = []
+        self._twins: dict[str, Twin | None] = {}  # by the latency that decides
 
     def decide(self, trials: Sequence[Trial], tried: Set[Candidate]) -> Decision | None:
         """The most promising candidate of those not ``tried``; None where there is none.
@@ -80,7 +81,7 @@ class Guide:
             known = self._elsewhere.best(self._problem) if self._elsewhere else []
             first = next((candidate for candidate in known if candidate not in tried), left[0])
             return Decision(first, self._loads(first)[0], math.inf)
-        view = _View(_Study(self._problem, trials, latency, self._seed, self._elsewhere), measured)
+        view = _View(_Study(self._problem, trials, latency, self._seed, self._twin(latency)), measured)
         cells = [
             (candidate, load)
             for candidate in self._followed(view, left)
@@ -96,6 +97,13 @@ class Guide:
         if view.meets_anywhere:
             return Decision(*cells[chosen], float(gains[chosen]), view.noise_scale)
         return Decision(*cells[chosen], math.inf if view.odds(cells).max() > UNLIKELY else 0.0)
+
+    def _twin(self, latency: str) -> Twin | None:
+        if self._elsewhere is None:
+            return None
+        if latency not in self._twins:
+            self._twins[latency] = self._elsewhere.twin(self._problem, latency, self._seed)
+        return self._twins[latency]
 
     def _followed(self, view: _View, left: Sequence[Candidate]) -> list[Candidate]:
         """The shortlist; once that is used up, whatever is left."""
@@ -152,7 +160,7 @@ class _Study:
     trials: Sequence[Trial]
     latency: str
     seed: int
-    elsewhere: Elsewhere | None
+    twin: Twin | None
 
 
 class _View:
@@ -165,13 +173,15 @@ class _View:
         self.bound_s = min(bounds, default=math.inf) / 1e3
         self._model: ServerModel = fit(measured, self._problem, self._latency, study.seed)
         here = learned(self._model, measured, self._problem, self._latency, THREADS)
-        there: Learned | None = None
-        if study.elsewhere is not None:
-            there = study.elsewhere.learned(measured, self._problem, self._latency, study.seed)
         self._longer_tail = here.longer_tail
-        self._correction = Correction(here.residuals, self._model.error, there.residuals if there else None)
+        self._stranger = study.twin.stranger(measured) if study.twin else None
+        surprises = self._surprises(
+            [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
+        )
+        there = study.twin.correction if study.twin else None
+        self._correction = Correction(here.residuals, self._model.error, there, surprises)
         # noisy measurements flatter: the best so far is what the model believes of them
-        believed = self._correction.predict(here.residuals.inputs)[0][:, 0] + here.simulated[:, 0]
+        believed = self._correction.predict(here.residuals.inputs, surprises)[0][:, 0] + here.simulated[:, 0]
         meeting = [i for i, point in enumerate(measured) if self._meets(point)]
         self._best = float(max(believed[meeting])) if meeting else None
 
@@ -219,11 +229,15 @@ class _View:
         found = self._simulate(cells)
         space = self._problem.space
         inputs = np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
-        mean, deviation = self._correction.predict(inputs)
+        mean, deviation = self._correction.predict(inputs, self._surprises(cells))
         simulated = self._tails(self._figures(found), cells)
         return Belief(
             mean + simulated + self._longer_tail, deviation, log_loads(cells, self._problem.space.request_batch_size)
         )
+
+    def _surprises(self, cells: Sequence[Cell]) -> Array | None:
+        twin = self._study.twin
+        return twin.surprises(self._stranger, cells, THREADS) if twin and self._stranger else None
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
         return with_tails(figures, cells, self._problem.space.request_batch_size)

@@ -43,21 +43,27 @@ class Process:
 
     Errors ``elsewhere`` are correlated with these at the same inputs (intrinsic coregionalization: Alvarez, Rosasco
     and Lawrence 2012, section 4.2), by how much is averaged over LIKENESSES as likely as ``learned`` makes them.
+    ``expected`` [points] is what else would be ``learned`` if the two were alike.
     """
 
     def __init__(
-        self, kernel: Kernel, inputs: Array, noise: Array, learned: Array, elsewhere: Process | None = None
+        self,
+        kernel: Kernel,
+        inputs: Array,
+        noise: Array,
+        learned: Array,
+        elsewhere: Process | None = None,
+        expected: Array | None = None,
     ) -> None:
         self._kernel, self._inputs, self._elsewhere = kernel, inputs, elsewhere
-        self._errors = kernel(inputs, inputs)
+        errors = kernel(inputs, inputs)
         if elsewhere is None:
-            self._fits = [_fit(0.0, 1.0, self._errors, noise, learned)]
-            self._odds = [1.0]
+            self._fits, self._odds = [_fit(0.0, 1.0, errors, noise, learned)], [1.0]
             return
-        told, expected = elsewhere.told(inputs)
-        self._told = told
+        self._told, mean = elsewhere.told(inputs)
+        mean = mean if expected is None else mean + expected
         self._fits = [
-            _fit(likeness, odds, self._errors - likeness**2 * told.T @ told, noise, learned - likeness * expected)
+            _fit(likeness, odds, errors - likeness**2 * self._told.T @ self._told, noise, learned - likeness * mean)
             for likeness, odds in LIKENESSES.items()
         ]
         densities = np.array([one.density for one in self._fits])
@@ -66,12 +72,12 @@ class Process:
 
     @property
     def noise_scale(self) -> float:
-        """The noise as a multiple of the usual."""
-        return max(zip(self._odds, self._fits, strict=True), key=lambda pair: pair[0])[1].noise_scale
+        """The noise as a multiple of the usual, whatever is known of elsewhere."""
+        return self._fits[0].noise_scale
 
-    def predict(self, inputs: Array) -> tuple[Array, Array]:
+    def predict(self, inputs: Array, expected: Array | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation [cells]."""
-        means, variances = zip(*self._predictions(inputs), strict=True)
+        means, variances = zip(*self._predictions(inputs, expected), strict=True)
         if len(means) == 1:
             return means[0], np.sqrt(variances[0])
         odds = np.array(self._odds)[:, None]
@@ -88,20 +94,21 @@ class Process:
         whitened = np.asarray(solve_triangular(fit.factor[0], math.sqrt(fit.scale) * cross, lower=True))
         return whitened, fit.scale * cross.T @ fit.weights
 
-    def _predictions(self, inputs: Array) -> Iterator[tuple[Array, Array]]:
+    def _predictions(self, inputs: Array, expected: Array | None) -> Iterator[tuple[Array, Array]]:
         """Mean and variance [cells] of each fit."""
         from scipy.linalg import cho_solve
 
         across = self._kernel(self._inputs, inputs)
         alone = float(self._kernel(inputs[:1], inputs[:1])[0, 0])
         if self._elsewhere is not None:
-            told, expected = self._elsewhere.told(inputs)
+            told, there = self._elsewhere.told(inputs)
+            there = there if expected is None else there + expected
             common, known = self._told.T @ told, np.einsum("ij,ij->j", told, told)
         for fit in self._fits:
             cross, prior, mean = across, np.asarray(alone), np.asarray(0.0)
             if self._elsewhere is not None and fit.likeness:
                 cross, prior = across - fit.likeness**2 * common, alone - fit.likeness**2 * known
-                mean = fit.likeness * expected
+                mean = fit.likeness * there
             cross = fit.scale * cross
             variance = fit.scale * prior - np.einsum("ij,ij->j", cross, cho_solve(fit.factor, cross))
             yield mean + cross.T @ fit.weights, np.maximum(variance, 1e-12)
