@@ -91,9 +91,7 @@ class Server:
         jitter = lognormal_jitter(self.jitter, self.seed)
         found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
-        return [
-            told(simulated, own, self.way_s, REQUEST_BATCH_SIZE) for simulated, own in zip(found, traces, strict=True)
-        ]
+        return [told(*pair, self.way_s, REQUEST_BATCH_SIZE) for pair in zip(found, traces, strict=True)]
 
     def _service(self, largest: int, instances: int, threads: int) -> ServiceTimes:
         step = REQUEST_BATCH_SIZE

@@ -15,7 +15,8 @@ LATENCIES = ("avg", "p50", "p90", "p95", "p99")
 
 
 def told(simulated: Simulated, executions: Trace, way_s: float, request_batch_size: int) -> Measurement:
-    """``executions`` are those of a trace of the same load; ``way_s``: of a request, outside queue and computation."""
+    """``executions`` are those of a trace of the same load; ``way_s`` is spent outside queue and computation by a
+    request."""
     compute_s = simulated.latency_avg_s - simulated.queue_avg_s - way_s
     figures = {
         "throughput_infer_per_sec": simulated.throughput_infer_per_s,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from objectives.metrics import Measurement
 from optimizer.problem import Problem
 from optimizer.search.correction import Correction
 from optimizer.search.figures import Array, Cell, is_known, log_simulated, with_tails
@@ -67,8 +68,7 @@ class Twin:
         told = self._model.measure(cells)
         points = [replace(point, measurement=measured) for point, measured in zip(here, told, strict=True)]
         if not any(point.measurement.compute_infer_ms for point in here):
-            nothing = {"queue_ms": None, "compute_infer_ms": None, "batch_stats": ""}
-            points = [replace(one, measurement=replace(one.measurement, **nothing)) for one in points]
+            points = [replace(one, measurement=_without_the_servers_part(one.measurement)) for one in points]
         return fit(points, self._problem, self._latency, self._seed)
 
     def surprises(self, stranger: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
@@ -80,3 +80,7 @@ class Twin:
     def _figures(self, model: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
         figures = np.array([log_simulated(one, self._latency) for one in model.simulate(cells, threads)])
         return with_tails(figures.reshape(-1, 2), cells, self._problem.space.request_batch_size)
+
+
+def _without_the_servers_part(measurement: Measurement) -> Measurement:
+    return replace(measurement, queue_ms=None, compute_infer_ms=None, batch_stats="")
