@@ -24,6 +24,7 @@ from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.untrusted import one_line, read_bytes
 
 FLAG = "--warm-start"
+MOST_CONCURRENCY = 1024  # unless as much is measured here
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,13 @@ def _nothing(problem: Problem, outside: int, other_size: int) -> str:
 
 
 def _is_possible(candidate: Candidate, load: LoadPoint, measurement: Measurement, problem: Problem) -> bool:
-    """Whether a server can have given these figures, at a load that is measured here: the table may come from
+    """Whether a server can have given these figures, at a load that can be simulated: the table may come from
     anywhere."""
     figures = [value for name, value in asdict(measurement).items() if name.endswith("_ms") and value is not None]
     throughput = measurement.throughput_infer_per_sec
     largest = max(candidate.max_batch_size, load.request_batch_size)
     return (
-        0 <= load.concurrency <= problem.max_concurrency
+        0 <= load.concurrency <= max(problem.max_concurrency, MOST_CONCURRENCY)
         and 0 <= load.request_rate <= MOST
         and throughput is not None
         and 0 < throughput <= MOST

@@ -70,7 +70,7 @@ class Correction:
         def of_tail(a: Array, b: Array) -> Array:
             return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
 
-        self._processes = [
+        self._processes: list[Process] = [
             Process(
                 kernel,
                 residuals.inputs,

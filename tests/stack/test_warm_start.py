@@ -9,27 +9,26 @@ from pathlib import Path
 
 from tests.command_fixtures import Playground, Tune
 
-BRIEFLY = ("--budget", "8s", "--measurement-interval", "100ms", "--no-output-check")
+BRIEFLY = ("--budget", "4s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
 
 
 def test_a_run_begins_with_what_another_showed_and_neither_goes_on_elsewhere(
     playground: Playground, tune: Tune
 ) -> None:
-    first = tune("--sla-p95", "500ms", "--max-trials", "3", *BRIEFLY, "--out", "there", "mlp")
+    first = tune("--sla-p95", "500ms", *BRIEFLY, "--out", "there", "mlp")
     assert first.code == 0, first.complaints
     (there,) = (playground.here / "there").glob("*/*")
     before = (there / "trials.csv").read_bytes()
-    warm = tune("--sla-p95", "500ms", "--max-trials", "4", *BRIEFLY, "--warm-start", there, "mlp")
+    warm = tune("--sla-p95", "500ms", *BRIEFLY, "--warm-start", there, "mlp")
     assert warm.code == 0, warm.complaints
     (here,) = (playground.here / "results").glob("*/*")
     info, their_info = (json.loads((folder / "run.json").read_text()) for folder in (here, there))
-    assert any(note.startswith("began with what 3 configurations of ") for note in info["notes"])
+    assert [note for note in info["notes"] if note.startswith("began with what ")], info["notes"]
     assert f"--warm-start {there}" in info["command"]
     assert info["fingerprint"] == their_info["fingerprint"]
     assert info["fingerprint"]["server"] == info["versions"]["tritonserver"]
     assert {row["fingerprint"] for row in rows(here)} == {info["fingerprint"]["id"]}
     assert (there / "trials.csv").read_bytes() == before
-    assert int(rows(here)[-1]["trial"]) < 4
 
     shutil.copytree(here, playground.here / "moved")
     info["fingerprint"]["cpu_count"] += 2  # as if it had been measured on another machine
