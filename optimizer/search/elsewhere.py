@@ -62,24 +62,37 @@ class Twin:
         self.correction = Correction(learned(self._model, points, problem, latency).residuals, self._model.error)
         self._known: dict[Cell, Array] = {}
 
-    def stranger(self, here: Sequence[Point]) -> ServerModel:
-        """A simulation that is told as much of that machine as ``here`` tells of this one."""
+    def lesson(self, here: Sequence[Point]) -> Lesson:
+        """With a simulation that is told as much of that machine as ``here`` tells of this one."""
         cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in here]
         told = self._model.measure(cells)
         points = [replace(point, measurement=measured) for point, measured in zip(here, told, strict=True)]
         if not any(point.measurement.compute_infer_ms for point in here):
             points = [replace(one, measurement=_without_the_servers_part(one.measurement)) for one in points]
-        return fit(points, self._problem, self._latency, self._seed)
+        return Lesson(self, fit(points, self._problem, self._latency, self._seed))
 
-    def surprises(self, stranger: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
-        """By how much that machine differs from what the stranger thinks of it [cells, 2] (log throughput, tail)."""
+    def figures(self, cells: Sequence[Cell], threads: int) -> Array:
+        """Log throughput and log tail [cells, 2]."""
         missing = [cell for cell in dict.fromkeys(cells) if cell not in self._known]
-        self._known.update(zip(missing, self._figures(self._model, missing, threads), strict=True))
-        return np.array([self._known[cell] for cell in cells]) - self._figures(stranger, cells, threads)
+        self._known.update(zip(missing, self.figures_of(self._model, missing, threads), strict=True))
+        return np.array([self._known[cell] for cell in cells]).reshape(-1, 2)
 
-    def _figures(self, model: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
+    def figures_of(self, model: ServerModel, cells: Sequence[Cell], threads: int) -> Array:
+        """The same, as ``model`` has it."""
         figures = np.array([log_simulated(one, self._latency) for one in model.simulate(cells, threads)])
         return with_tails(figures.reshape(-1, 2), cells, self._problem.space.request_batch_size)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a ``stranger`` to the other machine, who was told no more of it than is known here, gets wrong of it."""
+
+    twin: Twin
+    stranger: ServerModel
+
+    def expected(self, cells: Sequence[Cell], threads: int) -> Array:
+        """The errors [cells, 2] of log throughput and log tail; what they are here if the machines are alike."""
+        return self.twin.figures(cells, threads) - self.twin.figures_of(self.stranger, cells, threads)
 
 
 def _without_the_servers_part(measurement: Measurement) -> Measurement:

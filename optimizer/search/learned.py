@@ -9,16 +9,17 @@ import numpy as np
 
 from optimizer.problem import Problem
 from optimizer.search.correction import Residuals, features, noise_of
-from optimizer.search.figures import Array, log_figures, log_simulated, with_tails
+from optimizer.search.figures import Array, Cell, log_figures, log_simulated, with_tails
 from optimizer.search.server_model import ServerModel
 from optimizer.trial import Point
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """``simulated`` [points, 2]: log throughput and log tail; ``longer_tail`` [2] is in all of them alike, and not
+    """``cells`` [points]; ``simulated`` [points, 2]: log throughput and log tail; ``longer_tail`` [2] is in all of them alike, and not
     in the residuals."""
 
+    cells: list[Cell]
     simulated: Array
     residuals: Residuals
     longer_tail: Array
@@ -39,4 +40,4 @@ def learned(model: ServerModel, points: Sequence[Point], problem: Problem, laten
         [point.trial for point in points],
         np.array([noise_of(point) for point in points]),
     )
-    return Learned(simulated, residuals, longer_tail)
+    return Learned(cells, simulated, residuals, longer_tail)
