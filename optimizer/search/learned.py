@@ -16,8 +16,8 @@ from optimizer.trial import Point
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """``cells`` [points]; ``simulated`` [points, 2]: log throughput and log tail; ``longer_tail`` [2] is in all of them alike, and not
-    in the residuals."""
+    """``cells`` [points]; ``simulated`` [points, 2]: log throughput and log tail. ``longer_tail`` [2] is in all of
+    them alike, and not in the residuals."""
 
     cells: list[Cell]
     simulated: Array
