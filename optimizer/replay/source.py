@@ -61,13 +61,14 @@ def fitting(source: Source, problem: Problem, compared: Collection[Candidate]) -
     Raises BadInputError where nothing fits.
     """
     space, kept = problem.space, list[Trial]()
+    usual = {space.canonical(candidate) for candidate in compared}
     other_size = outside = 0
     for trial in source.trials:
         measured = [(load, m) for load, m in trial.measurements if _is_possible(trial.candidate, load, m, problem)]
         own = [(load, m) for load, m in measured if load.request_batch_size == problem.request_batch_size]
         other_size += len(measured) - len(own)
         candidate = space.canonical(trial.candidate)
-        if own and (space.values_of(candidate) is not None or candidate in compared):
+        if own and (space.values_of(candidate) is not None or candidate in usual):
             kept.append(replace(trial, candidate=candidate, measurements=tuple(own), confirmations=()))
         else:
             outside += bool(own)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.batcher.simulator import Simulated
-from optimizer.search.process import Process
+from optimizer.search.process import Likeness, Process
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
 
@@ -29,6 +29,9 @@ SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # in units of a parameter's range
 MOMENT_NOISE, THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.03, 0.08
 USUAL_REQUESTS = 500
 UNSTABLE = 3.0  # times the noise
+# The correlation of the errors on two machines, and how likely each is before anything is measured here. The first
+# is that of a study which tells nothing.
+LIKENESSES = {0.0: 0.2, 0.8: 0.2, 0.95: 0.3, 0.99: 0.3}
 BATCHING_FEATURES = 7
 # What the batcher does (the size of its batches, how busy the instances are) says more of an error than how that is
 # spelled in a configuration
@@ -49,20 +52,23 @@ class Residuals:
     noise: Array
 
 
+@dataclass(frozen=True, eq=False)
+class There:
+    """A machine elsewhere: what its simulation gets wrong, and ``expected`` [points, 2], the residuals that the one
+    here would have if the two were alike."""
+
+    correction: Correction
+    expected: Array
+
+
 class Correction:
     """Learns from ``residuals``; ``batching_error`` is that of the simulated throughput, relative.
 
-    ``elsewhere`` is the correction of another machine's simulation, and ``expected`` [points, 2] are the residuals
-    that this one would have if the two machines were alike.
+    How alike the machine ``there`` is, is not known: each of LIKENESSES is a belief of its own, as likely as the
+    residuals make it.
     """
 
-    def __init__(
-        self,
-        residuals: Residuals,
-        batching_error: float,
-        elsewhere: Correction | None = None,
-        expected: Array | None = None,
-    ) -> None:
+    def __init__(self, residuals: Residuals, batching_error: float, there: There | None = None) -> None:
         def of_throughput(a: Array, b: Array) -> Array:
             speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
             return SPEED_ERROR**2 * speed + batching_error**2 * _matern(a, b, BATCHING_LENGTH)
@@ -70,31 +76,40 @@ class Correction:
         def of_tail(a: Array, b: Array) -> Array:
             return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
 
-        self._processes: list[Process] = [
-            Process(
-                kernel,
-                residuals.inputs,
-                noise,
-                residuals.values[:, i],
-                elsewhere._processes[i] if elsewhere else None,
-                None if expected is None else expected[:, i],
-            )
-            for i, (kernel, noise) in enumerate(zip((of_throughput, of_tail), _noise(residuals), strict=True))
-        ]
+        def process(i: int, likeness: float) -> Process:
+            kernel, noise = (of_throughput, of_tail)[i], _noise(residuals)[i]
+            own = kernel, residuals.inputs, noise, residuals.values[:, i]
+            if there is None or not likeness:
+                return Process(*own)
+            return Process(*own, Likeness(likeness, there.correction._alone[i]), there.expected[:, i])
+
+        likely = LIKENESSES if there else {0.0: 1.0}
+        self._processes = [(process(0, likeness), process(1, likeness)) for likeness in likely]
+        densities = np.array([sum(one.density for one in pair) for pair in self._processes])
+        odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
+        self.odds: list[float] = (odds / odds.sum()).tolist()
 
     @property
     def noise_scale(self) -> float:
-        """The noise of the throughput as a multiple of the usual."""
-        return self._processes[0].noise_scale
+        """The noise of the throughput as a multiple of the usual, whatever is known of elsewhere."""
+        return self._alone[0].noise_scale
 
-    def predict(self, inputs: Array, expected: Array | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation [cells, 2] of the residuals, without any noise; ``expected`` [cells, 2] as
-        above."""
-        found = [
-            process.predict(inputs, None if expected is None else expected[:, i])
-            for i, process in enumerate(self._processes)
-        ]
-        return np.stack([mean for mean, _ in found], 1), np.stack([deviation for _, deviation in found], 1)
+    def predict(self, inputs: Array, expected: Array | None = None) -> list[tuple[Array, Array]]:
+        """Of each belief, as likely as ``odds``: mean and standard deviation [cells, 2] of the residuals, without any
+        noise. ``expected`` [cells, 2] as in ``There``."""
+        columns = (None, None) if expected is None else tuple(expected.T)
+        found = []
+        for pair in self._processes:
+            (mean, spread), (tail, tail_spread) = (
+                process.predict(inputs, own) for process, own in zip(pair, columns, strict=True)
+            )
+            found.append((np.stack([mean, tail], 1), np.stack([spread, tail_spread], 1)))
+        return found
+
+    @property
+    def _alone(self) -> tuple[Process, Process]:
+        """Without what is known of elsewhere."""
+        return self._processes[0]
 
 
 def _noise(residuals: Residuals) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from objectives.sla import worst_violation
 from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
-from optimizer.search.correction import Correction, features
+from optimizer.search.correction import Correction, There, features
 from optimizer.search.elsewhere import Twin
 from optimizer.search.figures import LATENCY_FIELDS, Array, Cell, log_loads, log_simulated, with_tails
 from optimizer.search.learned import learned
@@ -49,13 +49,14 @@ class View:
         here = learned(self._model, measured, self._problem, self._latency, THREADS)
         self._longer_tail = here.longer_tail
         self._lesson = moment.twin.lesson(measured) if moment.twin else None
-        expected = self._lesson.expected(here.cells, THREADS) if self._lesson else None
-        there = moment.twin.correction if moment.twin else None
-        self._correction = Correction(here.residuals, self._model.error, there, expected)
-        # noisy measurements flatter: the best so far is what the model believes of them
-        believed = self._correction.predict(here.residuals.inputs, expected)[0][:, 0] + here.simulated[:, 0]
+        there = None
+        if moment.twin and self._lesson:
+            there = There(moment.twin.correction, self._lesson.expected(here.cells, THREADS))
+        self._correction = Correction(here.residuals, self._model.error, there)
+        # noisy measurements flatter: the best so far is what is believed of them
+        beliefs = self._correction.predict(here.residuals.inputs, there.expected if there else None)
         meeting = [i for i, point in enumerate(measured) if self._meets(point)]
-        self._best = float(max(believed[meeting])) if meeting else None
+        self._best = [float(max((mean + here.simulated)[meeting, 0])) for mean, _ in beliefs] if meeting else None
 
     @property
     def noise_scale(self) -> float:
@@ -87,26 +88,34 @@ class View:
         meets them the expected throughput within them, on a scale of its own."""
         if not cells:
             return np.zeros(0)
-        belief = self._belief(cells)
-        reliable = self._reliability(cells)
+        reliable, beliefs = self._reliability(cells), self._beliefs(cells)
         if self._best is not None:
-            return reliable * expected_improvement(belief, self.bound_s, self._best)
-        return np.asarray(reliable * odds(belief, self.bound_s) * np.exp(belief.mean[:, 0]))
+            gains = (
+                expected_improvement(one, self.bound_s, best) for one, best in zip(beliefs, self._best, strict=True)
+            )
+        else:
+            gains = (odds(one, self.bound_s) * np.exp(one.mean[:, 0]) for one in beliefs)
+        return reliable * self._averaged(gains)
 
     def odds(self, cells: Sequence[Cell]) -> Array:
         """That the latency bound is met."""
-        return odds(self._belief(cells), self.bound_s)
+        return self._averaged(odds(one, self.bound_s) for one in self._beliefs(cells))
 
-    def _belief(self, cells: Sequence[Cell]) -> Belief:
+    def _averaged(self, values: Iterable[Array]) -> Array:
+        """Over the beliefs, as likely as each is."""
+        return np.asarray(sum(share * one for share, one in zip(self._correction.odds, values, strict=True)))
+
+    def _beliefs(self, cells: Sequence[Cell]) -> list[Belief]:
         found = self._simulate(cells)
         space = self._problem.space
         inputs = np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
+        simulated = self._tails(self._figures(found), cells) + self._longer_tail
+        loads = log_loads(cells, self._problem.space.request_batch_size)
         expected = self._lesson.expected(cells, THREADS) if self._lesson else None
-        mean, deviation = self._correction.predict(inputs, expected)
-        simulated = self._tails(self._figures(found), cells)
-        return Belief(
-            mean + simulated + self._longer_tail, deviation, log_loads(cells, self._problem.space.request_batch_size)
-        )
+        return [
+            Belief(mean + simulated, deviation, loads)
+            for mean, deviation in self._correction.predict(inputs, expected)
+        ]
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
         return with_tails(figures, cells, self._problem.space.request_batch_size)

@@ -34,10 +34,9 @@ from optimizer.replay.source import Source, fitting, read_source
 from optimizer.replay.space import recorded_space
 from optimizer.report.live import QuietWatcher
 from optimizer.search import make_searcher
-from optimizer.search.correction import _matern
+from optimizer.search.correction import Correction, Residuals, There
 from optimizer.search.elsewhere import Elsewhere
 from optimizer.search.optuna import FIRST
-from optimizer.search.process import Process
 from optimizer.space import Space
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -136,7 +135,7 @@ def test_a_table_of_several_machines_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_fits_is_used_and_the_rest_is_said(problem: Problem) -> None:
-    given = (Candidate(128), Candidate(16, True))
+    given = (Candidate(128, fields=(("x", 1),)), Candidate(16, True))
     inside, outside = trial(0, given[1], 5.0), trial(1, Candidate(32, True), 6.0)
     other_size = trial(2, given[1], 7.0, batch=2)
     source = Source("r", (inside, outside, other_size, trial(3, given[0], 1.0)), "other", THERE)
@@ -183,36 +182,54 @@ def test_the_best_elsewhere_are_those_that_meet_the_bounds_there(problem: Proble
 # -- what is learned ----------------------------------------------------------------------------------------------
 
 
-def process(learned: Sequence[float], at: Sequence[float], there: Process | None = None) -> Process:
-    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return 0.25**2 * _matern(a, b, 0.5)
-
-    return Process(kernel, np.array(at)[:, None], 1e-4 * np.eye(len(at)), np.array(learned), there)
-
-
-def errors_there(at: np.ndarray) -> np.ndarray:
-    return np.asarray(0.3 * np.sin(6 * at))
+def residuals(at: Sequence[float], wrong: Sequence[float]) -> Residuals:
+    """Errors of the throughput along one setting, each of a deployment of its own; of the tail there are none."""
+    inputs = np.zeros((len(at), 9))
+    inputs[:, 0] = at
+    values = np.stack([np.array(wrong), np.zeros(len(at))], axis=1)
+    return Residuals(inputs, values, list(range(len(at))), np.full(len(at), 0.3))
 
 
-GRID = np.linspace(0, 1, 12)
+def belief(correction: Correction, at: float, expected: float = 0.0) -> tuple[float, float]:
+    """Mean and standard deviation of the error of the throughput, over all beliefs."""
+    inputs = np.zeros((1, 9))
+    inputs[0, 0] = at
+    found = correction.predict(inputs, np.array([[expected, 0.0]]))
+    odds = np.array(correction.odds)
+    means = np.array([own[0, 0] for own, _ in found])
+    spreads = np.array([spread[0, 0] for _, spread in found])
+    mean = float(odds @ means)
+    return mean, math.sqrt(odds @ (spreads**2 + means**2) - mean**2)
+
+
+def wrong_there(at: float) -> float:
+    return 0.3 * math.sin(4 * at)
+
+
+FEW, MANY = (0.0, 0.5, 1.0, 1.5), np.linspace(0, 3, 25).tolist()
+THERE_CORRECTION = Correction(residuals(MANY, [0.0] * len(MANY)), 0.1)
+
+
+def begun(wrong: Sequence[float]) -> Correction:
+    """With these errors at FEW, and the expectation that they are ``wrong_there``."""
+    expected = np.array([[wrong_there(at), 0.0] for at in FEW])
+    return Correction(residuals(FEW, wrong), 0.1, There(THERE_CORRECTION, expected))
 
 
 def test_where_the_machines_are_alike_little_is_left_to_find_out() -> None:
-    there, few = process(errors_there(GRID).tolist(), GRID.tolist()), [0.0, 0.3, 0.6]
-    alike = process(errors_there(np.array(few)).tolist(), few, there)
-    alone = process(errors_there(np.array(few)).tolist(), few)
-    (mean,), (deviation,) = alike.predict(np.array([[1.0]]))
-    assert mean == pytest.approx(float(errors_there(np.array(1.0))), abs=0.05)
-    assert deviation < 0.4 * alone.predict(np.array([[1.0]]))[1][0]
+    wrong = [wrong_there(at) for at in FEW]
+    alike, alone = begun(wrong), Correction(residuals(FEW, wrong), 0.1)
+    mean, deviation = belief(alike, 2.7, wrong_there(2.7))
+    assert mean == pytest.approx(wrong_there(2.7), abs=0.07)
+    assert deviation < 0.5 * belief(alone, 2.7)[1]
+    assert alike.odds[0] < 0.1
 
 
 def test_where_they_are_not_it_is_as_if_there_were_none() -> None:
-    there, few = process(errors_there(GRID).tolist(), GRID.tolist()), [0.0, 0.2, 0.4, 0.6, 0.8]
-    unlike = process((-errors_there(np.array(few))).tolist(), few, there)
-    alone = process((-errors_there(np.array(few))).tolist(), few)
-    cell = np.array([[0.9]])
-    assert unlike.predict(cell)[0][0] == pytest.approx(alone.predict(cell)[0][0], abs=0.02)
-    assert unlike.predict(cell)[1][0] == pytest.approx(alone.predict(cell)[1][0], rel=0.25)
+    wrong = [-wrong_there(at) for at in FEW]
+    unlike, alone = begun(wrong), Correction(residuals(FEW, wrong), 0.1)
+    assert unlike.odds[0] > 0.9
+    assert belief(unlike, 2.0, wrong_there(2.0)) == pytest.approx(belief(alone, 2.0), abs=0.05)
 
 
 # -- how it is searched -------------------------------------------------------------------------------------------
