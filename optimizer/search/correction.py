@@ -31,7 +31,7 @@ USUAL_REQUESTS = 500
 UNSTABLE = 3.0  # times the noise
 # The correlation of the errors on two machines, and how likely each is before anything is measured here. The first
 # is that of a study which tells nothing.
-LIKENESSES = {0.0: 0.2, 0.8: 0.2, 0.95: 0.3, 0.99: 0.3}
+LIKENESSES = {0.0: 0.2, 0.8: 0.4, 0.95: 0.4}
 BATCHING_FEATURES = 7
 # What the batcher does (the size of its batches, how busy the instances are) says more of an error than how that is
 # spelled in a configuration
@@ -85,7 +85,7 @@ class Correction:
 
         likely = LIKENESSES if there else {0.0: 1.0}
         self._processes = [(process(0, likeness), process(1, likeness)) for likeness in likely]
-        densities = np.array([sum(one.density for one in pair) for pair in self._processes])
+        densities = np.array([sum(one.usual_density for one in pair) for pair in self._processes])
         odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
         self.odds: list[float] = (odds / odds.sum()).tolist()
 

@@ -36,6 +36,9 @@ class Process:
 
     With ``likeness`` it goes on where a process elsewhere ended (intrinsic coregionalization: Alvarez, Rosasco and
     Lawrence 2012, section 4.2); ``expected`` [points] is then what is to be learned here if the two are alike.
+
+    ``usual_density`` is the logarithm of that of what was learned under the usual scales, but for a constant: those
+    that fit best would flatter a simulation, which was fitted to the same points.
     """
 
     def __init__(
@@ -53,17 +56,14 @@ class Process:
             self._told, there = likeness.elsewhere.told(inputs)
             errors = errors - likeness.of**2 * self._told.T @ self._told
             learned = learned - likeness.of * (there if expected is None else there + expected)
-        self._fit = max(_fits(errors, noise, learned), key=lambda one: one.density)
+        fits = list(_fits(errors, noise, learned))
+        self._fit = max(fits, key=lambda one: one.density)
+        self.usual_density = next(one.density for one in fits if (one.scale, one.noise_scale) == (1.0, 1.0))
 
     @property
     def noise_scale(self) -> float:
         """The noise as a multiple of the usual."""
         return self._fit.noise_scale
-
-    @property
-    def density(self) -> float:
-        """The logarithm of that of what was learned, but for a constant."""
-        return self._fit.density
 
     def told(self, inputs: Array) -> tuple[Array, Array]:
         """[points, cells]: the product of two columns is what these points explain of the cells' covariance; and
