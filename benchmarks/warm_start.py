@@ -1,11 +1,11 @@
 """What a search gains from a study on another machine, and what it loses to a misleading one.
 
-    python benchmarks/warm_start.py [--seeds 10] [--json FILE] [dlrm mlp wide] > benchmarks/warm_start.md
+    python benchmarks/warm_start.py [--seeds 10] [--runs FILE] [dlrm mlp wide] > benchmarks/warm_start.md
 
 Replays each table of tables/ under three bounds by the simulated search: begun with nothing, with what a search on
 another machine measured (`run`), and with all that could be measured there (`table`). The other machines are made
 from the same table by other_machines.py; the contrary one misleads as much as a table can. Prints Markdown;
-progress goes to standard error.
+progress goes to standard error. With --runs it can be interrupted: what FILE has is not searched again.
 """
 
 from __future__ import annotations
@@ -73,13 +73,37 @@ class Job:
     seed: int
 
 
+@dataclass(frozen=True)
+class Found:
+    """Of one search: model loads until it stopped, and until something within 5 % and 1 % of the best had been
+    measured (inf: never)."""
+
+    deployments: float
+    within_5: float
+    within_1: float
+    regret: float
+
+    @classmethod
+    def of(cls, run: Replayed) -> Found:
+        return cls(run.effort.deployments, run.until[0.05].deployments, run.until[0.01].deployments, run.regret)
+
+
+Runs = dict[Job, Found]
+
+
 def main() -> None:
     given = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
         jobs = list(_jobs(given.names, Path(scratch), given.seeds))
-        runs = dict(zip(jobs, _replayed(jobs, given.processes), strict=True))
+        kept = _read(given.runs)
+        runs = {job: kept[_key(job)] for job in jobs if _key(job) in kept}
+        missing = [job for job in jobs if job not in runs]
+        for job, found in zip(missing, _searched(missing, given.processes), strict=True):
+            runs[job] = found
+            _keep(given.runs, job, found)
+    words_given = [word for word in sys.argv[1:] if not word.startswith("--runs") and word != str(given.runs)]
     print("# Begun with another machine's study, as last measured\n")
-    print(f"`{shlex.join(['python', 'benchmarks/warm_start.py', *sys.argv[1:]])}`\n")
+    print(f"`{shlex.join(['python', 'benchmarks/warm_start.py', *words_given])}`\n")
     print(INTRODUCTION, end="\n\n")
     _print_table(runs)
     print("\n## Targets\n")
@@ -88,8 +112,6 @@ def main() -> None:
     print(
         f"\n{words.count(given.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}"
     )
-    if given.json:
-        given.json.write_text(json.dumps([_entry(*item) for item in runs.items()], indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -97,7 +119,9 @@ def _arguments() -> argparse.Namespace:
     known = sorted(path.stem for path in TABLES.glob("*.csv"))
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="of each search: 0 to N-1 (10)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to it")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FILE", help="keep every search in it, and take those that it has"
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", default=known, help=f"of {', '.join(known)} (all)")
     given = parser.parse_args()
     if unknown := set(given.names) - set(known):
@@ -146,7 +170,7 @@ def _write_run(recording: Recording, share: float, path: Path) -> None:
 # -- searching ---------------------------------------------------------------------------------------------------
 
 
-def _replayed(jobs: Sequence[Job], processes: int) -> Iterator[Replayed]:
+def _searched(jobs: Sequence[Job], processes: int) -> Iterator[Found]:
     """Each job's outcome, in order. Processes rather than threads: a search is mostly Python."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # the processes fill the cores
@@ -158,12 +182,12 @@ def _replayed(jobs: Sequence[Job], processes: int) -> Iterator[Replayed]:
             yield run
 
 
-def _run(job: Job) -> Replayed:
+def _run(job: Job) -> Found:
     recording, problem = _problem(job.table, FEASIBLE_SHARES[job.sla])
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     elsewhere, _ = elsewhere_of(str(job.source) if job.source else None, problem)
-    return replay(recording, problem, best, "simulated", job.seed, MAX_TRIALS, elsewhere)
+    return Found.of(replay(recording, problem, best, "simulated", job.seed, MAX_TRIALS, elsewhere))
 
 
 @lru_cache
@@ -172,10 +196,27 @@ def _problem(path: Path, share: float) -> tuple[Recording, Problem]:
     return recording, recording.problem([Constraint("latency-p95", bound_ms(recording, share))])
 
 
+def _key(job: Job) -> tuple[str, str, str, int]:
+    return job.table.stem, job.sla, job.begun_with, job.seed
+
+
+def _keep(file: Path | None, job: Job, found: Found) -> None:
+    if file is not None:
+        with file.open("a") as opened:
+            opened.write(json.dumps([_key(job), asdict(found)]) + "\n")
+
+
+def _read(file: Path | None) -> dict[tuple[str, str, str, int], Found]:
+    if file is None or not file.exists():
+        return {}
+    entries = map(json.loads, file.read_text().splitlines())
+    return {(table, sla, begun, seed): Found(**found) for (table, sla, begun, seed), found in entries}
+
+
 # -- what is printed ---------------------------------------------------------------------------------------------
 
 
-def _print_table(runs: dict[Job, Replayed]) -> None:
+def _print_table(runs: Runs) -> None:
     print(_line([*COLUMNS, "regret"]))
     print(_line(["---", "---", "---", *["--:"] * 4]))
     cases = dict.fromkeys((job.table, job.sla) for job in runs)
@@ -191,21 +232,22 @@ def _print_table(runs: dict[Job, Replayed]) -> None:
         print(_line(["**all**", "", f"**{begun_with}**", *_cells(_begun(runs, begun_with))]))
 
 
-def _cells(runs: Sequence[Replayed]) -> list[str]:
+def _cells(runs: Sequence[Found]) -> list[str]:
     return [
-        _three([run.effort.deployments for run in runs], _count),
-        *(_three([run.until[tolerance].deployments for run in runs], _count) for tolerance in (0.05, 0.01)),
+        _three([run.deployments for run in runs], _count),
+        _three([run.within_5 for run in runs], _count),
+        _three([run.within_1 for run in runs], _count),
         _three([run.regret for run in runs], _share),
     ]
 
 
-def _print_targets(runs: dict[Job, Replayed]) -> None:
+def _print_targets(runs: Runs) -> None:
     print(_line(["begun with", "deployments, median", "mean", "target", "regret, median", "p90", "mean", ""]))
     print(_line(["---", "--:", "--:", "--:", "--:", "--:", "--:", "---"]))
     cold = _begun(runs, NOTHING)
     for begun_with in BEGUN_WITH:
         own = _begun(runs, begun_with)
-        deployed, before = ([run.effort.deployments for run in of] for of in (own, cold))
+        deployed, before = ([run.deployments for run in of] for of in (own, cold))
         most = (NO_MORE if begun_with.startswith(CONTRARY) else 1 - FEWER) * statistics.median(before)
         regret, regret_before = ([run.regret for run in of] for of in (own, cold))
         met = statistics.median(deployed) <= most and statistics.mean(regret) <= statistics.mean(regret_before)
@@ -225,20 +267,8 @@ def _print_targets(runs: dict[Job, Replayed]) -> None:
         )
 
 
-def _begun(runs: dict[Job, Replayed], begun_with: str) -> list[Replayed]:
+def _begun(runs: Runs, begun_with: str) -> list[Found]:
     return [run for job, run in runs.items() if job.begun_with == begun_with]
-
-
-def _entry(job: Job, run: Replayed) -> dict[str, object]:
-    return {
-        "table": job.table.stem,
-        "sla": job.sla,
-        "begun_with": job.begun_with,
-        "seed": job.seed,
-        "regret": run.regret,
-        **asdict(run.effort),
-        "regrets": run.regrets,
-    }
 
 
 def _three(values: Sequence[float], show: Callable[[float], str]) -> str:
