@@ -119,9 +119,7 @@ def _arguments() -> argparse.Namespace:
     known = sorted(path.stem for path in TABLES.glob("*.csv"))
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="of each search: 0 to N-1 (10)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument(
-        "--runs", type=Path, metavar="FILE", help="keep every search in it, and take those that it has"
-    )
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="keep searches in it, and take those that it has")
     parser.add_argument("names", nargs="*", metavar="NAME", default=known, help=f"of {', '.join(known)} (all)")
     given = parser.parse_args()
     if unknown := set(given.names) - set(known):
