@@ -16,11 +16,11 @@ def test_a_run_begins_with_what_another_showed_and_neither_goes_on_elsewhere(
     playground: Playground, tune: Tune
 ) -> None:
     first = tune("--sla-p95", "500ms", *BRIEFLY, "--out", "there", "mlp")
-    assert first.code == 0, first.complaints
+    assert first.code in (0, 1), first.complaints  # 1: no load was steady in so short a time
     (there,) = (playground.here / "there").glob("*/*")
     before = (there / "trials.csv").read_bytes()
     warm = tune("--sla-p95", "500ms", *BRIEFLY, "--warm-start", there, "mlp")
-    assert warm.code == 0, warm.complaints
+    assert warm.code in (0, 1), warm.complaints
     (here,) = (playground.here / "results").glob("*/*")
     info, their_info = (json.loads((folder / "run.json").read_text()) for folder in (here, there))
     assert [note for note in info["notes"] if note.startswith("began with what ")], info["notes"]
