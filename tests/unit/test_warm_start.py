@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
+from optimizer import batch_stats
 from optimizer.budget import Budget
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.errors import BadInputError
@@ -44,10 +44,6 @@ from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.tuner import Tuner
 from tests.command_fixtures import Playground, Tune, forked_tune, playground
 from tests.conftest import known_server, measurement
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from other_machines import recorded_on
 
 __all__ = ["forked_tune", "playground"]
 
@@ -235,18 +231,22 @@ def test_where_they_are_not_it_is_as_if_there_were_none() -> None:
 # -- how it is searched -------------------------------------------------------------------------------------------
 
 
-def times_slower(problem: Problem, factor: float) -> Elsewhere:
-    """The known server on a machine so many times slower: loads and configurations as in the known table."""
+def slower(trials: Sequence[Trial], factor: float) -> Elsewhere:
+    """The same on a machine that takes so many times as long for everything."""
 
-    def slower(candidate: Candidate, concurrency: int) -> Measurement:
-        m = known_server(candidate, concurrency, 1)
-        return measurement((m.throughput_infer_per_sec or 0) / factor, (m.latency_p95_ms or 0) * factor)
+    def on(measurement: Measurement) -> Measurement:
+        times = {name: ms * factor for name, ms in asdict(measurement).items() if name.endswith("_ms") and ms}
+        executed = batch_stats.from_text(measurement.batch_stats)
+        longer = ((size, executions, round(ns * factor)) for size, executions, ns in executed)
+        return replace(
+            measurement,
+            throughput_infer_per_sec=(measurement.throughput_infer_per_sec or 0.0) / factor,
+            batch_stats=batch_stats.to_text(longer),
+            **times,
+        )
 
     return Elsewhere(
-        tuple(
-            Trial(n, candidate, tuple((LoadPoint(1, c), slower(candidate, c)) for c in (1, 4, 16, 64)))
-            for n, candidate in enumerate(problem.space.candidates())
-        )
+        tuple(replace(one, measurements=tuple((load, on(m)) for load, m in one.measurements)) for one in trials)
     )
 
 
@@ -266,20 +266,24 @@ def test_the_simulated_search_needs_fewer_deployments() -> None:
     problem = recording.problem([Constraint("latency-p95", 16.0)])
     best = recording.best(problem)
     assert best is not None
-    elsewhere = Elsewhere(tuple(recorded_on("0.4x", recording, problem)))
-    alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, elsewhere))
+    there = slower(recording.trials(), 2.5)
+    alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, there))
     assert warm.effort.deployments <= 0.75 * alone.effort.deployments
     assert warm.regret <= alone.regret
 
 
-def test_before_anything_is_measured_the_best_elsewhere_comes_first(problem: Problem) -> None:
-    elsewhere = times_slower(problem, 2.5)
+def test_before_anything_is_measured_the_best_elsewhere_comes_first(
+    problem: Problem, known_table: list[Trial]
+) -> None:
+    elsewhere = slower(known_table, 2.5)
     assert make_searcher("simulated", problem, elsewhere=elsewhere).suggest() == elsewhere.best(problem)[0]
 
 
 @pytest.mark.parametrize("method", ["tpe", "nsga2", "random"])
-def test_optunas_samplers_begin_with_the_best_elsewhere_once(method: str, problem: Problem, tmp_path: Path) -> None:
-    elsewhere, storage = times_slower(problem, 2.5), str(tmp_path / "study.journal")
+def test_optunas_samplers_begin_with_the_best_elsewhere_once(
+    method: str, problem: Problem, known_table: list[Trial], tmp_path: Path
+) -> None:
+    elsewhere, storage = slower(known_table, 2.5), str(tmp_path / "study.journal")
     searcher = make_searcher(method, problem, 0, storage, "s", elsewhere=elsewhere)
     found: list[Candidate] = []
     for number in range(FIRST):
@@ -294,9 +298,9 @@ def test_optunas_samplers_begin_with_the_best_elsewhere_once(method: str, proble
     assert not [one for one in study.trials if one.state == optuna.trial.TrialState.WAITING]
 
 
-def test_grid_has_no_use_for_it(problem: Problem) -> None:
+def test_grid_has_no_use_for_it(problem: Problem, known_table: list[Trial]) -> None:
     with pytest.raises(BadInputError, match="grid measures every configuration anyway; leave one out"):
-        make_searcher("grid", problem, elsewhere=times_slower(problem, 2.5))
+        make_searcher("grid", problem, elsewhere=slower(known_table, 2.5))
 
 
 def test_failures_elsewhere_and_loads_at_a_rate_do_no_harm(problem: Problem) -> None:
