@@ -32,6 +32,7 @@ UNSTABLE = 3.0  # times the noise
 # The correlation of the errors on two machines, and how likely each is before anything is measured here. The first
 # is that of a study which tells nothing.
 LIKENESSES = {0.0: 0.2, 0.8: 0.4, 0.95: 0.4}
+NEGLIGIBLE = 0.05  # odds of one of them
 BATCHING_FEATURES = 7
 # What the batcher does (the size of its batches, how busy the instances are) says more of an error than how that is
 # spelled in a configuration
@@ -84,10 +85,13 @@ class Correction:
             return Process(*own, Likeness(likeness, there.correction._alone[i]), there.expected[:, i])
 
         likely = LIKENESSES if there else {0.0: 1.0}
-        self._processes = [(process(0, likeness), process(1, likeness)) for likeness in likely]
-        densities = np.array([sum(one.usual_density for one in pair) for pair in self._processes])
+        pairs = [(process(0, likeness), process(1, likeness)) for likeness in likely]
+        densities = np.array([sum(one.usual_density for one in pair) for pair in pairs])
         odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
-        self.odds: list[float] = (odds / odds.sum()).tolist()
+        odds[odds < NEGLIGIBLE * odds.sum()] = 0.0  # what is not believed has no say, however much it promises
+        self._alone = pairs[0]
+        self._believed = [pair for pair, own in zip(pairs, odds, strict=True) if own]
+        self.odds: list[float] = (odds[odds > 0] / odds.sum()).tolist()
 
     @property
     def noise_scale(self) -> float:
@@ -99,17 +103,12 @@ class Correction:
         noise. ``expected`` [cells, 2] as in ``There``."""
         columns = (None, None) if expected is None else tuple(expected.T)
         found = []
-        for pair in self._processes:
+        for pair in self._believed:
             (mean, spread), (tail, tail_spread) = (
                 process.predict(inputs, own) for process, own in zip(pair, columns, strict=True)
             )
             found.append((np.stack([mean, tail], 1), np.stack([spread, tail_spread], 1)))
         return found
-
-    @property
-    def _alone(self) -> tuple[Process, Process]:
-        """Without what is known of elsewhere."""
-        return self._processes[0]
 
 
 def _noise(residuals: Residuals) -> tuple[Array, Array]:
