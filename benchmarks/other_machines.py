@@ -1,29 +1,35 @@
 """Recorded tables as other machines would have recorded them: what warm_start.py has a study begin with.
 
-A related machine is the simulator with the service times, the overheads and the noise that the recorded table
-tells, all of them changed as another machine would (RELATED). The contrary one is no machine at all: each
-configuration has the figures of the one that is furthest from it, setting by setting.
+A related machine is the one that recorded, with service times, contention, overheads and variation changed (RELATED):
+each figure is multiplied by what the simulated change makes of the simulated one, so that what the simulation gets
+wrong of this server it gets wrong there too, as of any server of that kind. The contrary one is no machine at all:
+each configuration has the figures of the one that is furthest from it, setting by setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from simulated_tables import noisy
+import numpy.typing as npt
 
 from objectives.metrics import Measurement
-from optimizer.batcher.simulator import ClosedLoop, Job, ServiceTimes, lognormal_jitter, simulate_many, trace
-from optimizer.batcher.told import told
+from optimizer import batch_stats
+from optimizer.batcher.simulator import ServiceTimes, Simulated
+from optimizer.batcher.told import LATENCIES
 from optimizer.problem import Problem
 from optimizer.replay.recording import Recording
 from optimizer.search.server_model import ServerModel, fit
-from optimizer.search.service import THREADS, Group
+from optimizer.search.service import THREADS, Group, group_of
 from optimizer.space import OFF
+from optimizer.store.trials_table import TrialsTable, read_foreign
 from optimizer.trial import Candidate, LoadPoint, Trial
 
-NOISE = 0.03  # relative, of each figure
+RECORDINGS = Path(__file__).parent / "tables" / "recordings"
+SMALLEST_S = 1e-5  # below it a time in the queue is none
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,22 @@ class Machine:
     ways: float
     jitter: float
 
+    def times(self, here: ServerModel, group: Group) -> ServiceTimes:
+        known = here.times(group)
+        sizes, busy = (np.arange(1, count + 1, dtype=np.float64) for count in known.seconds.shape)
+        threaded = any(THREADS in path and str(value) == "2" for path, value in group[1])
+        factor = self.speed * (self.threads if threaded else 1.0)
+        return replace(known, seconds=known.seconds * factor * np.outer(sizes**self.bend, busy**self.contention))
+
+    def server(self, here: ServerModel) -> ServerModel:
+        around = replace(
+            here.around,
+            way_s=here.around.way_s * self.ways,
+            gap_s=here.around.gap_s * self.ways,
+            jitter=here.around.jitter * self.jitter,
+        )
+        return replace(here, times=lambda group: self.times(here, group), around=around)
+
 
 RELATED = {
     "0.4x": Machine(0.4, bend=-0.05, contention=-0.2, threads=0.85, ways=0.6, jitter=0.7),
@@ -48,10 +70,24 @@ CONTRARY = "contrary"
 SOURCES = (*RELATED, CONTRARY)
 
 
-def recorded_on(name: str, recording: Recording, problem: Problem) -> list[Trial]:
-    """The trials of ``recording``, measured on the machine ``name`` of SOURCES instead."""
+def write_recording(name: str, number: int, path: Path) -> None:
+    """The ``number``-th recording of each cell of a table, from 0."""
+    read = read_foreign(RECORDINGS / f"{name}.csv")
+    assert read is not None
+    model, trials = read
+    configurations = len({trial.candidate for trial in trials})
+    table = TrialsTable(path, model, {path: () for path, _ in trials[0].candidate.fields})
+    for trial in trials:
+        if trial.number // configurations == number:
+            for load, measurement in trial.measurements:
+                table.append(trial, load, measurement)
+
+
+def recorded_on(source: str, recording: Recording, problem: Problem) -> list[Trial]:
+    """The trials of ``recording``, measured on the machine ``source`` of SOURCES instead."""
     cells = [(candidate, load) for candidate, load in recording.answers if load is not None]
-    found = _contrary(recording, cells) if name == CONTRARY else _on(RELATED[name], recording, problem, cells)
+    related = RELATED.get(source)
+    found = _on(related, recording, problem, cells) if related else _contrary(recording, cells)
     trials: dict[Candidate, Trial] = {}
     for (candidate, load), measurement in zip(cells, found, strict=True):
         before = trials.get(candidate) or Trial(len(trials), candidate)
@@ -62,29 +98,44 @@ def recorded_on(name: str, recording: Recording, problem: Problem) -> list[Trial
 def _on(
     machine: Machine, recording: Recording, problem: Problem, cells: Sequence[tuple[Candidate, LoadPoint]]
 ) -> list[Measurement]:
-    points = [row.point for row in recording.answers.values() if row.load]
-    here = fit(points, problem, "latency-p95")
-    way_s, batch = here.around.way_s * machine.ways, recording.request_batch_size
-    overheads = replace(here.around, way_s=way_s, gap_s=here.around.gap_s * machine.ways).overheads()
-    jobs = [
-        Job(candidate, ClosedLoop(load.concurrency), _times(machine, here, candidate), overheads, batch)
-        for candidate, load in cells
-    ]
-    jitter = lognormal_jitter(here.around.jitter * machine.jitter, seed=1)
-    rng = np.random.default_rng(1)
+    here = fit([row.point for row in recording.answers.values() if row.load], problem, "latency-p95")
+    there = machine.server(here)
+    loaded = [(candidate, load.concurrency) for candidate, load in cells]
     return [
-        noisy(told(one, trace(job, jitter=jitter), way_s, batch), *rng.lognormal(0, NOISE, 2))
-        for one, job in zip(simulate_many(jobs, jitter=jitter), jobs, strict=True)
+        _changed(recording.answers[cell].measurement, before, after, _factors(here, there, cell[0]), machine.ways)
+        for cell, before, after in zip(cells, here.simulate(loaded), there.simulate(loaded), strict=True)
     ]
 
 
-def _times(machine: Machine, here: ServerModel, candidate: Candidate) -> ServiceTimes:
-    group: Group = candidate.instance_count, candidate.fields
-    known = here.times(group)
-    sizes, busy = (np.arange(1, count + 1, dtype=np.float64) for count in known.seconds.shape)
-    threaded = any(THREADS in path and str(value) == "2" for path, value in candidate.fields)
-    factor = machine.speed * (machine.threads if threaded else 1.0)
-    return replace(known, seconds=known.seconds * factor * np.outer(sizes**machine.bend, busy**machine.contention))
+def _factors(here: ServerModel, there: ServerModel, candidate: Candidate) -> npt.NDArray[np.float64]:
+    """Of the service times [sizes], with all instances busy."""
+    before, after = (model.times(group_of(candidate)).seconds[:, -1] for model in (here, there))
+    return np.asarray(after / before)
+
+
+def _changed(
+    measured: Measurement, before: Simulated, after: Simulated, factors: npt.NDArray[np.float64], ways: float
+) -> Measurement:
+    executed = batch_stats.from_text(measured.batch_stats)
+    step = min(size for size, _, _ in executed)
+
+    def factor(size: float) -> float:
+        return float(factors[min(round(size / step), len(factors)) - 1])
+
+    of_compute, waited = factor(measured.mean_batch_size or step), max(before.queue_avg_s, SMALLEST_S)
+    ratios = {
+        "throughput_infer_per_sec": after.throughput_infer_per_s / before.throughput_infer_per_s,
+        **{
+            f"latency_{name}_ms": getattr(after, f"latency_{name}_s") / getattr(before, f"latency_{name}_s")
+            for name in LATENCIES
+        },
+        **dict.fromkeys(("compute_input_ms", "compute_infer_ms", "compute_output_ms"), of_compute),
+        "queue_ms": max(after.queue_avg_s, SMALLEST_S) / waited,
+        "network_ms": ways,
+    }
+    figures: dict[str, Any] = {name: (getattr(measured, name) or 0.0) * ratio for name, ratio in ratios.items()}
+    longer = batch_stats.to_text((size, count, round(ns * factor(size))) for size, count, ns in executed)
+    return replace(measured, batch_stats=longer, **figures)
 
 
 def _contrary(recording: Recording, cells: Sequence[tuple[Candidate, LoadPoint]]) -> list[Measurement]:

@@ -135,11 +135,11 @@ def write(server: Server, path: Path, noise: float = 0.0) -> None:
         for load in CONCURRENCIES:
             measurement = measured[candidate, load]
             if noise:
-                measurement = noisy(measurement, *rng.lognormal(0, noise, 2))
+                measurement = _noisy(measurement, *rng.lognormal(0, noise, 2))
             table.append(Trial(number, candidate), LoadPoint(REQUEST_BATCH_SIZE, load), measurement)
 
 
-def noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
+def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
     """Wrong by two factors: all latencies of one measurement by the same, so that their order remains."""
     wrong: dict[str, Any] = {
         "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
