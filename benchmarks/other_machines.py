@@ -9,7 +9,7 @@ each configuration has the figures of the one that is furthest from it, setting 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,33 @@ CONTRARY = "contrary"
 SOURCES = (*RELATED, CONTRARY)
 
 
-def write_recording(name: str, number: int, path: Path) -> None:
-    """The ``number``-th recording of each cell of a table, from 0."""
+def write_recordings(name: str, numbers: Sequence[int], path: Path) -> None:
+    """The mean of some of the recordings of each cell of a table, counted from 0."""
     read = read_foreign(RECORDINGS / f"{name}.csv")
     assert read is not None
     model, trials = read
     configurations = len({trial.candidate for trial in trials})
-    table = TrialsTable(path, model, {path: () for path, _ in trials[0].candidate.fields})
+    found: dict[tuple[Candidate, LoadPoint], list[Measurement]] = {}
     for trial in trials:
-        if trial.number // configurations == number:
+        if trial.number // configurations in numbers:
             for load, measurement in trial.measurements:
-                table.append(trial, load, measurement)
+                found.setdefault((trial.candidate, load), []).append(measurement)
+    table = TrialsTable(path, model, {path: () for path, _ in trials[0].candidate.fields})
+    places = {candidate: place for place, candidate in enumerate(dict.fromkeys(cell[0] for cell in found))}
+    for (candidate, load), measurements in found.items():
+        table.append(Trial(places[candidate], candidate), load, _mean(measurements))
+
+
+def _mean(of: Sequence[Measurement]) -> Measurement:
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(one, name) for one in of]))
+        for name, value in asdict(of[0]).items()
+        if isinstance(value, float) and all(getattr(one, name) is not None for one in of)
+    }
+    executed = batch_stats.total(batch_stats.from_text(one.batch_stats) for one in of)
+    requests = sum(one.requests or 0 for one in of)
+    stable = all(one.stable for one in of)
+    return replace(of[0], **means, batch_stats=batch_stats.to_text(executed), requests=requests, stable=stable)
 
 
 def recorded_on(source: str, recording: Recording, problem: Problem) -> list[Trial]:

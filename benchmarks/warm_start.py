@@ -4,9 +4,9 @@
 
 Replays each recorded table under three bounds by the simulated search: begun with nothing, with what a search on
 another machine measured (`run`), and with all that could be measured there (`table`). The tables are the second
-recordings in tables/recordings/; of the first ones other_machines.py makes the other machines, so that no cell owes
-its figures here and there to the same moment. The contrary machine misleads as much as a table can. Prints Markdown;
-progress goes to standard error. With --runs it can be interrupted: what FILE has is not searched again.
+and third recordings in tables/recordings/; of the first other_machines.py makes the other machines, so that no cell
+owes its figures here and there to the same moment. The contrary machine misleads as much as a table can. Prints
+Markdown; progress goes to standard error. With --runs it can be interrupted: what FILE has is not searched again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recording
+from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
 from search_methods import FEASIBLE_SHARES, TABLES, bound_ms
 
 from objectives.sla import Constraint
@@ -60,8 +60,8 @@ share of the table's best throughput under the bound that the recommendation lac
 configuration at every load there. {" and ".join(f"`{name}`" for name in RELATED)} are related machines: their service
 times are so many times as long, and their contention, gain from threads, overheads, variation and the shape of their
 service times are others too (other_machines.py has the figures). `{CONTRARY}` is none: each configuration has the
-figures of the one that is furthest from it. The tables are the second recordings of tables/recordings/, the other
-machines are made of the first."""
+figures of the one that is furthest from it. The tables are the means of the second and third
+recordings in tables/recordings/, the other machines are made of the first."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def _arguments() -> argparse.Namespace:
 def _jobs(names: Sequence[str], scratch: Path, seeds: int) -> Iterator[Job]:
     for name in names:
         path, other = scratch / f"{name}.csv", scratch / f"{name} of another moment.csv"
-        write_recording(name, 1, path)
-        write_recording(name, 0, other)
+        write_recordings(name, (1, 2), path)
+        write_recordings(name, (0,), other)
         for source in SOURCES:
             _write_table(read_recording(other), source, scratch / f"{name} {source} table.csv")
         for sla, share in FEASIBLE_SHARES.items():
