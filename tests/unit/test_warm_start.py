@@ -265,7 +265,7 @@ def test_the_simulated_search_needs_fewer_deployments() -> None:
     problem = recording.problem([Constraint("latency-p95", 16.0)])
     best = recording.best(problem)
     assert best is not None
-    there = slower(recording.trials(), 2.5)
+    there = slower(recording.trials()[::3], 2.5)
     alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, there))
     assert warm.effort.deployments <= 0.75 * alone.effort.deployments
     assert warm.regret <= alone.regret
