@@ -34,20 +34,26 @@ from objectives.metrics import Measurement
 from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
 from optimizer import model_config
 from optimizer.arguments.run import read_run_arguments
+from optimizer.batcher.observations import observation
 from optimizer.errors import BadInputError, MeasurementError
 from optimizer.load import perf_output, windows
 from optimizer.machine.hardware import detect
 from optimizer.model_analyzer.profile import profile_text
 from optimizer.model_analyzer.reader import read_model_analyzer
 from optimizer.options import RunOptions
+from optimizer.problem import Problem
 from optimizer.profile.reader import load_profile, parse_profile
 from optimizer.replay.recording import read_recording
+from optimizer.replay.source import fitting, read_source
 from optimizer.report import words
 from optimizer.requests import columns, data, recorded, sizes
 from optimizer.requests.data import Tensor
+from optimizer.search.figures import is_known, log_figures
+from optimizer.search.in_flight import in_flight
 from optimizer.sources.repository import read_repository_model
+from optimizer.space import Space
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.untrusted import one_line
 
 ROOT = Path(__file__).parents[1]
@@ -269,6 +275,16 @@ def _trials(data: bytes, folder: Path) -> None:
         assert one_line(trial.reason) == trial.reason
 
 
+def _another_study(data: bytes, folder: Path) -> None:
+    path = _written(folder / "another.csv", data)
+    elsewhere, notes = fitting(read_source(str(path), "", 4), STUDIED, ())
+    assert all(note.isprintable() for note in notes)
+    for point in in_flight(latest_points(elsewhere.trials), STUDIED):
+        observation(point)
+        assert not is_known(point, "latency-p95") or np.isfinite(log_figures(point, "latency-p95")).all()
+    assert all(STUDIED.space.values_of(candidate) for candidate in elsewhere.best(STUDIED))
+
+
 def _perf_csv(data: bytes, folder: Path) -> None:
     read = perf_output.read_csv(data.decode(errors="replace"))
     assert all(math.isfinite(value) for value in asdict(read).values() if isinstance(value, float))
@@ -289,6 +305,9 @@ def _trials_table() -> bytes:
         table.append(trial, LoadPoint(4, 16), Measurement(reason="the server died"))
         table.append_failure(Trial(1, Candidate(16, fields=(("threads", "2"),)), status="failed", reason="crashed"))
         return table.path.read_bytes()
+
+
+STUDIED = Problem("m", Space((4, 8, 16), ("off", 500), ("none", "max/2"), (1, 2), {"threads": ("1", "2")}, 4), 4, 64)
 
 
 @cache
@@ -378,6 +397,7 @@ READERS = (
     Reader("config.pbtxt", documents(CONFIG), _config),
     Reader("command line", st.tuples(st.sampled_from(FLAGS), _texts()), _options),
     Reader("run.json", documents(RECORD), _record),
+    Reader("another machine's study", st.deferred(lambda: documents(_trials_table(), TABLE)), _another_study),
     Reader("trials.csv", st.deferred(lambda: documents(_trials_table())), _trials),
     Reader("perf_analyzer's CSV", documents(PERF_CSV), _perf_csv, MeasurementError),
     Reader("perf_analyzer's output", documents(PERF_OUTPUT), _perf_output, MeasurementError),

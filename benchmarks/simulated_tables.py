@@ -10,7 +10,6 @@ has it; the service times of the others bend, step, or depend on a field of whic
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,19 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives.metrics import Measurement
-from optimizer import batch_stats
 from optimizer.batcher.simulator import (
     ClosedLoop,
     Job,
     Overheads,
     ServiceTimes,
-    Simulated,
-    Trace,
     Window,
     lognormal_jitter,
     simulate_many,
     trace,
 )
+from optimizer.batcher.told import LATENCIES, told
 from optimizer.space import Space
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
@@ -45,6 +42,7 @@ THREADS = "parameters.intra_op_thread_count.string_value"
 DELAYS_US = ("off", 0, 200, 1000, 5000)
 WINDOW = Window(warm_up_requests=1000, requests=16_000)  # so long that chance hardly shows
 POLICIES = ("none", "max/2")
+LATENCY_PARTS = (*(f"latency_{name}_ms" for name in LATENCIES), "network_ms", "queue_ms", "compute_infer_ms")
 PLAIN = Space((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
 THREADED = Space((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
 # name -> seed of its parameters, chosen so that under two or three of the bounds of search_methods.py no baseline
@@ -93,7 +91,7 @@ class Server:
         jitter = lognormal_jitter(self.jitter, self.seed)
         found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
-        return [_measurement(simulated, own, self.way_s) for simulated, own in zip(found, traces, strict=True)]
+        return [told(*pair, self.way_s, REQUEST_BATCH_SIZE) for pair in zip(found, traces, strict=True)]
 
     def _service(self, largest: int, instances: int, threads: int) -> ServiceTimes:
         step = REQUEST_BATCH_SIZE
@@ -142,59 +140,13 @@ def write(server: Server, path: Path, noise: float = 0.0) -> None:
 
 
 def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
-    """All latencies of one measurement are wrong by the same factor, so that their order remains."""
-    noisy: dict[str, Any] = {
+    """Wrong by two factors: all latencies of one measurement by the same, so that their order remains."""
+    wrong: dict[str, Any] = {
         "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
     }
-    for name in _FIGURES:
-        if name.endswith("_ms"):
-            noisy[name] = getattr(measurement, name) * of_latency
-    return replace(measurement, **noisy)
-
-
-_FIGURES = (
-    "throughput_infer_per_sec",
-    "latency_avg_ms",
-    "latency_p50_ms",
-    "latency_p90_ms",
-    "latency_p95_ms",
-    "latency_p99_ms",
-    "network_ms",
-    "queue_ms",
-    "compute_infer_ms",
-    "mean_batch_size",
-)
-
-
-def _measurement(simulated: Simulated, executions: Trace, way_s: float) -> Measurement:
-    compute_s = simulated.latency_avg_s - simulated.queue_avg_s - way_s
-    figures = (
-        simulated.throughput_infer_per_s,
-        *(1e3 * getattr(simulated, f"latency_{name}_s") for name in ("avg", "p50", "p90", "p95", "p99")),
-        1e3 * way_s,
-        1e3 * simulated.queue_avg_s,
-        1e3 * max(compute_s, 0.0),
-        simulated.mean_batch_size,
-    )
-    told: dict[str, Any] = {name: _rounded(value) for name, value in zip(_FIGURES, figures, strict=True)}
-    told |= {"compute_input_ms": 0.0, "compute_output_ms": 0.0}
-    told["batch_stats"] = batch_stats.to_text(_executions_by_size(executions))
-    return Measurement(**told, requests=simulated.requests, stable=True)
-
-
-def _executions_by_size(executions: Trace) -> list[batch_stats.Entry]:
-    ended = np.isfinite(executions.end_s)
-    sizes, took_s = executions.requests[ended], (executions.end_s - executions.start_s)[ended]
-    entries = []
-    for size in np.unique(sizes):
-        own = took_s[sizes == size]
-        entries.append((int(size) * REQUEST_BATCH_SIZE, len(own), round(1e9 * float(own.sum()))))
-    return entries
-
-
-def _rounded(value: float) -> float:
-    """To six digits: what a table shows."""
-    return float(f"{value:.6g}") if math.isfinite(value) else value
+    for name in LATENCY_PARTS:
+        wrong[name] = getattr(measurement, name) * of_latency
+    return replace(measurement, **wrong)
 
 
 def _threads(candidate: Candidate) -> int:

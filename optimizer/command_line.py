@@ -42,6 +42,7 @@ def command_line(options: RunOptions) -> str:
         "--max-trials": options.max_trials,
         "--search": options.search if options.search != default_search(options.objectives) else None,
         "--seed": options.seed,
+        "--warm-start": options.warm_start,
         "--protocol": options.protocol if whole or options.protocol != default.protocol else None,
         "--measurement-interval": f"{_plain(options.measurement_interval_ms)}ms"
         if options.measurement_interval_ms

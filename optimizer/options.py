@@ -57,6 +57,7 @@ class RunOptions:
     max_trials: int | None = None
     search: str = default_search(THROUGHPUT)
     seed: int = 0
+    warm_start: str | None = None  # a run or a table of another machine
     protocol: Literal["grpc", "http"] = "grpc"
     measurement_interval_ms: float | None = None  # of each of three windows
     request_batch_size: int | str | None = None  # a mix: see requests.sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from objectives.metrics import Measurement
@@ -13,8 +14,9 @@ from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import Budget
 from optimizer.command_line import command_line
 from optimizer.confirm.confirmer import Confirmer
-from optimizer.errors import TuneError
+from optimizer.errors import BadInputError, TuneError
 from optimizer.interfaces import Searcher
+from optimizer.machine.fingerprint import Fingerprint
 from optimizer.machine.gpu_figures import throttle_note
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.speed import SpeedLog
@@ -22,6 +24,7 @@ from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
 from optimizer.search import SMALLEST_GAIN, make_searcher
+from optimizer.search.elsewhere import Elsewhere
 from optimizer.stack import Stack, WatcherMaker
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
@@ -63,15 +66,20 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
         check_storage(options.storage)
     what = stack.task()
+    here = stack.fingerprint(what)
+    if resumed is not None:
+        resumed.refuse_other(here)
+    elsewhere, begun = _elsewhere(options, what, resumed)
     folder = resumed or RunFolder.create(options.out, what.source.name)
     with folder.locked():
-        table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
+        table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields, here.id)
         spent_seconds = _spent_seconds(table.read())
-        record = RunRecord(folder, options, what, stack.hardware, stack.notes(what), stopwatch)
+        record = RunRecord(folder, options, what, stack.hardware, stack.notes(what) + begun, stopwatch, here)
         record.write("running", None)
         interrupted = False
         try:
-            trials, notes = _study(stack, what, record, table, spent_seconds, watch)
+            search = partial(_searcher, options, what.problem, folder, here, elsewhere)
+            trials, notes = _study(stack, what, record, table, search, spent_seconds, watch)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -88,7 +96,13 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
 
 def _study(
-    stack: Stack, what: Task, record: RunRecord, table: TrialsTable, spent_seconds: float, watch: WatcherMaker
+    stack: Stack,
+    what: Task,
+    record: RunRecord,
+    table: TrialsTable,
+    search: Callable[[], Searcher],
+    spent_seconds: float,
+    watch: WatcherMaker,
 ) -> tuple[list[Trial], tuple[str, ...]]:
     """Search, then confirm: all trials, and what the user should know of how they came about."""
     options, stopwatch, folder = stack.options, stack.stopwatch, record.folder
@@ -101,7 +115,7 @@ def _study(
         with watch(what.problem, budget, stack.hardware) as watcher:
             measuring = stack.measuring(what, folder, table, watcher)
             with stopwatch.searching():
-                searcher = _searcher(options, what.problem, folder)
+                searcher = search()
             tuner = Tuner(what.problem, searcher, target, measuring, budget, stopwatch)
             trials, speed = tuner.run(what.comparisons()), SpeedLog()
             with stopwatch.confirming():
@@ -112,9 +126,35 @@ def _study(
     return trials, tuple(note for note in notes if note)
 
 
-def _searcher(options: RunOptions, problem: Problem, folder: RunFolder) -> Searcher:
+def _elsewhere(
+    options: RunOptions, what: Task, resumed: RunFolder | None
+) -> tuple[Elsewhere | None, tuple[str, ...]]:
+    """What ``--warm-start`` showed, and what to say of it. A run that is continued goes on without, if need be."""
+    if options.warm_start is None:
+        return None, ()
+    from optimizer.replay.source import fitting, read_source
+
+    compared = [candidate for _, candidate in what.comparisons()]
+    try:
+        source = read_source(options.warm_start, options.out, what.problem.request_batch_size)
+        return fitting(source, what.problem, compared)
+    except BadInputError as error:
+        if resumed is None:
+            raise
+        return None, (f"went on without what it began with: {error}",)
+
+
+def _searcher(
+    options: RunOptions, problem: Problem, folder: RunFolder, here: Fingerprint, elsewhere: Elsewhere | None
+) -> Searcher:
     return make_searcher(
-        options.search, problem, options.seed, options.storage or str(folder.study), folder.study_name
+        options.search,
+        problem,
+        options.seed,
+        options.storage or str(folder.study),
+        folder.study_name,
+        fingerprint=here,
+        elsewhere=elsewhere,
     )
 
 

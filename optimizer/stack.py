@@ -26,6 +26,7 @@ from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus, nvml
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
+from optimizer.machine.fingerprint import Fingerprint, fingerprint
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.telemetry import ProcessTelemetry
@@ -35,7 +36,7 @@ from optimizer.open_loop.generator import SCRATCH, OpenLoop
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
 from optimizer.requests.hostile import HintingLoad
-from optimizer.sources.repository import backend_of
+from optimizer.sources.repository import backend_of, is_ensemble
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
@@ -83,6 +84,19 @@ class Stack:
                 raise EnvironmentFault(NO_POWER)
             runtime.ensure(self.say)
         return found
+
+    def fingerprint(self, what: Task) -> Fingerprint:
+        """What measurements depend on besides the configuration. Raises EnvironmentFault where the server does not
+        tell."""
+        backends = [backend_of(config) for config in what.source.models.values() if not is_ensemble(config)]
+        return fingerprint(
+            self.hardware,
+            backends,
+            target=self.options.target,
+            server=choose.server_of(self.options, self.say),
+            own_backends=self.options.target == "embedded",
+            at=choose.elsewhere(self.options),
+        )
 
     def target(self, what: Task, folder: RunFolder) -> ServerTarget:
         return choose.target_of(

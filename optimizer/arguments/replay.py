@@ -10,6 +10,7 @@ from optimizer.errors import BadInputError
 from optimizer.search import SEARCHERS
 
 REPLAY_TRIALS = "30"
+GRID = "grid"
 REPLAY_EPILOG = """\
 A table has a row for each configuration and load, with the columns
 max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
@@ -37,6 +38,7 @@ class ReplayArguments:
     max_trials: int
     methods: tuple[str, ...]
     as_json: bool
+    warm_start: str | None
 
 
 def read_replay_arguments(words: list[str]) -> ReplayArguments:
@@ -47,8 +49,9 @@ def read_replay_arguments(words: list[str]) -> ReplayArguments:
         slas(given),
         whole("--seeds", given.seeds, 1, LARGEST_SEED),
         whole("--max-trials", given.max_trials, 1),
-        _methods(given.search),
+        _methods(given.search, given.warm_start),
         given.json,
+        given.warm_start,
     )
 
 
@@ -69,16 +72,21 @@ def _replay_parser() -> argparse.ArgumentParser:
     parser.add_argument("--search", metavar="S[,S...]", help=f"of {', '.join(SEARCHERS)} (all that are installed)")
     parser.add_argument("--seeds", default="1", metavar="N", help="searches by each method, of seeds 0 to N-1 (1)")
     parser.add_argument("--max-trials", default=REPLAY_TRIALS, metavar="N", help=f"for each search ({REPLAY_TRIALS})")
+    parser.add_argument(
+        "--warm-start", metavar="RUN", help="search again, begun with a run or table of another machine"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return parser
 
 
-def _methods(text: str | None) -> tuple[str, ...]:
+def _methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
     if text is None:
         from optimizer.search import installed
 
-        return installed()
+        return tuple(name for name in installed() if warm_start is None or name != GRID)
     names = tuple(text.split(","))
     if any(name not in SEARCHERS or names.count(name) > 1 for name in names):
         raise BadInputError(f"--search {shown(text)}: give one or more of {', '.join(SEARCHERS)}, each once")
+    if warm_start is not None and GRID in names:
+        raise BadInputError(f"--warm-start: --search {GRID} measures every configuration anyway; leave one out")
     return names

@@ -163,6 +163,7 @@ def _run_parser() -> argparse.ArgumentParser:
     search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
     search.add_argument("--search", choices=SEARCHERS, help="search method (simulated; tpe for other objectives)")
     search.add_argument("--seed", default="0", metavar="N", help="of the search (0)")
+    search.add_argument("--warm-start", metavar="RUN", help="begin with what a run on another machine showed")
     results = parser.add_argument_group("results")
     results.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
     results.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
@@ -200,6 +201,8 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
             f"--search simulated ranks by throughput; with --objective {given.objective} "
             "take tpe, nsga2, random or grid"
         )
+    if search == "grid" and given.warm_start is not None:
+        raise BadInputError("--warm-start: --search grid measures every configuration anyway; leave one out")
     if given.min_throughput is not None:
         parsed("--min-throughput", given.min_throughput, lambda text: parse_rate(text, 1))
     memory = given.max_memory
@@ -227,6 +230,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         max_trials=trials,
         search=search,
         seed=whole("--seed", given.seed, 0, LARGEST_SEED),
+        warm_start=given.warm_start,
         protocol="http" if over_http else given.protocol,
         measurement_interval_ms=None if interval is None else parsed("--measurement-interval", interval, interval_ms),
         **requests(given),

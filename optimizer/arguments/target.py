@@ -135,9 +135,8 @@ def _check(flag: str, value: str) -> None:
         raise BadInputError(f"{flag} {_told(flag, value)}: give a value of printable characters")
     if flag == "--url":
         address(value)
-    if flag == "--metrics-url" and not (
-        (found := _URL.fullmatch(value)) and _is_port(found[3]) and found[2] == value
-    ):
+    found = _URL.fullmatch(value)
+    if flag == "--metrics-url" and not (found and found[2] == value and _is_port(found[3])):
         raise BadInputError(f"{flag} {shown(value)}: write host:port alone, such as triton:8002")
     if flag == "--header" and not re.fullmatch(rf"{NAME}:.*", value):
         raise BadInputError(f"{flag} {_told(flag, value)}: write NAME:VALUE, such as Authorization:$TOKEN")

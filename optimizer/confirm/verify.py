@@ -60,7 +60,8 @@ def verify(run: RunFolder, options: RunOptions, say: Callable[[str], None], watc
     if not wanted:
         raise BadInputError(f"{run.path}: the run recommends nothing that could be verified; `tune` finds something")
     folder = RunFolder.create(str(run.path), "verify")
-    table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
+    here = stack.fingerprint(what)
+    table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields, here.id)
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the same requests, the same answers
     fresh = [replace(trial, confirmations=()) for trial in trials]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,8 @@ from optimizer.deploy import docker, docker_engine, installation, local
 from optimizer.deploy.connection import Connection, Tls
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.installation import Installation
+from optimizer.deploy.listener import is_loopback
+from optimizer.deploy.remote_server import RemoteServer
 from optimizer.errors import BadInputError
 from optimizer.headers import expanded
 from optimizer.interfaces import ServerTarget
@@ -36,7 +40,7 @@ def check(options: RunOptions, say: Callable[[str], None]) -> None:
     if options.target == "docker":
         assert options.docker_image is not None
         docker.read_settings(**_container(options))
-        docker_engine.check_image(options.docker_image)
+        docker_engine.image_id(options.docker_image)
     expanded(options.headers)
     for flag, file in (
         ("--tls-ca", options.tls_ca),
@@ -129,11 +133,35 @@ def _container(options: RunOptions) -> dict[str, Any]:
     }
 
 
+def server_of(options: RunOptions, say: Callable[[str], None]) -> str:
+    """Which server measures, for the fingerprint. Raises EnvironmentFault where it cannot be told."""
+    if options.target == "embedded":
+        return runtime.TRITON_VERSION
+    if options.target == "local":
+        program = installed(options, say).tritonserver
+        return f"{program.name} {hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"
+    if options.target == "docker":
+        assert options.docker_image is not None
+        return docker_engine.image_id(options.docker_image)
+    with contextlib.closing(RemoteServer(connection_of(options))) as server:
+        return server.version()
+
+
+def elsewhere(options: RunOptions) -> str:
+    """The address of a server whose machine is not this one."""
+    where = address(options.url).where
+    return "" if options.target != "remote" or is_loopback(where.rpartition(":")[0].strip("[]")) else where
+
+
+def connection_of(options: RunOptions) -> Connection:
+    """To the remote server."""
+    at = address(options.url)
+    tls = Tls(*(None if file is None else Path(file) for file in (options.tls_ca, options.tls_cert, options.tls_key)))
+    return Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
+
+
 def _remote(what: Task, options: RunOptions, metrics: str, stopwatch: Stopwatch) -> ServerTarget:
     from optimizer.deploy.remote import RemoteTarget
 
-    at = address(options.url)
-    tls = Tls(*(None if file is None else Path(file) for file in (options.tls_ca, options.tls_cert, options.tls_key)))
-    connection = Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
     keep = runtime.cache_folder() / "remote"
-    return RemoteTarget(connection, what.source, keep=keep, metrics=metrics, stopwatch=stopwatch)
+    return RemoteTarget(connection_of(options), what.source, keep=keep, metrics=metrics, stopwatch=stopwatch)

@@ -130,10 +130,11 @@ def remove_named(client: DockerClient, beginning: str) -> None:
                 remove(client, container.id)
 
 
-def check_image(image: str, base_url: str | None = None) -> None:
-    """Raises EnvironmentFault where the engine does not answer or does not have it."""
+def image_id(image: str, base_url: str | None = None) -> str:
+    """As the engine names its contents, short. Raises EnvironmentFault where the engine does not answer or does not
+    have it."""
     with contextlib.closing(connect(base_url)) as client, refusals_told(image):
-        client.images.get(image)
+        return str(client.images.get(image).short_id)
 
 
 def remove(client: DockerClient, name: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import model_config
-from optimizer.deploy.client import CallError, answers, open_client
+from optimizer.deploy.client import CALL_SECONDS, CallError, answers, open_client
 from optimizer.deploy.connection import Connection
 from optimizer.deploy.kept_state import ServerState
 from optimizer.deploy.reach import trouble
@@ -32,7 +32,7 @@ class RemoteServer:
     """Each call raises EnvironmentFault where the server cannot be used (ServerFault where it has gone), and
     DeploymentError where it will not do what is asked. ``timeout_seconds`` is the longest that a load may take."""
 
-    def __init__(self, connection: Connection, timeout_seconds: float) -> None:
+    def __init__(self, connection: Connection, timeout_seconds: float = CALL_SECONDS) -> None:
         self.address = connection.address
         self._connection = connection
         self._timeout_seconds = timeout_seconds

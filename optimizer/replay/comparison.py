@@ -13,6 +13,9 @@ from optimizer.replay.engine import Replayed, replay
 from optimizer.replay.recording import Recording
 from optimizer.replay.rows import Row
 from optimizer.report import export
+from optimizer.search.elsewhere import Elsewhere
+
+WARM = "warm"
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``runs``: of each method, one for each seed."""
+    """``runs``: of each method, one for each seed; of one that began with another study, after WARM."""
 
     recording: Recording
     problem: Problem
@@ -45,14 +48,19 @@ def compare(
     *,
     seeds: Sequence[int],
     max_trials: int,
+    elsewhere: Elsewhere | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Replay each method with each seed. ``say`` is told what runs. Raises BadInputError as ``replay`` does."""
+    """Replay each method with each seed, and again where it can begin with what ``elsewhere`` showed. ``say`` is
+    told what runs. Raises BadInputError as ``replay`` does."""
     runs: dict[str, list[Replayed]] = {}
     for method in methods:
-        for i, seed in enumerate(seeds, 1):
-            say(f"{method}, {i} of {len(seeds)}")
-            runs.setdefault(method, []).append(replay(recording, problem, best, method, seed, max_trials))
+        for begun in (None, elsewhere) if elsewhere else (None,):
+            name = f"{method} {WARM}" if begun else method
+            for i, seed in enumerate(seeds, 1):
+                say(f"{name}, {i} of {len(seeds)}")
+                found = replay(recording, problem, best, method, seed, max_trials, begun)
+                runs.setdefault(name, []).append(found)
     return Comparison(recording, problem, best, runs)
 
 

@@ -35,6 +35,11 @@ class CsvTable:
         """Whether any cell of that column has a value."""
         return column in self.frame and bool((self.frame[column] != "").any())
 
+    def only(self, column: str, text: str) -> CsvTable:
+        """The rows that have ``text`` in that column."""
+        chosen = [i for i, own in enumerate(self.texts(column)) if own == text]
+        return CsvTable(self.name, self.frame.iloc[chosen].reset_index(drop=True), [self.lines[i] for i in chosen])
+
     def texts(self, column: str) -> list[str]:
         """Empty cells where the column is missing."""
         return list(self.frame[column]) if column in self.frame else [""] * len(self.frame)

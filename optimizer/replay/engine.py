@@ -17,6 +17,7 @@ from optimizer.replay.baselines import baselines
 from optimizer.replay.recording import Recording
 from optimizer.replay.rows import Row
 from optimizer.search import make_searcher
+from optimizer.search.elsewhere import Elsewhere
 from optimizer.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.tuner import Tuner
 
@@ -54,18 +55,26 @@ class Replayed:
         return self.regrets[min(deployments, len(self.regrets)) - 1]
 
 
-def replay(recording: Recording, problem: Problem, best: Row, method: str, seed: int, max_trials: int) -> Replayed:
+def replay(
+    recording: Recording,
+    problem: Problem,
+    best: Row,
+    method: str,
+    seed: int,
+    max_trials: int,
+    elsewhere: Elsewhere | None = None,
+) -> Replayed:
     """Search ``recording`` by ``method`` until that stops or ``max_trials`` configurations have been tried.
 
     As in a real run the baselines are measured first, as far as they were recorded, and count as deployments.
-    ``best`` is the table's. The same arguments give the same result. Raises BadInputError for a method that
-    lacks a package.
+    ``best`` is the table's; ``elsewhere`` is what another study showed. The same arguments give the same result.
+    Raises BadInputError for a method that lacks a package.
     """
     most = _throughput(best.measurement)
     meter = _Meter(problem, most)
     tuner = Tuner(
         problem=problem,
-        searcher=make_searcher(method, problem, seed),
+        searcher=make_searcher(method, problem, seed, elsewhere=elsewhere),
         target=recording.server,
         measuring=Measuring(recording.server, recording.server, _Unkept(), meter),
         budget=Budget(math.inf, max_trials),

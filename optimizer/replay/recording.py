@@ -13,12 +13,13 @@ from objectives.sla import Constraint
 from optimizer.deploy.recorded import RecordedTable
 from optimizer.errors import BadInputError
 from optimizer.problem import Problem
-from optimizer.replay.csv_table import read_csv
+from optimizer.replay.csv_table import CsvTable, read_csv
 from optimizer.replay.rows import REQUIRED, Row, read_rows
 from optimizer.replay.space import RecordedSpace, recorded_space
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 Cell = tuple[Candidate, LoadPoint | None]
+FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Recording:
     """``rows`` are as recorded; ``answers`` has the row that counts for a canonical candidate at a load.
 
     Of candidates that behave the same that is the first recorded; they failed to deploy (no load) if all did.
-    ``known`` are the metrics that the table has.
+    ``known`` are the metrics that the table has; ``fingerprint`` is that of the device and server, where it tells.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Recording:
     answers: Mapping[Cell, Row]
     request_batch_size: int
     known: frozenset[str]
+    fingerprint: str = ""
 
     def problem(self, constraints: Sequence[Constraint]) -> Problem:
         """The most throughput within ``constraints``. Raises BadInputError where a metric was not recorded."""
@@ -63,6 +65,10 @@ class Recording:
     @cached_property
     def server(self) -> RecordedTable:
         """Target, load generator and telemetry that answer with the recorded."""
+        return RecordedTable(self.trials())
+
+    def trials(self) -> list[Trial]:
+        """What was recorded, by candidate."""
         trials: dict[Candidate, Trial] = {}
         for (candidate, load), row in self.answers.items():
             trial = trials.get(candidate) or Trial(len(trials), candidate)
@@ -70,7 +76,7 @@ class Recording:
                 trials[candidate] = replace(trial, status="failed", reason=row.measurement.reason)
             else:
                 trials[candidate] = replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
-        return RecordedTable(list(trials.values()))
+        return list(trials.values())
 
     def _measured(self) -> list[Row]:
         return [row for row in self.rows if row.load]
@@ -78,7 +84,23 @@ class Recording:
 
 def read_recording(path: Path) -> Recording:
     """The table at ``path``. Raises BadInputError in one line with the line and the column of the fault."""
+    found = read_recordings(path)
+    if len(found) > 1:
+        raise BadInputError(f"{found[0].name}: has rows of {len(found)} devices or servers; leave those of one")
+    return found[0]
+
+
+def read_recordings(path: Path) -> list[Recording]:
+    """As ``read_recording``, of a table that may have rows of several devices or servers: each for itself."""
     table = read_csv(path, REQUIRED)
+    found = dict.fromkeys(table.texts(FINGERPRINT))
+    if len(found) == 1:
+        return [_recording(table, *found)]
+    parts = [replace(table.only(FINGERPRINT, one), name=f"{table.name} ({one or 'unknown'})") for one in found]
+    return [_recording(part, one) for part, one in zip(parts, found, strict=True)]
+
+
+def _recording(table: CsvTable, fingerprint: str) -> Recording:
     rows, request_batch_size = read_rows(table)
     deployed = {row.candidate: row.load is not None for row in rows}  # by its last row
     rows = [row for row in rows if deployed[row.candidate] == (row.load is not None)]
@@ -96,7 +118,7 @@ def read_recording(path: Path) -> Recording:
         if row.load or canonical[row.candidate] not in some:
             answers.setdefault((canonical[row.candidate], row.load), row)
     known = frozenset(name for name in METRICS if name == "latency-p95" or _is_known(name, rows))
-    return Recording(table.name, tuple(rows), space, answers, request_batch_size, known)
+    return Recording(table.name, tuple(rows), space, answers, request_batch_size, known, fingerprint)
 
 
 def _is_known(metric: str, rows: Sequence[Row]) -> bool:

@@ -7,12 +7,14 @@ for throughput, one for the tail (the judged latency over the mean latency).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from optimizer.batcher.simulator import Simulated
+from optimizer.search.process import Likeness, Process
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
 
@@ -27,25 +29,47 @@ SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # in units of a parameter's range
 MOMENT_NOISE, THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.03, 0.08
 USUAL_REQUESTS = 500
 UNSTABLE = 3.0  # times the noise
-# All of these are usual values: how much larger or smaller they are on this server is told by the measurements
-ERROR_SCALES, NOISE_SCALES = (0.6, 1.0), (0.1, 0.3, 1.0, 2.0)
-SCALE_SPREAD = 0.8  # of the logarithm of either scale, before anything is measured
+# The correlation of the errors on two machines, and how likely each is before anything is measured here. The first
+# is that of a study which tells nothing.
+LIKENESSES = {0.0: 0.2, 0.8: 0.4, 0.95: 0.4}
+NEGLIGIBLE = 0.05  # odds of one of them
 BATCHING_FEATURES = 7
 # What the batcher does (the size of its batches, how busy the instances are) says more of an error than how that is
 # spelled in a configuration
 BATCH, BUSY, SPELLING = 0.25, 0.5, 0.45
 
 
-class Correction:
-    """Learns from residuals [points, 2] (log throughput, log tail) at ``inputs`` [points, features].
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """What a simulation got wrong: ``values`` [points, 2] (log throughput, tail) at ``inputs`` [points, features].
 
     ``deployments`` [points]: the number of the trial in which each was measured; ``noise`` [points]: relative to
-    that of a usual measurement; ``batching_error``: of the simulated throughput, relative.
+    that of a usual measurement.
     """
 
-    def __init__(
-        self, inputs: Array, residuals: Array, deployments: Sequence[int], noise: Array, batching_error: float
-    ) -> None:
+    inputs: Array
+    values: Array
+    deployments: Sequence[int]
+    noise: Array
+
+
+@dataclass(frozen=True, eq=False)
+class There:
+    """A machine elsewhere: what its simulation gets wrong, and ``expected`` [points, 2], the residuals that the one
+    here would have if the two were alike."""
+
+    correction: Correction
+    expected: Array
+
+
+class Correction:
+    """Learns from ``residuals``; ``batching_error`` is that of the simulated throughput, relative.
+
+    How alike the machine ``there`` is, is not known: each of LIKENESSES is a belief of its own, as likely as the
+    residuals make it.
+    """
+
+    def __init__(self, residuals: Residuals, batching_error: float, there: There | None = None) -> None:
         def of_throughput(a: Array, b: Array) -> Array:
             speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
             return SPEED_ERROR**2 * speed + batching_error**2 * _matern(a, b, BATCHING_LENGTH)
@@ -53,56 +77,44 @@ class Correction:
         def of_tail(a: Array, b: Array) -> Array:
             return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
 
-        same = np.equal.outer(deployments, deployments) * MOMENT_NOISE**2
-        self._processes = (
-            _Process(of_throughput, inputs, same + np.diag((THROUGHPUT_NOISE * noise) ** 2), residuals[:, 0]),
-            _Process(of_tail, inputs, np.diag((TAIL_NOISE * noise) ** 2), residuals[:, 1]),
-        )
+        def process(i: int, likeness: float) -> Process:
+            kernel, noise = (of_throughput, of_tail)[i], _noise(residuals)[i]
+            own = kernel, residuals.inputs, noise, residuals.values[:, i]
+            if there is None or not likeness:
+                return Process(*own)
+            return Process(*own, Likeness(likeness, there.correction._alone[i]), there.expected[:, i])
+
+        likely = LIKENESSES if there else {0.0: 1.0}
+        pairs = [(process(0, likeness), process(1, likeness)) for likeness in likely]
+        densities = np.array([sum(one.usual_density for one in pair) for pair in pairs])
+        odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
+        odds[odds < NEGLIGIBLE * odds.sum()] = 0.0  # what is not believed has no say, however much it promises
+        self._alone = pairs[0]
+        self._believed = [pair for pair, own in zip(pairs, odds, strict=True) if own]
+        self.odds: list[float] = (odds[odds > 0] / odds.sum()).tolist()
 
     @property
     def noise_scale(self) -> float:
-        """The noise of the throughput as a multiple of the usual."""
-        return self._processes[0].noise_scale
+        """The noise of the throughput as a multiple of the usual, whatever is known of elsewhere."""
+        return self._alone[0].noise_scale
 
-    def predict(self, inputs: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation [cells, 2] of the residuals, without any noise."""
-        found = [process.predict(inputs) for process in self._processes]
-        return np.stack([mean for mean, _ in found], 1), np.stack([deviation for _, deviation in found], 1)
+    def predict(self, inputs: Array, expected: Array | None = None) -> list[tuple[Array, Array]]:
+        """Of each belief, as likely as ``odds``: mean and standard deviation [cells, 2] of the residuals, without any
+        noise. ``expected`` [cells, 2] as in ``There``."""
+        columns = (None, None) if expected is None else tuple(expected.T)
+        found = []
+        for pair in self._believed:
+            (mean, spread), (tail, tail_spread) = (
+                process.predict(inputs, own) for process, own in zip(pair, columns, strict=True)
+            )
+            found.append((np.stack([mean, tail], 1), np.stack([spread, tail_spread], 1)))
+        return found
 
 
-class _Process:
-    """A Gaussian process whose covariances are known but for how large the errors are, and how large the noise.
-
-    Both scales are those of the highest posterior density among a few: a handful of points says little of more
-    hyperparameters. So the regression is some lines of linear algebra (Rasmussen and Williams 2006, algorithm 2.1),
-    where scikit-learn's would cost more memory than all else that a run imports.
-    """
-
-    def __init__(
-        self, covariance: Callable[[Array, Array], Array], inputs: Array, noise: Array, learned: Array
-    ) -> None:
-        from scipy.linalg import cho_factor, cho_solve
-
-        self._covariance, self._inputs = covariance, inputs
-        errors, best = covariance(inputs, inputs), -math.inf
-        for error_scale in ERROR_SCALES:
-            for noise_scale in NOISE_SCALES:
-                factor = cho_factor(error_scale**2 * errors + noise_scale**2 * noise, lower=True)
-                weights = cho_solve(factor, learned)
-                density = -0.5 * float(learned @ weights) - float(np.log(np.diag(factor[0])).sum())
-                density -= 0.5 * (math.log(error_scale) ** 2 + math.log(noise_scale) ** 2) / SCALE_SPREAD**2
-                if density > best:
-                    best, self._scale, self._factor, self._weights = density, error_scale**2, factor, weights
-                    self.noise_scale = noise_scale
-
-    def predict(self, inputs: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation [cells]."""
-        from scipy.linalg import cho_solve
-
-        cross = self._scale * self._covariance(self._inputs, inputs)
-        prior = self._scale * float(self._covariance(inputs[:1], inputs[:1])[0, 0])
-        variance = prior - np.einsum("ij,ij->j", cross, cho_solve(self._factor, cross))
-        return cross.T @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
+def _noise(residuals: Residuals) -> tuple[Array, Array]:
+    """Covariances [points, points] of the noise of throughput and tail."""
+    same = np.equal.outer(residuals.deployments, residuals.deployments) * MOMENT_NOISE**2
+    return same + np.diag((THROUGHPUT_NOISE * residuals.noise) ** 2), np.diag((TAIL_NOISE * residuals.noise) ** 2)
 
 
 def _matern(a: Array, b: Array, length: float) -> Array:
@@ -116,6 +128,15 @@ def _matern(a: Array, b: Array, length: float) -> Array:
 def features(space: Space, candidate: Candidate, concurrency: int, simulated: Simulated) -> list[float]:
     """Settings and load on comparable scales: about one unit for a parameter's whole range. The last
     ``BATCHING_FEATURES`` are what batching depends on, those before what the speed of the server does."""
+    return [
+        *settings(space, candidate, concurrency),
+        BATCH * math.log2(simulated.mean_batch_size),
+        BUSY * simulated.utilization,
+    ]
+
+
+def settings(space: Space, candidate: Candidate, concurrency: int) -> list[float]:
+    """The features that need no simulation."""
     preferred = max(candidate.preferred_batch_sizes, default=candidate.max_batch_size)
     choices = space.parameters()
     values = dict(candidate.fields)
@@ -132,8 +153,6 @@ def features(space: Space, candidate: Candidate, concurrency: int, simulated: Si
         SPELLING * math.log1p(candidate.max_queue_delay_us) / 8,
         SPELLING * math.log2(preferred / max(candidate.max_batch_size, 1)) if preferred else 0.0,
         math.log2(concurrency) / 6,
-        BATCH * math.log2(simulated.mean_batch_size),
-        BUSY * simulated.utilization,
     ]
 
 

@@ -80,11 +80,15 @@ class Ledger:
         self._asked[candidate] = trial
         return candidate
 
-    def start(self, candidate: Candidate) -> Candidate:
-        """Enter a canonical candidate of the space as being tried; returns what to try."""
+    def enqueue(self, candidate: Candidate) -> None:
+        """What is asked for next is a canonical candidate of the space, after those that were entered so before."""
         parameters = self._encoding.encode(candidate)
         assert parameters is not None, candidate
         self._study.enqueue_trial(parameters)
+
+    def start(self, candidate: Candidate) -> Candidate:
+        """Enter a canonical candidate of the space as being tried; returns what to try."""
+        self.enqueue(candidate)
         # where another worker took ours from the queue, we may have got its own
         return self.ask(self.tried()) or candidate
 

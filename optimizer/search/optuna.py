@@ -10,12 +10,14 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 
 from optimizer.errors import BadInputError
 from optimizer.problem import Problem
+from optimizer.search.elsewhere import Elsewhere
 from optimizer.search.ledger import Ledger
 from optimizer.trial import Candidate, Trial
 
 ASKS = 10  # proposals that may be invalid or tried before, until one is drawn from what is left
 STARTUP_TRIALS = 5  # Optuna's default of 10 would make a short run all random
 POPULATION = 10
+FIRST = 5  # of what was best elsewhere
 
 
 def gp_is_installed() -> bool:
@@ -38,15 +40,23 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
 
 
 class OptunaSearcher:
-    """A Searcher that asks the sampler of ``study``, and draws from the rest where that repeats itself."""
+    """A Searcher that asks the sampler of ``study``, and draws from the rest where that repeats itself.
+
+    A new study begins with the best of ``elsewhere``.
+    """
 
     is_exhaustive = False
 
-    def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, study: optuna.Study, seed: int = 0, elsewhere: Elsewhere | None = None
+    ) -> None:
         self._ledger = Ledger(problem, study)
         self._space = problem.space
         self._random = random.Random(seed)
         self._rest: list[Candidate] | None = None
+        if elsewhere is not None and not study.get_trials(deepcopy=False):
+            for candidate in elsewhere.best(problem)[:FIRST]:
+                self._ledger.enqueue(candidate)
 
     def suggest(self) -> Candidate | None:
         tried = self._ledger.tried()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from objectives.metrics import Measurement
 from optimizer.batcher.calibration import Observation
 from optimizer.batcher.observations import observation
 from optimizer.batcher.simulator import (
@@ -17,7 +18,9 @@ from optimizer.batcher.simulator import (
     exponential_delays,
     lognormal_jitter,
     simulate_many,
+    trace,
 )
+from optimizer.batcher.told import told
 from optimizer.problem import Problem
 from optimizer.search.figures import Cell
 from optimizer.search.service import Group, group_of, services
@@ -48,19 +51,7 @@ class ServerModel:
 
     def simulate(self, cells: Sequence[Cell], threads: int = 1) -> list[Simulated]:
         """What each (candidate, concurrency) would give."""
-        groups = {group: self.times(group) for group in {group_of(candidate) for candidate, _ in cells}}
-        overheads = self.around.overheads()
-        jobs = [
-            Job(
-                candidate,
-                ClosedLoop(load),
-                groups[group_of(candidate)],
-                overheads,
-                self.request_batch_size,
-                self.fixed_shapes,
-            )
-            for candidate, load in cells
-        ]
+        jobs = self._jobs(cells)
         jitter = lognormal_jitter(self.around.jitter, self.seed)
         gaps_s = exponential_delays(self.around.gap_s, self.seed)
         simulated: dict[int, Simulated] = {}
@@ -73,6 +64,29 @@ class ServerModel:
             simulated.update(zip(chosen, found, strict=True))
             least = most
         return [simulated[i] for i in range(len(cells))]
+
+    def measure(self, cells: Sequence[Cell]) -> list[Measurement]:
+        """The same as a load generator and the server's statistics would tell of it."""
+        jitter = lognormal_jitter(self.around.jitter, self.seed)
+        gaps_s = exponential_delays(self.around.gap_s, self.seed)
+        traces = (trace(job, jitter=jitter, gaps_s=gaps_s) for job in self._jobs(cells))
+        way_s, batch = self.around.way_s, self.request_batch_size
+        return [told(*pair, way_s, batch) for pair in zip(self.simulate(cells), traces, strict=True)]
+
+    def _jobs(self, cells: Sequence[Cell]) -> list[Job]:
+        groups = {group: self.times(group) for group in {group_of(candidate) for candidate, _ in cells}}
+        overheads = self.around.overheads()
+        return [
+            Job(
+                candidate,
+                ClosedLoop(load),
+                groups[group_of(candidate)],
+                overheads,
+                self.request_batch_size,
+                self.fixed_shapes,
+            )
+            for candidate, load in cells
+        ]
 
 
 def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> ServerModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: how many cores an
 # of one instance alone take 2 ** -THREADS_GAIN of the time. So it was on both models with varied threads in
 # benchmarks/tables.
 SLOWED, CROWDED, THREADS_GAIN = 0.25, 1.6, 0.4
+SEVERAL = 4  # executions, of which the mean says something
 CONTENTION = 0.5  # of the time alone that each further busy instance adds, where nothing is known of threads
 
 
@@ -53,12 +55,21 @@ class Services:
 def services(groups: dict[Group, list[Observation]], problem: Problem, largest: int) -> Services:
     """From the statistics of each group. ``largest``: samples of the largest batch that is asked for."""
     sizes = {group: {b.batch_size for one in seen for b in one.batches} for group, seen in groups.items()}
-    instances, fields = base = max(groups, key=lambda group: (len(sizes[group]), -group[0]))
+    instances, fields = base = max(groups, key=lambda group: (_range(groups[group]), len(sizes[group]), -group[0]))
     seconds = service_times(
         groups[base], largest, instances, step=problem.space.request_batch_size, contention=SLOWED
     ).seconds
     shape = seconds[:, instances - 1] / demand(fields, instances, problem)
     return Services(shape, {group: _scale(shape, group, seen, problem) for group, seen in groups.items()}, problem)
+
+
+def _range(seen: Sequence[Observation]) -> int:
+    """How often the smallest batch that was executed several times doubles to the largest."""
+    executed = Counter[int]()
+    for one in seen:
+        executed.update({b.batch_size: b.executions for b in one.batches})
+    sizes = [size for size, executions in executed.items() if executions >= SEVERAL]
+    return round(math.log2(max(sizes) / min(sizes))) if sizes else 0
 
 
 def demand(fields: Fields, busy: float, problem: Problem) -> float:

@@ -11,6 +11,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from optimizer.problem import Problem
+from optimizer.search.elsewhere import Elsewhere
 from optimizer.search.encoding import Encoding
 from optimizer.search.guide import Guide
 from optimizer.search.ledger import Ledger
@@ -32,10 +33,17 @@ class SimulatedSearcher:
 
     is_exhaustive = False
 
-    def __init__(self, problem: Problem, study: optuna.Study, smallest_gain: float, seed: int = 0) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        study: optuna.Study,
+        smallest_gain: float,
+        seed: int = 0,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._study = study
         self._ledger = Ledger(problem, study)
-        self._guide = Guide(problem, seed)
+        self._guide = Guide(problem, seed, elsewhere)
         self._smallest_gain = smallest_gain
         self._expected: dict[Candidate, int] = {}
 

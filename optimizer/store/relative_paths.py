@@ -26,6 +26,7 @@ def as_given_in(folder: Path, options: RunOptions) -> RunOptions:
         if options.from_model_analyzer is None
         else str(folder / options.from_model_analyzer),
         input_data=_samples(folder, options.input_data),
+        warm_start=None if options.warm_start is None else _run(folder, options),
         arrivals=str(arrivals) if is_file(arrivals) else options.arrivals,
         tritonserver=_file(folder, options.tritonserver),
         backend_directory=_file(folder, options.backend_directory),
@@ -47,6 +48,12 @@ def _model(folder: Path, model: str) -> str:
 def _file(folder: Path, given: str | None) -> str | None:
     """A path; the plain name of a program is looked for elsewhere."""
     return given if given is None or not ("/" in given or (folder / given).exists()) else str(folder / given)
+
+
+def _run(folder: Path, options: RunOptions) -> str:
+    """As it is given: a path, or a name in the folder of results."""
+    run = Path(options.warm_start or "")
+    return str(folder / (run if (folder / run).exists() else Path(options.out) / run))
 
 
 def _samples(folder: Path, input_data: str | None) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.machine.fingerprint import Fingerprint, read
 from optimizer.options import RunOptions
 from optimizer.profile.safe_paths import is_file
 from optimizer.store.disk import cannot_write, write_whole
@@ -163,6 +164,16 @@ class RunFolder:
             return [str(bound) for bound in self._read_info()["problem"]["constraints"]]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
+    def refuse_other(self, here: Fingerprint) -> None:
+        """Raises BadInputError where the run was measured on another device or server than ``here``; one of an
+        earlier version does not tell."""
+        there = read(self._read_info().get("fingerprint"))
+        if there is not None and there != here:
+            raise BadInputError(
+                f"{one_line(str(self.path))}: was measured elsewhere ({here.differences(there)}), and the two are "
+                f"not ranked together; begin a run here: --warm-start {one_line(str(self.path))} learns from it"
+            )
 
     def _read_info(self) -> Any:
         return json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))

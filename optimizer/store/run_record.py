@@ -18,6 +18,7 @@ from optimizer.deployment import deployment
 from optimizer.errors import TuneError
 from optimizer.headers import hidden, hidden_in
 from optimizer.interfaces import ServerTarget
+from optimizer.machine.fingerprint import Fingerprint
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.notes import Note, machine_notes
 from optimizer.options import RunOptions
@@ -46,6 +47,7 @@ class RunRecord:
     hardware: Hardware
     notes: tuple[str, ...]
     stopwatch: Stopwatch
+    fingerprint: Fingerprint
     at_start: dict[str, Note] = field(default_factory=machine_notes)
     versions: dict[str, str] = field(default_factory=_versions)
 
@@ -107,6 +109,7 @@ class RunRecord:
                     "memory_bytes": self.hardware.memory_bytes,
                     "system": platform.platform(),
                 },
+                "fingerprint": self.fingerprint.document(),
                 "versions": self.versions,
                 "notes": [*self.task.notes, *self.notes],
                 "machine": {"at_start": self.at_start, "when_written": machine_notes()},

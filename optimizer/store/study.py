@@ -17,11 +17,12 @@ from optuna.study import StudyDirection
 
 from optimizer.command_line import redact as redact
 from optimizer.errors import BadInputError
+from optimizer.machine.fingerprint import Fingerprint, read
 from optimizer.problem import Problem
 from optimizer.store.journal_lock import JournalLock
 from optimizer.store.study_faults import DRIVERS, dialect_of, name_later_faults, opening
 
-PROBLEM_ATTRIBUTE = "problem"
+PROBLEM_ATTRIBUTE, FINGERPRINT_ATTRIBUTE = "problem", "fingerprint"
 CONNECT_SECONDS = 10
 LOCK_SECONDS = 10  # a lock is held for milliseconds
 
@@ -29,13 +30,16 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
-def open_study(storage: str | None, name: str, problem: Problem, sampler: BaseSampler) -> optuna.Study:
+def open_study(
+    storage: str | None, name: str, problem: Problem, sampler: BaseSampler, fingerprint: Fingerprint | None = None
+) -> optuna.Study:
     """The study ``name``, created where it does not exist yet, with one direction per objective.
 
     ``storage``: path of a journal file, a database URL (``sqlite:///…``, ``postgresql://…``, ``mysql://…``),
     or None to keep it in memory. Raises BadInputError where it cannot be opened, its driver is missing, or
-    the study was made for another problem. What goes wrong later (a lock, a lost connection, a full disk) the
-    study raises as EnvironmentFault. No password is ever part of the message.
+    the study was made for another problem, or on another device or server than ``fingerprint`` tells. What goes wrong
+    later (a lock, a lost connection, a full disk) the study raises as EnvironmentFault. No password is ever part of
+    the message.
     """
     up, down = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
     directions = [up if metric.better == "higher" else down for metric in problem.objectives]
@@ -48,6 +52,7 @@ def open_study(storage: str | None, name: str, problem: Problem, sampler: BaseSa
             load_if_exists=True,
         )
         _check_problem(study, problem, redact(storage or "memory"))
+        _check_fingerprint(study, fingerprint, redact(storage or "memory"))
     if storage is not None:
         name_later_faults(study._storage, storage)
     return study
@@ -110,4 +115,18 @@ def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
     if other:
         raise BadInputError(
             f"{shown}: study {study.study_name!r} has another {' and '.join(other)}; take another study name"
+        )
+
+
+def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:
+    """What was measured elsewhere is not ranked with what is measured here."""
+    if fingerprint is None:
+        return
+    theirs = read(study.user_attrs.get(FINGERPRINT_ATTRIBUTE))
+    if theirs is None:
+        study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.document())
+    elif theirs != fingerprint:
+        raise BadInputError(
+            f"{shown}: study {study.study_name!r} was measured elsewhere ({fingerprint.differences(theirs)}), and "
+            "the two are not ranked together; begin another run here, with --warm-start and a run from there"
         )

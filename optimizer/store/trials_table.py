@@ -2,8 +2,9 @@
 
 The table is the record of a run: trials are rebuilt from it. A row without a load is a deployment that
 failed: what was measured before it does not count, since the configuration cannot be had. ``confirmation`` is the
-number of the fresh server that a recommended configuration was measured on again, empty in the search. Columns that
-are not named here are parameters, by their proto path.
+number of the fresh server that a recommended configuration was measured on again, empty in the search.
+``fingerprint`` is that of device and server, in its short form. Columns that are not named here are parameters, by
+their proto path.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from objectives.metrics import Measurement
 from optimizer import batch_stats
 from optimizer.errors import BadInputError
+from optimizer.machine.fingerprint import LENGTH
 from optimizer.store.disk import cannot_write
 from optimizer.trial import SETTINGS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
 from optimizer.untrusted import one_line, read_bytes
@@ -26,11 +28,11 @@ from optimizer.untrusted import one_line, read_bytes
 MAX_BYTES = 64 << 20
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
-_OUTCOME = ("confirmation", "deploy_seconds", "status", "reason")
+_OUTCOME = ("confirmation", "deploy_seconds", "status", "reason", "fingerprint")
 COLUMNS = ("model", "trial", *SETTINGS, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
 # columns that tables of earlier versions lack
 _LATER = (
-    *("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score"),
+    *("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score", "fingerprint"),
     *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling"),
 )
 _TEXTS = ("batch_stats", "gpu_throttling")
@@ -38,13 +40,17 @@ _TEXTS = ("batch_stats", "gpu_throttling")
 
 class TrialsTable:
     """The table of one run. ``choices`` are the values of the other parameters, by path: a CSV knows no types.
+    ``fingerprint`` is in each row; where it is empty, rows of any are read.
 
     ``columns`` are those that are written; once ``read``, the file's own.
     """
 
-    def __init__(self, path: Path, model: str, choices: Mapping[str, Sequence[FieldValue]]) -> None:
+    def __init__(
+        self, path: Path, model: str, choices: Mapping[str, Sequence[FieldValue]], fingerprint: str = ""
+    ) -> None:
         self.path = path
         self._model = model
+        self._fingerprint = fingerprint
         self._choices = choices
         self.columns = ("model", "trial", *SETTINGS, *choices, *_LOAD, *_MEASUREMENT, *_OUTCOME)
 
@@ -72,11 +78,13 @@ class TrialsTable:
         """The trials so far, by number. A last line torn by a crash is cut off.
 
         A table of an earlier version goes on without the columns that it lacks. Raises BadInputError where the
-        table is not one of this run.
+        table is not one of this run, or a row was measured on another device or server.
         """
         if not self.path.exists():
             return []
-        text = self._cut_torn_line()
+        return self._trials(self._cut_torn_line())
+
+    def _trials(self, text: str) -> list[Trial]:
         reader = csv.DictReader(io.StringIO(text))
         if text:
             try:
@@ -87,17 +95,30 @@ class TrialsTable:
         trials: dict[int, Trial] = {}
         try:
             for row in reader:
+                if self._fingerprint and row.get("fingerprint") not in (None, "", self._fingerprint):
+                    raise self._elsewhere(reader.line_num, row["fingerprint"])
                 self._collect(row, trials)
         except (KeyError, ValueError, TypeError, csv.Error) as error:
             where = f"{one_line(str(self.path))}:{reader.line_num}"
             raise BadInputError(f"{where}: not a row of a trials table ({one_line(str(error), 200)})") from None
         return [trials[number] for number in sorted(trials)]
 
+    def _elsewhere(self, line: int, fingerprint: str) -> BadInputError:
+        return BadInputError(
+            f"{one_line(str(self.path))}:{line}: was measured on another device or server "
+            f"({one_line(fingerprint, LENGTH)}, this is {self._fingerprint}), and the two are not ranked together; "
+            "begin a run of its own here (`tune --warm-start` learns from the other)"
+        )
+
     def _checked(self, header: tuple[str, ...]) -> tuple[str, ...]:
-        lacking = set(_LATER) - set(header)
-        if header != tuple(column for column in self.columns if column not in lacking):
+        if not self.has_columns(header):
             raise BadInputError(f"{self.path}: its columns are not those of this run's parameters")
         return header
+
+    def has_columns(self, header: tuple[str, ...]) -> bool:
+        """Whether ``header`` is that of this table, as this version or an earlier one writes it."""
+        lacking = set(_LATER) - set(header)
+        return header == tuple(column for column in self.columns if column not in lacking)
 
     def _collect(self, row: dict[str, str], trials: dict[int, Trial]) -> None:
         if None in row or None in row.values():
@@ -150,6 +171,7 @@ class TrialsTable:
             "preferred_batch_sizes": " ".join(map(str, candidate.preferred_batch_sizes)),
             **dict(candidate.fields),
             "deploy_seconds": trial.deploy_seconds,
+            "fingerprint": self._fingerprint,
         }
 
     def _write(self, row: Mapping[str, object]) -> None:
@@ -174,6 +196,33 @@ class TrialsTable:
             except OSError as error:
                 raise cannot_write(self.path, error) from error
         return whole.decode(errors="replace")
+
+
+def read_foreign(path: Path) -> tuple[str, list[Trial]] | None:
+    """The model and the trials in the table of any run; values of other parameters are texts. None where it is no
+    such table. The file is left as it is: a last line torn by a crash is passed over.
+
+    Raises BadInputError where it cannot be read, or its rows are of several devices or servers.
+    """
+    content = read_bytes(path, MAX_BYTES, "is this the table of a run?")
+    text = content[: content.rfind(b"\n") + 1].decode(errors="replace")
+    models, measured_on = set[str](), set[str]()
+    try:
+        reader = csv.DictReader(io.StringIO(text))
+        header = tuple(reader.fieldnames or ())
+        for row in reader:
+            models.add(row.get("model") or "")
+            measured_on.add(row.get("fingerprint") or "")
+    except csv.Error:
+        return None
+    table = TrialsTable(path, "", {name: () for name in header if name not in COLUMNS})
+    if not models or not {"model", "trial"} <= set(header) or not table.has_columns(header):
+        return None
+    if len(measured_on) > 1:
+        raise BadInputError(
+            f"{one_line(str(path))}: has rows of {len(measured_on)} devices or servers; leave those of one"
+        )
+    return one_line(min(models)), table._trials(text)
 
 
 def _text(value: object) -> str:

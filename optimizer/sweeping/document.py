@@ -42,6 +42,7 @@ class Facts:
     words: list[str]
     model: Mapping[str, object]
     hardware: str
+    fingerprint: Mapping[str, object]
     machine: Mapping[str, Note]
     began: str
     results_dir: str

@@ -104,16 +104,18 @@ def sweep(
     if resumed is None:
         RunFolder.check(options.out)
     what = stack.task()
+    here = stack.fingerprint(what)
     plan, what = _planned(what, asked, len(stack.hardware.gpus))
     folder = resumed or RunFolder.create(options.out, what.source.name)
     with folder.locked():
-        table = SweepTables(folder, what.source.name, plan, what.problem.space.fields)
+        table = SweepTables(folder, what.source.name, plan, what.problem.space.fields, here.id)
         status: Status = "done"
         facts = document.Facts(
             command=document.command(asked.words),
             words=list(asked.words),
             model={"name": what.source.name, **what.source.facts},
             hardware=str(stack.hardware),
+            fingerprint=here.document(),
             machine=machine_notes(),
             began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             results_dir=str(folder.path),

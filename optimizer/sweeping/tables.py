@@ -17,13 +17,21 @@ class SweepTables:
     """A ``measuring.Record``. With several request batch sizes there are ``trials-b1.csv``, ``trials-b8.csv``."""
 
     def __init__(
-        self, folder: RunFolder, model: str, plan: Plan, choices: Mapping[str, Sequence[FieldValue]]
+        self,
+        folder: RunFolder,
+        model: str,
+        plan: Plan,
+        choices: Mapping[str, Sequence[FieldValue]],
+        fingerprint: str = "",
     ) -> None:
         self._plan = plan
         sizes = plan.request_batch_sizes
         self._tables = {
             size: TrialsTable(
-                folder.trials if len(sizes) == 1 else folder.trials.with_name(f"trials-b{size}.csv"), model, choices
+                folder.trials if len(sizes) == 1 else folder.trials.with_name(f"trials-b{size}.csv"),
+                model,
+                choices,
+                fingerprint,
             )
             for size in sizes
         }

@@ -21,6 +21,7 @@ from optimizer.errors import BadInputError
 from optimizer.interfaces import Searcher
 from optimizer.problem import Problem
 from optimizer.search import SEARCHERS, make_searcher
+from optimizer.search.elsewhere import Elsewhere
 from optimizer.search.optuna import sampler_for
 from optimizer.search.simulated import SimulatedSearcher
 from optimizer.space import Space
@@ -65,6 +66,12 @@ def run(searcher: Searcher, count: int, start: int = 0) -> list[Trial]:
         trials.append(trial(number, candidate))
         searcher.observe(trials[-1])
     return trials
+
+
+def shown_elsewhere(problem: Problem) -> Elsewhere:
+    candidates = problem.space.candidates()[::2]
+    figures = [measured(candidate, p95=3.0 + number) for number, candidate in enumerate(candidates)]
+    return Elsewhere(tuple(trial(n, *one) for n, one in enumerate(zip(candidates, figures, strict=True))))
 
 
 class SearcherContract:
@@ -258,6 +265,15 @@ class TestSimulated(SearcherContract):
         candidate = searcher.suggest()
         assert candidate is not None
         assert 1 <= (searcher.expected_load(candidate) or 0) <= 64
+
+
+class TestTpeBegunElsewhere(TestTpe):
+    """With what another study showed: half of the candidates, at figures that hold nowhere."""
+
+    def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        return make_searcher(
+            method, problem, seed, str(storage) if storage else None, elsewhere=shown_elsewhere(problem)
+        )
 
 
 class TestNsga2(SearcherContract):

@@ -31,7 +31,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def there(playground: Playground) -> Playground:
-    """Every model that the pages speak of."""
+    """Every model and table that the pages speak of."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     models = playground.here / "models"
@@ -39,6 +39,9 @@ def there(playground: Playground) -> Playground:
     for name in ("doubler", "doubler_int8", "my_model"):
         write_model(models, name, CONFIG, doubler())
     (playground.here / "model.onnx").write_bytes(serialized(doubler()))
+    for path in ("results/dlrm/sample/trials.csv", "benchmarks/tables/dlrm.csv"):
+        (playground.here / path).parent.mkdir(parents=True)
+        (playground.here / path).write_bytes((PAGES[0].parents[1] / path).read_bytes())
     return playground
 
 

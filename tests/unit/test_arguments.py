@@ -72,6 +72,7 @@ def options(draw: st.DrawFn) -> RunOptions:
     served = draw(where().filter(lambda one: load != "rate" or "http" not in (one.get("url") or "")))
     over_http = served["target"] == "remote" and address(served["url"]).protocol == "http"
     protocols = ["http"] if over_http else ["grpc"] if served["target"] == "remote" else ["grpc", "http"]
+    search = draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"]))
     return RunOptions(
         **served,
         model=draw(TEXTS),
@@ -82,7 +83,8 @@ def options(draw: st.DrawFn) -> RunOptions:
         max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),
         budget_seconds=draw(st.integers(1, 10**9)) / 1000,
         max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
-        search=draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"])),
+        search=search,
+        warm_start=None if search == "grid" else draw(st.one_of(st.none(), TEXTS)),
         seed=draw(st.integers(0, 2**32 - 1)),
         protocol="grpc" if load == "rate" else draw(st.sampled_from(protocols)),
         load=load,

@@ -29,7 +29,7 @@ VALID = {
 def test_a_reader_gives_a_value_or_its_own_error(reader: Reader, tmp_path: Path) -> None:
     if reader.name == "samples in Parquet":
         pytest.importorskip("pyarrow")
-    cases = FEW_CASES if reader.name.startswith(("samples", "shape")) else CASES
+    cases = FEW_CASES if reader.name.startswith(("samples", "shape", "another")) else CASES
     tally = fuzz_readers.fuzz(reader, cases, 0, fuzz_readers.prepared(tmp_path))
     assert tally.counts["valid"] > 0
     assert tally.counts.total() >= cases

@@ -16,7 +16,7 @@ from optimizer.batcher.calibration import BatchStatistics, Observation
 from optimizer.batcher.observations import observation, read_batch_stats
 from optimizer.batcher.simulator import ClosedLoop, Overheads, ServiceTimes, lognormal_jitter, simulate
 from optimizer.problem import Problem
-from optimizer.search.correction import SPEED_ERROR, Correction, features, noise_of
+from optimizer.search.correction import SPEED_ERROR, Correction, Residuals, features, noise_of
 from optimizer.search.encoding import Encoding
 from optimizer.search.figures import judged_latency
 from optimizer.search.guide import SHORTLIST, Decision, Guide
@@ -143,8 +143,8 @@ def test_what_is_not_known_of_threads_is_not_made_up() -> None:
 
 def test_the_correction_is_what_was_seen_there_and_nothing_far_away() -> None:
     inputs = np.array([[0.0] * 8, [0.0] * 7 + [0.1]])
-    correction = Correction(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2), 0.1)
-    mean, deviation = correction.predict(np.array([[0.0] * 8, [50.0] * 8]))
+    correction = Correction(Residuals(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2)), 0.1)
+    ((mean, deviation),) = correction.predict(np.array([[0.0] * 8, [50.0] * 8]))
     assert mean[0] == pytest.approx([0.3, 0.1], abs=0.05)
     assert mean[1] == pytest.approx([0.0, 0.0], abs=1e-6)
     assert deviation[1] == pytest.approx([math.hypot(SPEED_ERROR, 0.1), 0.1])
@@ -153,8 +153,10 @@ def test_the_correction_is_what_was_seen_there_and_nothing_far_away() -> None:
 
 def test_repeating_a_measurement_in_the_same_deployment_teaches_less_than_in_another() -> None:
     inputs, residuals = np.zeros((4, 8)), np.zeros((4, 2))
-    same, apart = (Correction(inputs, residuals, numbers, np.ones(4), 0.1) for numbers in ([0] * 4, [0, 1, 2, 3]))
-    assert same.predict(inputs[:1])[1][0, 0] > 1.5 * apart.predict(inputs[:1])[1][0, 0]
+    same, apart = (
+        Correction(Residuals(inputs, residuals, numbers, np.ones(4)), 0.1) for numbers in ([0] * 4, [0, 1, 2, 3])
+    )
+    assert same.predict(inputs[:1])[0][1][0, 0] > 1.5 * apart.predict(inputs[:1])[0][1][0, 0]
 
 
 def test_few_requests_and_windows_that_disagree_are_noise() -> None:

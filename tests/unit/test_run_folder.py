@@ -13,6 +13,7 @@ import pytest
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.options import RunOptions
 from optimizer.store.disk import write_whole
+from optimizer.store.relative_paths import as_given_in
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, LoadPoint, Trial
@@ -181,3 +182,12 @@ def test_a_broken_start_is_one_line(started_in: object, project: Path) -> None:
     with pytest.raises(BadInputError, match=r"run\.json: not the record of a run") as caught:
         folder.read_options()
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_run_began_with_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "began/results/m/1").mkdir(parents=True)
+    (tmp_path / "began/other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for given, found in (("other", "began/other"), ("m/1", "began/results/m/1")):
+        assert as_given_in(Path("began"), RunOptions("m", warm_start=given)).warm_start == found
+    assert as_given_in(Path("began"), RunOptions("m")).warm_start is None

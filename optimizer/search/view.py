@@ -1,0 +1,136 @@
+"""All that is believed at one moment of a search: of any configuration at any load."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from objectives.sla import worst_violation
+from optimizer.batcher.simulator import Simulated
+from optimizer.problem import Problem
+from optimizer.search.acquisition import Belief, expected_improvement, odds
+from optimizer.search.correction import Correction, There, features
+from optimizer.search.elsewhere import Twin
+from optimizer.search.figures import LATENCY_FIELDS, Array, Cell, log_loads, log_simulated, with_tails
+from optimizer.search.learned import learned
+from optimizer.search.server_model import ServerModel, fit
+from optimizer.search.service import group_of
+from optimizer.trial import Point, Trial
+
+FAILURE = 3  # successes that one failure in a group weighs up
+THREADS = max(1, min(4, os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is known as a decision is made, besides the points. ``latency``: the metric that decides."""
+
+    problem: Problem
+    trials: Sequence[Trial]
+    latency: str
+    seed: int
+    twin: Twin | None
+
+
+class View:
+    """All that is believed after some measurements: a fitted simulation and its correction."""
+
+    def __init__(self, moment: Moment, measured: Sequence[Point]) -> None:
+        self._moment, self._measured = moment, measured
+        self._problem, self._latency = moment.problem, moment.latency
+        bounds = (c.bound for c in self._problem.constraints if c.metric == self._latency)
+        self.bound_s = min(bounds, default=math.inf) / 1e3
+        self._model: ServerModel = fit(measured, self._problem, self._latency, moment.seed)
+        here = learned(self._model, measured, self._problem, self._latency, THREADS)
+        self._longer_tail = here.longer_tail
+        self._lesson = moment.twin.lesson(measured) if moment.twin else None
+        there = None
+        if moment.twin and self._lesson:
+            there = There(moment.twin.correction, self._lesson.expected(here.cells, THREADS))
+        self._correction = Correction(here.residuals, self._model.error, there)
+        # noisy measurements flatter: the best so far is what is believed of them
+        beliefs = self._correction.predict(here.residuals.inputs, there.expected if there else None)
+        meeting = [i for i, point in enumerate(measured) if self._meets(point)]
+        self._best = [float(max((mean + here.simulated)[meeting, 0])) for mean, _ in beliefs] if meeting else None
+
+    @property
+    def noise_scale(self) -> float:
+        return self._correction.noise_scale
+
+    @property
+    def meets_anywhere(self) -> bool:
+        """Whether a measured point meets the bounds."""
+        return self._best is not None
+
+    def of_first(self, deployments: int) -> View:
+        """What was believed after so many deployments: the same, however many have been made since."""
+        first = sorted({point.trial for point in self._measured})[:deployments]
+        measured = [point for point in self._measured if point.trial in first]
+        return View(self._moment, measured)
+
+    def simulated(self, cells: Sequence[Cell]) -> Array:
+        """Log throughput and log latency [cells, 2]."""
+        return self._figures(self._simulate(cells))
+
+    def _simulate(self, cells: Sequence[Cell]) -> list[Simulated]:
+        return self._model.simulate(cells, THREADS)
+
+    def _figures(self, simulated: Sequence[Simulated]) -> Array:
+        return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)
+
+    def gains(self, cells: Sequence[Cell]) -> Array:
+        """For each cell the expected gain in log throughput over the best so far within the bounds; while nothing
+        meets them the expected throughput within them, on a scale of its own."""
+        if not cells:
+            return np.zeros(0)
+        reliable, beliefs = self._reliability(cells), self._beliefs(cells)
+        if self._best is not None:
+            gains = (
+                expected_improvement(one, self.bound_s, best) for one, best in zip(beliefs, self._best, strict=True)
+            )
+        else:
+            gains = (odds(one, self.bound_s) * np.exp(one.mean[:, 0]) for one in beliefs)
+        return reliable * self._averaged(gains)
+
+    def odds(self, cells: Sequence[Cell]) -> Array:
+        """That the latency bound is met."""
+        return self._averaged(odds(one, self.bound_s) for one in self._beliefs(cells))
+
+    def _averaged(self, values: Iterable[Array]) -> Array:
+        """Over the beliefs, as likely as each is."""
+        return np.asarray(sum(share * one for share, one in zip(self._correction.odds, values, strict=True)))
+
+    def _beliefs(self, cells: Sequence[Cell]) -> list[Belief]:
+        found = self._simulate(cells)
+        space = self._problem.space
+        inputs = np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
+        simulated = self._tails(self._figures(found), cells) + self._longer_tail
+        loads = log_loads(cells, self._problem.space.request_batch_size)
+        expected = self._lesson.expected(cells, THREADS) if self._lesson else None
+        return [
+            Belief(mean + simulated, deviation, loads)
+            for mean, deviation in self._correction.predict(inputs, expected)
+        ]
+
+    def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
+        return with_tails(figures, cells, self._problem.space.request_batch_size)
+
+    def _reliability(self, cells: Sequence[Cell]) -> Array:
+        """How likely each cell's group can be had at all: it deploys, and meets the bounds that are no latency."""
+        others = tuple(c for c in self._problem.constraints if c.metric not in (*LATENCY_FIELDS, "throughput"))
+        good: Counter[object] = Counter()
+        bad: Counter[object] = Counter()
+        for trial in self._moment.trials:
+            measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+            met = any(worst_violation(others, m) <= 0 for m in measured)
+            (good if met else bad)[group_of(self._problem.space.canonical(trial.candidate))] += 1
+        groups = [group_of(candidate) for candidate, _ in cells]
+        return np.array([(good[g] + 1) / (good[g] + FAILURE * bad[g] + 1) for g in groups])
+
+    def _meets(self, point: Point) -> bool:
+        return point.measurement.stable and worst_violation(self._problem.constraints, point.measurement) <= 0
