@@ -47,6 +47,7 @@ class RunOptions:
     docker_mounts: tuple[str, ...] = ()
     docker_shm_size: str | None = None
     docker_ulimits: tuple[str, ...] = ()
+    perf_analyzer_image: str | None = None
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None
     max_memory_bytes: float | None = None

@@ -16,6 +16,7 @@ from optimizer.arguments.target import address
 from optimizer.budget import Budget
 from optimizer.deploy import choose
 from optimizer.deploy.docker import ContainerTelemetry
+from optimizer.deploy.sdk_image import SDK_COMMAND, SdkImage
 from optimizer.deploy.seen_gpus import SeenGpus, seen
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator, ServerTarget, Telemetry
@@ -156,9 +157,9 @@ class Stack:
                 stopwatch=self.stopwatch,
                 window_ms=window_ms,
             )
-        installed = runtime.ensure(self.say)
+        installed, image = runtime.ensure(self.say), self.options.perf_analyzer_image
         return PerfAnalyzer(
-            installed.perf_analyzer,
+            installed.perf_analyzer if image is None else Path(SDK_COMMAND),
             installed.perf_analyzer_libraries,
             folder.perf_analyzer_log,
             protocol=self.options.protocol,
@@ -167,6 +168,7 @@ class Stack:
             stopwatch=self.stopwatch,
             window_ms=window_ms,
             cpus=on,
+            launcher=None if image is None else SdkImage(image),
         )
 
     def _guard(self, what: Task, folder: RunFolder) -> Guard:

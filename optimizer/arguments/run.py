@@ -192,6 +192,8 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
     if given.load == "rate" and given.protocol == "http":
         raise BadInputError("--load rate sends by gRPC only: leave --protocol http out")
     served = target(given)
+    if given.load == "rate" and served["perf_analyzer_image"] is not None:
+        raise BadInputError("--load rate sends by tune's own client: leave --perf-analyzer-image out")
     over_http = served["target"] == "remote" and address(served["url"]).protocol == "http"
     if served["target"] == "remote":
         _check_remote(given, over_http=over_http)

@@ -55,6 +55,9 @@ FLAGS: Final = {
     "--docker-mount": Flag("docker_mounts", ("docker",), "SRC:DST", "docker: one folder more in the container"),
     "--docker-shm-size": Flag("docker_shm_size", ("docker",), "SIZE", "docker: of its shared memory, such as 1g"),
     "--docker-ulimit": Flag("docker_ulimits", ("docker",), "NAME=N", "docker: such as memlock=-1"),
+    "--perf-analyzer-image": Flag(
+        "perf_analyzer_image", TARGETS, "IMAGE", "perf_analyzer of this image, such as Triton's SDK, in Docker"
+    ),
 }
 _DEFAULT: Final = RunOptions("")
 REPEATED: Final = tuple(flag for flag, of in FLAGS.items() if isinstance(getattr(_DEFAULT, of.field), tuple))

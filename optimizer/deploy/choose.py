@@ -41,6 +41,8 @@ def check(options: RunOptions, say: Callable[[str], None]) -> None:
         assert options.docker_image is not None
         docker.read_settings(**_container(options))
         docker_engine.image_id(options.docker_image)
+    if options.perf_analyzer_image is not None:
+        docker_engine.image_id(options.perf_analyzer_image)
     expanded(options.headers)
     for flag, file in (
         ("--tls-ca", options.tls_ca),
@@ -156,7 +158,12 @@ def elsewhere(options: RunOptions) -> str:
 def connection_of(options: RunOptions) -> Connection:
     """To the remote server."""
     at = address(options.url)
-    tls = Tls(*(None if file is None else Path(file) for file in (options.tls_ca, options.tls_cert, options.tls_key)))
+    tls = Tls(
+        *(
+            None if file is None else Path(file).absolute()
+            for file in (options.tls_ca, options.tls_cert, options.tls_key)
+        )
+    )
     return Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
 
 

@@ -17,6 +17,8 @@ from optimizer.process import Finished, finished
 
 RESULTS = "/results"
 
+SDK_COMMAND = "perf_analyzer"  # on the PATH of such an image
+
 
 @dataclass(frozen=True)
 class SdkImage:

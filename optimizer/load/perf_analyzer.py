@@ -18,7 +18,7 @@ from optimizer import batch_stats
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.load.launcher import Launcher, OnThisMachine
-from optimizer.load.perf_connection import connecting
+from optimizer.load.perf_connection import connecting, files
 from optimizer.load.perf_output import fault, read_average_ms, read_csv, read_request_count, read_windows
 from optimizer.load.server_statistics import (
     executions_by_size,
@@ -195,13 +195,14 @@ class PerfAnalyzer:
             if time.monotonic() > due and not is_alive(endpoint):
                 raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
 
+        at = endpoint.connection_for_load(self.protocol)
         launch = self.launcher or OnThisMachine(self.libraries)
         with (self.stopwatch or Stopwatch()).load_generator():
             return launch(
                 self.command(endpoint, load, window_ms, windows),
                 timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
                 log=self.log,
-                reads=[] if self.input_data in GENERATED else [Path(self.input_data)],
+                reads=[*files(at), *([] if self.input_data in GENERATED else [Path(self.input_data)])],
                 cpus=self.cpus,
                 check=check,
             )

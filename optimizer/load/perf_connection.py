@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from optimizer.deploy import tls
-from optimizer.deploy.connection import HIDDEN, Connection
+from optimizer.deploy.connection import HIDDEN, Connection, Tls
 from optimizer.process import Secret
 
 
@@ -11,14 +13,23 @@ def connecting(at: Connection) -> list[str]:
     """Its words for ``at``. Values of headers are among them: it takes them nowhere else."""
     words = ["-i", at.protocol, "-u", f"https://{at.address}" if at.tls and at.protocol == "http" else at.address]
     if at.tls is not None:
-        files = {"ca": tls.trusted(at.tls), "cert": at.tls.cert, "key": at.tls.key}
         flags = _GRPC if at.protocol == "grpc" else _HTTPS
         words += ["--ssl-grpc-use-ssl"] if at.protocol == "grpc" else []
-        for name, file in files.items():
-            words += [] if file is None else [flags[name], str(file)]
+        for name, file in _files(at.tls).items():
+            words += [flags[name], str(file)]
     for name, value in at.sent_headers.items():
         words += ["-H", Secret(f"{name}:{value}", shown=f"{name}:{HIDDEN}")]
     return words
+
+
+def files(at: Connection) -> list[Path]:
+    """Those that it reads for ``at``."""
+    return [] if at.tls is None else list(_files(at.tls).values())
+
+
+def _files(own: Tls) -> dict[str, Path]:
+    found = {"ca": tls.trusted(own), "cert": own.cert, "key": own.key}
+    return {name: file for name, file in found.items() if file is not None}
 
 
 _GRPC = {

@@ -69,7 +69,8 @@ def options(draw: st.DrawFn) -> RunOptions:
     objectives = draw(OBJECTIVES)
     ranks = objectives[0] == "throughput"
     load: Literal["concurrency", "rate"] = draw(st.sampled_from(["concurrency", "rate"]))
-    served = draw(where().filter(lambda one: load != "rate" or "http" not in (one.get("url") or "")))
+    sdk = {} if load == "rate" else {"perf_analyzer_image": draw(SOMETIMES)}
+    served = sdk | draw(where().filter(lambda one: load != "rate" or "http" not in (one.get("url") or "")))
     over_http = served["target"] == "remote" and address(served["url"]).protocol == "http"
     protocols = ["http"] if over_http else ["grpc"] if served["target"] == "remote" else ["grpc", "http"]
     search = draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"]))
