@@ -44,7 +44,7 @@ from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS
 
 NO_POWER = (
-    "--objective energy: power is read from NVIDIA GPUs, and what serves here has none that tell; "
+    "--objective energy: power is read from NVIDIA GPUs, and this serves on its CPU, as far as is told; "
     "choose throughput, latency-p95 or memory"
 )
 WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watcher]]

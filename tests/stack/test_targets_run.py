@@ -1,0 +1,38 @@
+"""``tune`` on a server in a container, then ``tune verify`` of what it found on a server that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from optimizer.model_source import ModelSource
+from tests.command_fixtures import Playground, Run, Tune
+from tests.podman import Engine
+from tests.production import Production
+
+BRIEFLY = ("--budget", "6s", "--max-trials", "2", "--measurement-interval", "100ms", "--confidence", "80%")
+
+
+def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
+    engine: Engine, mlp: ModelSource, playground: Playground, tune: Tune, tmp_path: Path
+) -> None:
+    images = ("--target", "docker", "--docker-image", engine.image, "--perf-analyzer-image", engine.image)
+    env = {"DOCKER_HOST": engine.base_url}
+    run = Run(playground, tune(*images, "--sla-p95", "500ms", *BRIEFLY, "--json", "mlp", env=env))
+    assert run.ended.code == 0, run.ended.complaints
+    info = run.info()
+    assert info["fingerprint"]["target"] == "docker"
+    assert engine.image not in info["fingerprint"]["server"]
+    assert f"{engine.image} tritonserver " in (run.folder / "logs" / "commands.log").read_text()
+    assert f"{engine.image} -m mlp" in (run.folder / "logs" / "commands.log").read_text()
+
+    with contextlib.closing(Production(mlp, tmp_path / "log")) as server:
+        server.load("mlp")
+        before = server.serving()
+        verified = tune("verify", run.folder, "--json", "--target", "remote", "--url", server.server.grpc)
+        assert server.serving() == before
+    assert verified.code in (0, 1), verified.complaints
+    document = json.loads(verified.stdout)
+    assert document["found"][0]["max_batch_size"] == run.document["recommended"]["max_batch_size"]
+    assert f"measured on the server at {server.server.grpc}" in document["notes"][0]
