@@ -3,8 +3,10 @@
     python benchmarks/older_servers.py > benchmarks/older_servers.md
 
 Earlier wheels of nvidia-pytriton on PyPI carry older servers with their Python backends. Each is fetched by hash,
-unpacked into tune's cache, and given to the contract suite of targets and to a short run of ``tune``, both on a model
-in Python that sleeps for 5 ms. The first is older than what tune takes: it is to say so in one line.
+unpacked into tune's cache, and given to the contract suite of targets (as ``local``, and running already as
+``remote``) and to a short run of ``tune``, both on a model in Python that sleeps for 5 ms. The first is older than
+what tune takes: it is to say so in one line. The second has a stub for Python 3.8 alone: it needs a ``python3.8`` on
+PATH, of which it takes the standard library.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ from tests.repositories import write_sleeper  # noqa: E402
 SERVER = "TRITUNE_TEST_SERVER"  # where the contract suite looks
 WHEELS = {
     "0.1.5": "b711c175e9ccfee7aad52d57f81c74e3707194d4321da8b45d1d64a0a7cc7504",
+    "0.2.0": "25702845ab2df3d43458c575bc97709924ff0877ccf239e0fcb07975cfbe11de",
     "0.3.1": "cf885f5581d3585ca2eb8c372e9d914e1ba1f6266fe8a7c057083d3e4a874a71",
     "0.4.2": "8f79e8bda28961a49d5c64474c17664e10b1bb08018b7ee7bcbd81bcff86e266",
     "0.5.5": "986ee75b8fb67bba9e3b0058bd5ff3981b17be3b88e178b0b60971d89ba42a63",
     "0.6.0": "d102ce46237bbdf094fbcc7a0f02db3bc9dd4a9f683cc2fd746d6c9b9858bdf5",
 }
+FOR_PYTHON_38 = "0.2.0"
+NUMPY_FOR_IT = "numpy==1.24.4"
 GIVEN = ("http-restricted-api", "grpc-address", "disable-auto-complete-config", "backend-config")
+SUITES = "TestLocalTarget or TestRemoteTargetOnAServerOfYourOwn"
 SECONDS = 120.0
 RUN = ("--sla-p95", "50ms", "--max-trials", "4", "--budget", "30s", "--measurement-interval", "100ms", "--json")
 
@@ -65,10 +71,22 @@ def _tried(wheel: str) -> Row:
         folder = Path(scratch)
         write_sleeper(folder / "models", milliseconds=5)
         program = write_installation(folder / "triton", _unpacked(wheel))
+        if wheel == FOR_PYTHON_38:
+            _give_python_38(program, folder / "packages")
         known = local.find(str(program)).options or frozenset()
         lacks = ", ".join(f"`--{name}`" for name in GIVEN if name not in known) or "nothing"
         version, run = _run(program, folder)
         return Row(wheel, version, lacks, _contract(program) if version else "not run", run)
+
+
+def _give_python_38(program: Path, packages: Path) -> None:
+    """Its stub brings the library of Python 3.8, and neither the modules of that nor numpy."""
+    asked = ["python3.8", "-c", "import sys; print(sys.base_prefix)"]
+    home = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    fetched = ["--only-binary=:all:", "--python-version=3.8", f"--target={packages}", "--no-deps", NUMPY_FOR_IT]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *fetched], check=True, capture_output=True)
+    shell, *lines = (line for line in program.read_text().splitlines() if not line.startswith("cd "))
+    program.write_text("\n".join([shell, f"export PYTHONHOME={home} PYTHONPATH={packages}", *lines, ""]))
 
 
 def _unpacked(version: str) -> Runtime:
@@ -85,7 +103,7 @@ def _make_executable(root: Path) -> None:
 
 
 def _contract(program: Path) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "TestLocalTarget"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SUITES]
     done = subprocess.run(
         [*command, "tests/contract/test_targets.py"],
         cwd=ROOT,

@@ -7,6 +7,7 @@ proxy or wheel folder its configuration names, checked against the hashes below 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ import stat
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,12 @@ WHEELS = (
     ),
 )
 
-
+# newer ones set triton_enable_empty_final_response in each request, which servers before 2.34 refuse
+OLDER_PERF_ANALYZER = Wheel(
+    "tritonclient==2.36.0",
+    "56a124e3f1901c5d392d00d8daa2de40156a1de1b4d3d3a4296b3e55c77a230d",
+    ("tritonclient-2.36.0.data/data/bin/perf_analyzer",),
+)
 # The stub was built before numpy 2 and misreads its arrays (every element is the first one, outputs are empty).
 # It gets the numpy that it knows; from Python 3.13 on there is none.
 NUMPY_WHEELS = {
@@ -143,21 +149,40 @@ def ensure(say: Callable[[str], None]) -> Runtime:
         raise EnvironmentFault(reason)
     if found := installed():
         return found
+    with _cache_alone(say) as cache:
+        runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
+        if not runtime.root.is_dir():
+            say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
+            install(WHEELS, runtime.root, _finish)
+        if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
+            say("fetching the numpy that the server's Python backend knows (18 MB, once)")
+            install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
+    say(f"unpacked into {cache}")
+    return runtime
+
+
+def older_perf_analyzer(say: Callable[[str], None]) -> Path:
+    """The one for servers before 2.34, fetched on first use. It needs the same libraries. Raises EnvironmentFault."""
+    root = cache_folder() / f"perf_analyzer-2.36.0-{OLDER_PERF_ANALYZER.sha256[:12]}"
+    binary = root / OLDER_PERF_ANALYZER.members[0]
+    if not root.is_dir():
+        with _cache_alone(say):
+            say("fetching a perf_analyzer for servers before 2.34 (12 MB, once)")
+            install((OLDER_PERF_ANALYZER,), root, lambda draft: _make_executable(draft / binary.relative_to(root)))
+    return binary
+
+
+@contextlib.contextmanager
+def _cache_alone(say: Callable[[str], None]) -> Iterator[Path]:
+    """Other processes wait meanwhile; what a killed one left is removed. Raises EnvironmentFault for what the disk
+    refuses."""
     cache = cache_folder()
-    runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies in it is run
         with locked(cache / ".setup.lock", lambda holder: say(f"waiting: {holder} is fetching the server")):
             for draft in cache.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft)
-            if not runtime.root.is_dir():
-                say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-                install(WHEELS, runtime.root, _finish)
-            if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
-                say("fetching the numpy that the server's Python backend knows (18 MB, once)")
-                install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
-        say(f"unpacked into {cache}")
-        return runtime
+            yield cache
     except OSError as error:
         raise EnvironmentFault(
             f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
@@ -265,11 +290,15 @@ def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:
                     archive.extract(member, root)
 
 
+def _make_executable(binary: Path) -> None:
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
 def _finish(root: Path) -> None:
     """Binaries that run, and libraries under the names that perf_analyzer asks for."""
     runtime = Runtime(root)
     for binary in (runtime.tritonserver, runtime.perf_analyzer, *root.rglob("triton_python_backend_stub")):
-        binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        _make_executable(binary)
     runtime.perf_analyzer_libraries.mkdir()
     libb64 = next(runtime.libraries.glob("libb64-*.so.0d"))  # vendored under a mangled name
     shutil.copy(libb64, runtime.perf_analyzer_libraries / "libb64.so.0d")

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from optimizer import runtime, serving, task
@@ -21,6 +22,7 @@ from optimizer.deploy.seen_gpus import SeenGpus, seen
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator, ServerTarget, Telemetry
 from optimizer.load.concurrent import ConcurrentModels
+from optimizer.load.launcher import ForEveryServer
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
@@ -168,7 +170,9 @@ class Stack:
             stopwatch=self.stopwatch,
             window_ms=window_ms,
             cpus=on,
-            launcher=None if image is None else SdkImage(image),
+            launcher=ForEveryServer(installed.perf_analyzer_libraries, partial(runtime.older_perf_analyzer, self.say))
+            if image is None
+            else SdkImage(image),
         )
 
     def _guard(self, what: Task, folder: RunFolder) -> Guard:

@@ -278,6 +278,21 @@ class TestRemoteTargetOverTls(TestRemoteTarget):
         return RemoteTarget(production.grpc, production.source, keep=tmp_path)
 
 
+@pytest.mark.skipif(SERVER not in os.environ, reason=f"the pinned server again, unless {SERVER} names another")
+class TestRemoteTargetOnAServerOfYourOwn(TestRemoteTarget):
+    """Of whatever version."""
+
+    @pytest.fixture
+    def another(self, local_target: LocalTarget, tmp_path: Path) -> Target:
+        with local_target.deploy(Candidate(max_batch_size=32)):
+            return RemoteTarget(Connection(local_target.grpc_address), local_target.source, keep=tmp_path)
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        assert isinstance(target, RemoteTarget)
+        assert target.server_version
+        return told_by(target.connection, model)
+
+
 class TestDockerTarget(TargetContract):
     """On a server in a container, where an engine runs."""
 

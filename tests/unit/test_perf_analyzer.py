@@ -8,6 +8,7 @@ from pathlib import Path
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from optimizer.interfaces import Endpoint
+from optimizer.load.launcher import REFUSED, ForEveryServer
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.perf_output import read_windows
 from optimizer.load.server_statistics import executions_by_size, mean_batch_size
@@ -51,3 +52,28 @@ def test_the_measurement_interval_is_the_window_asked_for(tmp_path: Path) -> Non
     pairs = dict(pairwise(command))
     assert pairs["--measurement-interval"] == "5000"
     assert (pairs["-b"], pairs["--concurrency-range"]) == ("4", "7")
+
+
+def test_a_server_that_refuses_newer_requests_is_measured_with_the_older_one(tmp_path: Path) -> None:
+    asked = []
+
+    def older() -> Path:
+        asked.append("fetched")
+        return program("older", "echo measured $1")
+
+    def program(name: str, line: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+        return path
+
+    newer = program("newer", f'echo "Thread [0] had error: {REFUSED} for Triton usage"; exit 99')
+    launch = ForEveryServer(tmp_path, older)
+    rest = {"timeout_seconds": 10.0, "log": tmp_path / "log", "reads": (), "cpus": None, "check": lambda: None}
+    for _ in range(2):
+        done = launch([str(newer), "-m"], **rest)  # type: ignore[arg-type]
+        assert (done.exit_code, done.output.split()) == (0, ["measured", "-m"])
+    assert asked == ["fetched"]
+    fine = ForEveryServer(tmp_path, older)([str(program("fine", "echo fine")), "-m"], **rest)  # type: ignore[arg-type]
+    assert fine.output.split() == ["fine"]
+    assert asked == ["fetched"]
