@@ -35,7 +35,16 @@ class Constraint:
     def __str__(self) -> str:
         metric = METRICS[self.metric]
         relation = ">=" if metric.better == "higher" else "<="
-        return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:g} {metric.unit}".rstrip()
+        return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:.12g} {metric.unit}".rstrip()
+
+
+def parse_constraint(text: str) -> Constraint:
+    """What ``str`` made of one. Raises ValueError."""
+    name, _, bound = text.replace(">=", "<=").partition("<=")
+    metric = next((metric for metric in (name.strip(), f"latency-{name.strip()}") if metric in METRICS), None)
+    if metric is None or not bound.split():
+        raise ValueError(f"{text!r} is no bound on a metric")
+    return Constraint(metric, float(bound.split()[0]))
 
 
 def worst_violation(constraints: tuple[Constraint, ...], measurement: Measurement) -> float:

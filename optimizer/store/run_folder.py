@@ -142,7 +142,7 @@ class RunFolder:
         Raises BadInputError where run.json is not one of ours.
         """
         try:
-            info = self._read_info()
+            info = self.read_info()
             options = info["options"]
             unknown = set(options) - {field.name for field in fields(RunOptions)}
             if unknown:
@@ -153,21 +153,28 @@ class RunFolder:
         except ValidationError as error:
             fault = error.errors()[0]
             key = ".".join(map(str, ("options", *fault["loc"])))
-            raise self._no_record(f"{key}: {fault['msg']}") from None
+            raise self.no_record(f"{key}: {fault['msg']}") from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+            raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
     def read_constraints(self) -> list[str]:
         """The bounds that the run was held to, as they are written. Raises BadInputError."""
         try:
-            return [str(bound) for bound in self._read_info()["problem"]["constraints"]]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+            return [str(bound) for bound in self.read_info()["problem"]["constraints"]]
+        except (KeyError, TypeError) as error:
+            raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
-    def _read_info(self) -> Any:
-        return json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
+    def read_info(self) -> Mapping[str, Any]:
+        """All of run.json. Raises BadInputError where it is not one of ours."""
+        try:
+            info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.no_record(str(error)) from None
+        if not isinstance(info, dict):
+            raise self.no_record("it holds no names")
+        return info
 
-    def _no_record(self, why: str) -> BadInputError:
+    def no_record(self, why: str) -> BadInputError:
         return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:

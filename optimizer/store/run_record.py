@@ -25,6 +25,7 @@ from optimizer.outcome import Outcome
 from optimizer.process import COMMANDS
 from optimizer.report import export
 from optimizer.stopwatch import Stopwatch
+from optimizer.store.finished import candidate_document
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
 from optimizer.trial import Trial
@@ -98,6 +99,8 @@ class RunRecord:
                     "request_batch_size": self.task.problem.request_batch_size,
                     "space": {k: list(v) for k, v in self.task.problem.space.parameters().items()},
                     "candidates": len(self.task.problem.space),
+                    "baseline": candidate_document(self.task.baseline),
+                    "dynamic_batching": candidate_document(self.task.dynamic_batching),
                     "input_data": Path(self.task.input_data).name,
                 },
                 "hardware": {

@@ -64,15 +64,15 @@ class TrialsTable:
         """Write that ``trial`` could not be deployed, and why."""
         self._write(self._row(trial) | {"status": "failed", "reason": trial.reason})
 
-    def read(self) -> list[Trial]:
-        """The trials so far, by number. A last line torn by a crash is cut off.
+    def read(self, *, mend: bool = True) -> list[Trial]:
+        """The trials so far, by number. A last line torn by a crash is left out, and cut off to ``mend`` the file.
 
         A table of an earlier version goes on without the columns that it lacks. Raises BadInputError where the
         table is not one of this run.
         """
         if not self.path.exists():
             return []
-        text = self._cut_torn_line()
+        text = self._whole_lines(mend)
         reader = csv.DictReader(io.StringIO(text))
         if text:
             try:
@@ -162,10 +162,10 @@ class TrialsTable:
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
-    def _cut_torn_line(self) -> str:
+    def _whole_lines(self, mend: bool) -> str:
         content = read_bytes(self.path, MAX_BYTES, "is this the table of a run?")
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
+        if mend and len(whole) < len(content):
             try:
                 os.truncate(self.path, len(whole))
             except OSError as error:
