@@ -12,17 +12,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from objectives.metrics import METRICS, Measurement
+from objectives import pareto
+from objectives.metrics import METRICS, Measurement, Metric
 from optimizer.problem import Problem
 from optimizer.report import summary, words
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.report.scatter import scatter
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
 
 if TYPE_CHECKING:
     from optimizer.budget import Budget
 
 LEAST_COLUMNS_FOR_LOADS = 70
 MOST_ROWS = 12
-OTHER_LINES = 11  # of the display, besides the finished trials
+OTHER_LINES = 11  # of the display, besides the finished trials and the plot
+LEAST_ROWS, MOST_PLOT = 4, 16  # finished trials that are shown beside a plot; lines of the plot
 
 
 class QuietWatcher:
@@ -109,14 +112,31 @@ class LiveWatcher:
         lines: list[RenderableType] = [header]
         if self._hardware:
             lines.append(Text(self._hardware, "dim"))
-        lines += [Text(""), self._table(), Text(""), self._now(), *self._best_lines()]
+        plot = self._plot()
+        lines += [Text(""), self._table(len(plot)), Text(""), *plot, self._now(), *self._best_lines()]
         lines += [Text(""), self._time_left()]
         for line in lines:
             if isinstance(line, Text):
                 line.no_wrap, line.overflow = True, "ellipsis"
         return Group(*lines)
 
-    def _table(self) -> Table:
+    def _plot(self) -> list[Text]:
+        """The front as it grows, of all that was measured so far; empty where there is no room."""
+        room = self._console.height - OTHER_LINES - LEAST_ROWS
+        trials = [trial for _, trial in self._finished] + ([self._current[1]] if self._current else [])
+        latency = METRICS[self._latency]
+        known = [point for point in latest_points(trials) if _is_drawn(point, latency)]
+        best = pareto.front(known, (METRICS["throughput"], latency))
+        bound = min((c.bound for c in self._problem.constraints if c.metric == self._latency), default=None)
+
+        def place(point: Point) -> tuple[float, float]:
+            return latency.value(point.measurement) or 0.0, point.throughput_infer_per_sec
+
+        label = words.short(self._latency)
+        height = min(MOST_PLOT, room)
+        return scatter([place(p) for p in known], [place(p) for p in best], bound, label, self._console.width, height)
+
+    def _table(self, plot_lines: int) -> Table:
         roomy = self._console.width >= LEAST_COLUMNS_FOR_LOADS
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
         table.add_column("trial", justify="right", no_wrap=True)
@@ -125,7 +145,7 @@ class LiveWatcher:
         table.add_column(f"{words.short(self._latency)} ms", justify="right", no_wrap=True, min_width=6)
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
-        room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES))
+        room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES - plot_lines))
         for role, trial in self._finished[-room:]:
             cells = self._row(role, trial)
             table.add_row(*cells if roomy else cells[:4])
@@ -188,3 +208,7 @@ class LiveWatcher:
         bar = ProgressBar(total=total, completed=total - left)
         row.add_row(bar, f"{words.clock(left)} left · {elapsed} elapsed · {done}")
         return row
+
+
+def _is_drawn(point: Point, latency: Metric) -> bool:
+    return bool(point.throughput_infer_per_sec and latency.value(point.measurement))
