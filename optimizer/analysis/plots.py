@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from objectives.metrics import METRICS
-from optimizer.errors import EnvironmentFault
 from optimizer.report import words
+from optimizer.store.finished import FinishedRun
 from optimizer.trial import Candidate, Point, latest_points
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from optimizer.store.finished import FinishedRun
 
 SIZE_INCHES = (7.0, 4.0)
 MOST_CURVES = 8
 
 
-def pareto(run: FinishedRun) -> Figure:
+class Plot(Figure):
+    """A figure without pyplot, so that nothing is to be closed; notebooks show it, ``%matplotlib`` or not."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        self.savefig(image, format="png")
+        return image.getvalue()
+
+
+def pareto(run: FinishedRun) -> Plot:
     """Throughput against the judged latency: every measured point, the front, the recommendation, the bound."""
     latency = words.judged_latency(run.problem.constraints)
     figure, axes = _axes(f"{words.short(latency)} latency (ms)", "throughput (infer/s)")
@@ -32,11 +40,12 @@ def pareto(run: FinishedRun) -> Figure:
         if bound.metric == latency:
             axes.axvline(bound.bound, color="tab:orange", linestyle="--", label=words.bound(bound))
     axes.set_title(f"{run.problem.model}: throughput against latency")
+    axes.set_ylim(bottom=0)
     axes.legend()
     return figure
 
 
-def latency_against_load(run: FinishedRun) -> Figure:
+def latency_against_load(run: FinishedRun) -> Plot:
     """The judged latency of the configurations on the front at each load at which they were measured."""
     latency = words.judged_latency(run.problem.constraints)
     load = "rate (req/s)" if run.problem.open_loop else "concurrency (requests in flight)"
@@ -52,18 +61,19 @@ def latency_against_load(run: FinishedRun) -> Figure:
         if bound.metric == latency:
             axes.axhline(bound.bound, color="tab:orange", linestyle="--", label=words.bound(bound))
     axes.set_title(f"{run.problem.model}: latency against load")
-    if axes.lines:
-        axes.legend(fontsize="x-small")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", fontsize="x-small")
     return figure
 
 
 def _of(run: FinishedRun, candidate: Candidate) -> list[Point]:
+    """At each load; what fresh servers say goes over what the search saw."""
     again = [one.point for one in run.outcome.again] if run.outcome else []
     own = [point for point in [*latest_points(run.trials), *again] if point.candidate == candidate]
-    return [point for point in own if point.measurement.throughput_infer_per_sec]
+    return list({point.load: point for point in own if point.measurement.throughput_infer_per_sec}.values())
 
 
-def _places(points: list[Point] | tuple[Point, ...], latency: str) -> tuple[list[float], list[float]]:
+def _places(points: Sequence[Point], latency: str) -> tuple[list[float], list[float]]:
     known = [
         (late, point.throughput_infer_per_sec)
         for point in points
@@ -72,18 +82,9 @@ def _places(points: list[Point] | tuple[Point, ...], latency: str) -> tuple[list
     return [late for late, _ in known], [throughput for _, throughput in known]
 
 
-def _axes(x: str, y: str) -> tuple[Figure, Any]:
-    """Without pyplot: no state of its own, and nothing to close.
-
-    Raises EnvironmentFault where matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise EnvironmentFault("plots need matplotlib: pip install 'tritune[notebook]'") from None
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+def _axes(x: str, y: str) -> tuple[Plot, Any]:
+    figure = Plot(figsize=SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.set_ylim(bottom=0)
     return figure, axes

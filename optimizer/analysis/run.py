@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 import io
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from optimizer.errors import EnvironmentFault
 from optimizer.report import summary, words
 from optimizer.store.finished import FinishedRun, read_run
 from optimizer.untrusted import read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
+    from optimizer.analysis.plots import Plot
     from optimizer.explaining.explanation import Explanation
     from optimizer.outcome import Outcome
     from optimizer.trial import Point
@@ -95,17 +98,15 @@ class Run:
 
         return frames.of_confirmed(self.outcome.again if self.outcome else ())
 
-    def plot_pareto(self) -> Figure:
+    def plot_pareto(self) -> Plot:
         """Throughput against latency. Raises EnvironmentFault without matplotlib (the extra ``notebook``)."""
-        from optimizer.analysis import plots
+        figure: Plot = _plots().pareto(self.finished)
+        return figure
 
-        return plots.pareto(self.finished)
-
-    def plot_latency(self) -> Figure:
+    def plot_latency(self) -> Plot:
         """Latency against load, of the configurations on the front. Raises as ``plot_pareto``."""
-        from optimizer.analysis import plots
-
-        return plots.latency_against_load(self.finished)
+        figure: Plot = _plots().latency_against_load(self.finished)
+        return figure
 
     def explain(self, fp16_factor: float = 0.5) -> Explanation:
         """As ``tune explain``. Raises BadInputError where nothing was measured."""
@@ -151,3 +152,10 @@ class Run:
         if self.outcome is not None and self.recommended is not None:
             told.append(("verdict", summary.verdict(self.outcome)))
         return told
+
+
+def _plots() -> ModuleType:
+    try:
+        return import_module("optimizer.analysis.plots")
+    except ImportError:
+        raise EnvironmentFault("plots need matplotlib: pip install 'tritune[notebook]'") from None

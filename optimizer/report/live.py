@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from objectives import pareto
-from objectives.metrics import METRICS, Measurement, Metric
+from objectives.metrics import METRICS, Measurement
 from optimizer.problem import Problem
 from optimizer.report import summary, words
 from optimizer.report.scatter import scatter
@@ -68,6 +69,7 @@ class LiveWatcher:
         self._finished: tuple[tuple[str, Trial], ...] = ()
         self._current: tuple[str, Trial] | None = None
         self._best: Point | None = None
+        self._drawn: tuple[list[Point], list[Point]] = ([], [])  # of the finished trials: points, and their front
         # stdout may be a pipe that takes the result: it is left alone
         self._live = Live(
             console=console,
@@ -101,6 +103,8 @@ class LiveWatcher:
         role = self._current[0] if self._current and self._current[1].number == trial.number else ""
         others = tuple(pair for pair in self._finished if pair[1].number != trial.number)
         self._finished = (*others, (role, trial))
+        known = self._known([one for _, one in self._finished])
+        self._drawn = known, self._front(known)
         self._current, self._best = None, best
         self._live.refresh()
 
@@ -122,19 +126,28 @@ class LiveWatcher:
 
     def _plot(self) -> list[Text]:
         """The front as it grows, of all that was measured so far; empty where there is no room."""
-        room = self._console.height - OTHER_LINES - LEAST_ROWS
-        trials = [trial for _, trial in self._finished] + ([self._current[1]] if self._current else [])
-        latency = METRICS[self._latency]
-        known = [point for point in latest_points(trials) if _is_drawn(point, latency)]
-        best = pareto.front(known, (METRICS["throughput"], latency))
+        (finished, front), current = self._drawn, self._known([self._current[1]] if self._current else [])
         bound = min((c.bound for c in self._problem.constraints if c.metric == self._latency), default=None)
+        return scatter(
+            self._places([*finished, *current]),
+            self._places(self._front([*front, *current])),
+            bound,
+            words.short(self._latency),
+            self._console.width,
+            min(MOST_PLOT, self._console.height - OTHER_LINES - LEAST_ROWS),
+        )
 
-        def place(point: Point) -> tuple[float, float]:
-            return latency.value(point.measurement) or 0.0, point.throughput_infer_per_sec
+    def _known(self, trials: Sequence[Trial]) -> list[Point]:
+        latency = METRICS[self._latency]
+        measured = latest_points(trials)
+        return [point for point in measured if point.throughput_infer_per_sec and latency.value(point.measurement)]
 
-        label = words.short(self._latency)
-        height = min(MOST_PLOT, room)
-        return scatter([place(p) for p in known], [place(p) for p in best], bound, label, self._console.width, height)
+    def _front(self, known: Sequence[Point]) -> list[Point]:
+        return pareto.front(known, (METRICS["throughput"], METRICS[self._latency]))
+
+    def _places(self, known: Sequence[Point]) -> list[tuple[float, float]]:
+        latency = METRICS[self._latency]
+        return [(latency.value(one.measurement) or 0.0, one.throughput_infer_per_sec) for one in known]
 
     def _table(self, plot_lines: int) -> Table:
         roomy = self._console.width >= LEAST_COLUMNS_FOR_LOADS
@@ -208,7 +221,3 @@ class LiveWatcher:
         bar = ProgressBar(total=total, completed=total - left)
         row.add_row(bar, f"{words.clock(left)} left · {elapsed} elapsed · {done}")
         return row
-
-
-def _is_drawn(point: Point, latency: Metric) -> bool:
-    return bool(point.throughput_infer_per_sec and latency.value(point.measurement))

@@ -15,9 +15,10 @@ XY = tuple[float, float]
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, [row][column]
 BLANK = 0x2800
 FRONT, BOUND = "●", "┊"
-LABEL = 8  # characters of a label on the left, and a blank
-LEAST_WIDTH, LEAST_HEIGHT = 30, 4
-MARGIN = 1.1  # of the bound: latencies beyond it and the measured ones are not drawn
+UNIT = "infer/s"
+LEAST_COLUMNS, LEAST_HEIGHT = 20, 4
+MARGIN = 1.1  # beyond the bound, or what was measured
+FAR = 3.0  # a bound so many times beyond every point would only squash them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,21 @@ def scatter(
     Up to twice the bound is shown: beyond that nobody chooses.
     """
     every = [point for point in (*points, *front) if all(map(math.isfinite, point)) and min(point) > 0]
-    if not every or width < LEAST_WIDTH or height < LEAST_HEIGHT:
+    if not every:
         return []
     right = MARGIN * max(x for x, _ in every)
+    bound = None if bound is None or bound > FAR * right else bound
     if bound is not None:
         right = max(min(right, 2 * bound), MARGIN * bound)
     seen = [y for x, y in every if x <= right] or [y for _, y in every]
-    frame = Frame(right, 0.9 * min(seen), 1.02 * max(seen), width - LABEL - 1, height - 2)
-    return [*_canvas(frame, points, front, bound), *_axis(frame, bound, label)]
+    bottom, top = 0.9 * min(seen), 1.02 * max(seen)
+    label_width = max(map(len, (UNIT, words.number(bottom), words.number(top))))
+    frame = Frame(right, bottom, top, width - label_width - 2, height - 2)
+    if frame.columns < LEAST_COLUMNS or height < LEAST_HEIGHT:
+        return []
+    lines = [*_canvas(frame, points, front, bound), *_axis(frame, bound, label)]
+    labels = {0: words.number(top), frame.rows: words.number(bottom), frame.rows + 1: UNIT}
+    return [Text(f"{labels.get(i, ''):>{label_width}} ", "dim").append_text(line) for i, line in enumerate(lines)]
 
 
 def _canvas(frame: Frame, points: Sequence[XY], front: Sequence[XY], bound: float | None) -> list[Text]:
@@ -71,15 +79,17 @@ def _canvas(frame: Frame, points: Sequence[XY], front: Sequence[XY], bound: floa
     edge = int(bound / frame.right * frame.columns) if bound is not None else -1
     lines = []
     for row in range(frame.rows):
-        shown = words.number(frame.top) if row == 0 else ""
-        line = Text(f"{shown:>{LABEL - 1}} ", "dim").append("│", "dim")
-        for column in range(frame.columns):
-            if (column, row) in discs:
-                line.append(FRONT, "bold green")
-            elif (column, row) in dots:
-                line.append(chr(BLANK + dots[column, row]))
-            else:
-                line.append(BOUND if column == edge else " ", "yellow")
+        cells = [chr(BLANK + dots[x, row]) if (x, row) in dots else " " for x in range(frame.columns)]
+        if edge >= 0 and cells[edge] == " ":
+            cells[edge] = BOUND
+        own = [x for x, y in discs if y == row]
+        for x in own:
+            cells[x] = FRONT
+        line = Text.assemble(("│", "dim"), "".join(cells))
+        if edge >= 0 and cells[edge] == BOUND:
+            line.stylize("yellow", edge + 1, edge + 2)
+        for x in own:
+            line.stylize("bold green", x + 1, x + 2)
         lines.append(line)
     return lines
 
@@ -87,12 +97,12 @@ def _canvas(frame: Frame, points: Sequence[XY], front: Sequence[XY], bound: floa
 def _axis(frame: Frame, bound: float | None, label: str) -> list[Text]:
     edge = int(bound / frame.right * frame.columns) if bound is not None else -1
     rule = "".join("┴" if column == edge else "─" for column in range(frame.columns))
-    ends = Text(f"{'infer/s':>{LABEL - 1}} ", "dim")
-    ends.append(f"0{'':{max(0, edge - 1)}}", "dim")
-    right = f"{label} {words.number(frame.right)} ms"
+    ends = Text(f" 0{'':{max(0, edge - 1)}}", "dim")
     if bound is not None:
         ends.append(f"{words.exact(bound)} ms", "yellow")
-    room = LABEL + 1 + frame.columns - len(ends.plain) - len(right)
+    right = f"{label} {words.number(frame.right)} ms"
+    room = 1 + frame.columns - len(ends.plain) - len(right)
     if room > 0:
         ends.append(" " * room + right, "dim")
-    return [Text(f"{words.number(frame.bottom):>{LABEL - 1}} └{rule}", "dim"), ends]
+    ends.truncate(1 + frame.columns)
+    return [Text(f"└{rule}", "dim"), ends]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from tests.command_fixtures import Playground, run_tune
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
-PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SAMPLE = "results/dlrm/sample"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
 BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
@@ -31,7 +34,8 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def there(playground: Playground) -> Playground:
-    """Every model that the pages speak of."""
+    """Every model and run that the pages speak of."""
+    shutil.copytree(ROOT / SAMPLE, playground.here / SAMPLE)
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     models = playground.here / "models"
