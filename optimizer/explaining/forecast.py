@@ -20,6 +20,7 @@ from optimizer.search.surroundings import SMALLEST_S
 from optimizer.trial import Candidate, Point
 
 LOADS, FINER = 20, 12  # concurrencies that are simulated of each configuration, and around its best
+MOST_POINTS = 500  # that the simulation is fitted to, beside the subject's
 LARGER = 4  # times the largest max_batch_size of the space: batches that are asked about
 
 
@@ -44,7 +45,7 @@ class Forecaster:
     def __init__(self, measured: Sequence[Point], subject: Point, problem: Problem, seed: int = 0) -> None:
         """``measured``: the search's points. Raises ValueError where none has a throughput and a latency."""
         self.latency = judged_latency(problem, measured)
-        known = [point for point in _closed(measured, problem) if is_known(point, self.latency)]
+        known = _thinned([point for point in _closed(measured, problem) if is_known(point, self.latency)], subject)
         space = problem.space
         larger = LARGER * max(*space.max_batch_size, subject.candidate.max_batch_size)
         wider = replace(space, max_batch_size=(*space.max_batch_size, larger)) if larger else space
@@ -52,8 +53,7 @@ class Forecaster:
         self._model = fit(known, replace(problem, space=wider), self.latency, seed)
         self._most = max(problem.max_concurrency, *(point.load.concurrency for point in known))
         anchors = [point for point in _closed([subject], problem) if is_known(point, self.latency)]
-        own = [point for point in known if point.candidate != subject.candidate] + anchors
-        self._ratios = self._learned(own)
+        self._ratios = self._learned([one for one in known if one.candidate != subject.candidate] + anchors)
         self._usual = self._ratios.get(subject.candidate, np.zeros(2))
         self.error = statistics.median(abs(math.expm1(-one[0])) for one in self._residuals(known))
         self.points = len(known)
@@ -126,6 +126,12 @@ class Forecaster:
 
         way_s, gap_s = (max(SMALLEST_S, way_share * part) for part in (around.way_s, around.gap_s))
         return replace(self._model, times=times, around=replace(around, way_s=way_s, gap_s=gap_s))
+
+
+def _thinned(known: Sequence[Point], subject: Point) -> list[Point]:
+    """As many as tell enough, from the whole of the run."""
+    step = max(1, math.ceil(len(known) / MOST_POINTS))
+    return [point for i, point in enumerate(known) if i % step == 0 or point.candidate == subject.candidate]
 
 
 def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:

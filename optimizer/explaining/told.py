@@ -71,9 +71,7 @@ def _print_stages(console: Console, told: Explanation) -> None:
         return
     table = plain_table("  stage of a request", ">ms", ">share")
     for stage, milliseconds in stages.items():
-        table.add_row(
-            f"  {stage}", words.number(milliseconds) if milliseconds else "0", f"{milliseconds / total:.0%}"
-        )
+        table.add_row(f"  {stage}", f"{milliseconds:,.3f}", f"{milliseconds / total:.0%}")
     print_table(console, table)
 
 
