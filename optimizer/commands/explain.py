@@ -22,9 +22,10 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     given = parser.parse_args(arguments)
+    from optimizer.explaining.document import document
     from optimizer.explaining.explanation import explain
     from optimizer.explaining.remedies import FP16_FACTOR
-    from optimizer.explaining.told import document, print_explanation
+    from optimizer.explaining.told import print_explanation
     from optimizer.store.finished import read_run
 
     factor = FP16_FACTOR if given.fp16_factor is None else parsed("--fp16-factor", given.fp16_factor, _share)

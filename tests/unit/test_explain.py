@@ -18,10 +18,11 @@ from optimizer.commands.explain import main
 from optimizer.errors import BadInputError
 from optimizer.explaining.binding import binding
 from optimizer.explaining.bottleneck import Kind, bottleneck, seen
+from optimizer.explaining.document import document
 from optimizer.explaining.explanation import Explanation, explain
 from optimizer.explaining.forecast import Forecast, Forecaster
 from optimizer.explaining.remedies import gain
-from optimizer.explaining.told import document, print_explanation
+from optimizer.explaining.told import print_explanation
 from optimizer.problem import Problem
 from optimizer.space import Space
 from optimizer.store.finished import read_run
