@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from optimizer.budget import Budget
-    from optimizer.machine.hardware import Hardware
-    from optimizer.problem import Problem
     from optimizer.session import Result
     from optimizer.stack import WatcherMaker
 
-COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor")
+COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor", "explain")
 INTERRUPTED = 130
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -78,6 +75,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _sweep(arguments)
     if command == "replay":
         return _replay(arguments)
+    if command == "explain":
+        from optimizer.commands.explain import main as explain
+
+        return explain(arguments)
     parser = Parser(prog=f"tune {command}")
     if command == "models":
         parser.description = "The models that come with tune, and those in ./configs."
@@ -127,7 +128,7 @@ def _run(arguments: list[str]) -> int:
         print(note, file=sys.stderr, flush=True)
     from optimizer.session import tune
 
-    result = tune(given.options, given.resumed, *_shown_on(_terminal()))
+    result = tune(given.options, given.resumed, *_shown_on(_terminal(), given.log))
     _print(result, as_json=given.as_json)
     return {"found": 0, "none": 1, "interrupted": INTERRUPTED}[result.status]
 
@@ -138,20 +139,15 @@ def _terminal() -> Console:
     return Console(stderr=True)
 
 
-def _shown_on(terminal: Console) -> tuple[Callable[[str], None], WatcherMaker]:
-    """What is told while something slow goes on: a line for each preparation, then a live display."""
-    from optimizer.report.console import LiveWatcher, QuietWatcher
+def _shown_on(terminal: Console, log: str | None = None) -> tuple[Callable[[str], None], WatcherMaker]:
+    """What is told while something slow goes on: a line for each preparation, then what ``log`` asks for."""
+    from optimizer.report.console import watcher
 
     def say(line: str) -> None:
-        if terminal.is_terminal:
+        if log == "plain" or (terminal.is_terminal and log != "none"):
             terminal.print(one_line(line), highlight=False, markup=False)
 
-    def watch(problem: Problem, budget: Budget, hardware: Hardware) -> LiveWatcher | QuietWatcher:
-        return (
-            LiveWatcher(terminal, problem, budget, hardware=str(hardware)) if terminal.is_terminal else QuietWatcher()
-        )
-
-    return say, watch
+    return say, lambda problem, budget, hardware: watcher(log, terminal, problem, budget, str(hardware))
 
 
 def _print(result: Result, *, as_json: bool) -> None:

@@ -15,12 +15,15 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 HAS_TIMER = hasattr(signal, "setitimer")  # not on Windows, where tune can replay
 AGAIN_SECONDS = 1.5
 
+_installed = False
 _pending = False
 
 
 def install() -> None:
     """Let the signals raise KeyboardInterrupt, but those that whoever started this process has set to be ignored:
     nohup, or a shell for what runs in the background."""
+    global _installed
+    _installed = True
     for signum in SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, _interrupt)
@@ -30,7 +33,12 @@ def install() -> None:
 
 
 def acknowledge() -> None:
-    """The interrupt has been caught and the process ends: signals no longer disturb it."""
+    """The interrupt has been caught and the process ends: signals no longer disturb it.
+
+    A process that is not the command's, such as a notebook's, goes on: its signals stay its own.
+    """
+    if not _installed:
+        return
     if HAS_TIMER:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_IGN)

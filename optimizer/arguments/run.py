@@ -31,6 +31,7 @@ from optimizer.headers import HIDDEN
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.machine import cpus
 from optimizer.options import RunOptions, default_search
+from optimizer.report import LOGS
 from optimizer.search import SEARCHERS
 from optimizer.store.run_folder import RunFolder
 from optimizer.untrusted import one_line
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # that is memory, on a GPU
-ANEW = ("budget", "max_trials", "storage", "header", "out", "json")  # may be given with --resume
+ANEW = ("budget", "max_trials", "storage", "header", "out", "json", "log")  # may be given with --resume
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
   tune verify RUN     measure a run's recommendation again: does it still hold?
   tune sweep MODEL    measure given configurations at given loads
   tune replay TABLE   the same search on a recorded table, without a server
+  tune explain RUN    what bounds a run's throughput, and what would help
   tune models         the models that come with tune
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks
@@ -66,13 +68,15 @@ examples:
 @dataclass(frozen=True)
 class RunArguments:
     """``resumed``: the run that is continued; its own options, with what was given anew. ``mapped``: what a file of
-    Model Analyzer asks for, which is in ``options`` as far as they go; ``print_profile``: show it, run nothing."""
+    Model Analyzer asks for, which is in ``options`` as far as they go; ``print_profile``: show it, run nothing.
+    ``log``: what is shown meanwhile, one of ``report.LOGS``; None is what suits the terminal."""
 
     resumed: RunFolder | None
     options: RunOptions
     as_json: bool
     mapped: Mapped | None = None
     print_profile: bool = False
+    log: str | None = None
 
 
 def read_run_arguments(words: list[str]) -> RunArguments:
@@ -83,7 +87,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
         raise BadInputError("--print-profile shows what --from-model-analyzer FILE becomes: give that too")
     if given.resume is not None or given.from_model_analyzer is None:
         resumed, options = _options(given)
-        return RunArguments(resumed, options, given.json)
+        return RunArguments(resumed, options, given.json, log=given.log)
     from optimizer.model_analyzer.reader import read_model_analyzer
 
     mapped = read_model_analyzer(Path(given.from_model_analyzer), given.model)
@@ -91,7 +95,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
     whole.model = mapped.model
     if whole.load != "rate":  # as given with the command, whatever the file says
         whole.arrivals = given.arrivals
-    return RunArguments(None, _options(whole)[1], given.json, mapped, given.print_profile)
+    return RunArguments(None, _options(whole)[1], given.json, mapped, given.print_profile, given.log)
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -169,6 +173,7 @@ def _run_parser() -> argparse.ArgumentParser:
     results.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
     results.add_argument("--storage", metavar="URL", help="Optuna storage (a file in the run's folder)")
     results.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    results.add_argument("--log", choices=LOGS, help="what is shown meanwhile (live on a terminal, else none)")
     return parser
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from objectives.sla import parse_duration_ms
 from optimizer.errors import BadInputError
@@ -18,10 +19,28 @@ LARGEST_SEED = 2**32 - 1  # numpy's
 LARGEST_INT32 = 2**31 - 1  # Triton's sizes
 
 
+class _NoColor(argparse.Action):
+    """As the variable that rich and others obey (no-color.org); also for what is started from here."""
+
+    def __call__(self, *_: object) -> None:
+        os.environ["NO_COLOR"] = "1"
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line."""
+    """argparse, with errors in one line. Every command takes ``--no-color``."""
 
     page = "tune --help"
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.add_argument(
+            "--no-color",
+            action=_NoColor,
+            nargs=0,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help="as the variable NO_COLOR",
+        )
 
     def error(self, message: str) -> NoReturn:
         raise BadInputError(f"{one_line(message, LONGEST_QUOTE)}; `{self.page}` shows the options")

@@ -13,18 +13,31 @@ from rich.text import Text
 
 from optimizer.report import summary, words
 from optimizer.report.live import LiveWatcher, QuietWatcher
+from optimizer.report.plain import PlainWatcher
 from optimizer.report.plain_tables import plain_table, print_table
 from optimizer.untrusted import one_line
 
 if TYPE_CHECKING:
+    from optimizer.budget import Budget
     from optimizer.outcome import Outcome
     from optimizer.problem import Problem
     from optimizer.trial import Point
 
-__all__ = ["LiveWatcher", "QuietWatcher", "print_best_so_far", "print_outcome"]
+__all__ = ["LiveWatcher", "PlainWatcher", "QuietWatcher", "print_best_so_far", "print_outcome", "watcher"]
 
 MOST_FRONT_ROWS = 10
 _LABEL_WIDTH = 14
+
+
+def watcher(
+    log: str | None, terminal: Console, problem: Problem, budget: Budget, hardware: str
+) -> LiveWatcher | PlainWatcher | QuietWatcher:
+    """``log``: one of ``report.LOGS``; None is the live display on a terminal, and nothing in a pipe, where each
+    line is a complaint."""
+    log = log or ("live" if terminal.is_terminal else "none")
+    if log == "plain":
+        return PlainWatcher(terminal, problem, budget)
+    return LiveWatcher(terminal, problem, budget, hardware=hardware) if log == "live" else QuietWatcher()
 
 
 def print_outcome(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from optimizer.problem import Problem
 from optimizer.report import summary, words
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.report.scatter import scatter
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
 
 if TYPE_CHECKING:
     from optimizer.budget import Budget
 
 LEAST_COLUMNS_FOR_LOADS = 70
 MOST_ROWS = 12
-OTHER_LINES = 11  # of the display, besides the finished trials
+OTHER_LINES = 11  # of the display, besides the finished trials and the plot
+LEAST_ROWS, MOST_PLOT = 4, 16  # finished trials that are shown beside a plot; lines of the plot
 
 
 class QuietWatcher:
@@ -65,6 +69,7 @@ class LiveWatcher:
         self._finished: tuple[tuple[str, Trial], ...] = ()
         self._current: tuple[str, Trial] | None = None
         self._best: Point | None = None
+        self._drawn: tuple[list[Point], list[Point]] = ([], [])  # of the finished trials: points, and their front
         # stdout may be a pipe that takes the result: it is left alone
         self._live = Live(
             console=console,
@@ -98,6 +103,8 @@ class LiveWatcher:
         role = self._current[0] if self._current and self._current[1].number == trial.number else ""
         others = tuple(pair for pair in self._finished if pair[1].number != trial.number)
         self._finished = (*others, (role, trial))
+        known = self._known([one for _, one in self._finished])
+        self._drawn = known, self._front(known)
         self._current, self._best = None, best
         self._live.refresh()
 
@@ -109,14 +116,40 @@ class LiveWatcher:
         lines: list[RenderableType] = [header]
         if self._hardware:
             lines.append(Text(self._hardware, "dim"))
-        lines += [Text(""), self._table(), Text(""), self._now(), *self._best_lines()]
+        plot = self._plot()
+        lines += [Text(""), self._table(len(plot)), Text(""), *plot, self._now(), *self._best_lines()]
         lines += [Text(""), self._time_left()]
         for line in lines:
             if isinstance(line, Text):
                 line.no_wrap, line.overflow = True, "ellipsis"
         return Group(*lines)
 
-    def _table(self) -> Table:
+    def _plot(self) -> list[Text]:
+        """The front as it grows, of all that was measured so far; empty where there is no room."""
+        (finished, front), current = self._drawn, self._known([self._current[1]] if self._current else [])
+        bound = min((c.bound for c in self._problem.constraints if c.metric == self._latency), default=None)
+        return scatter(
+            self._places([*finished, *current]),
+            self._places(self._front([*front, *current])),
+            bound,
+            words.short(self._latency),
+            self._console.width,
+            min(MOST_PLOT, self._console.height - OTHER_LINES - LEAST_ROWS),
+        )
+
+    def _known(self, trials: Sequence[Trial]) -> list[Point]:
+        latency = METRICS[self._latency]
+        measured = latest_points(trials)
+        return [point for point in measured if point.throughput_infer_per_sec and latency.value(point.measurement)]
+
+    def _front(self, known: Sequence[Point]) -> list[Point]:
+        return pareto.front(known, (METRICS["throughput"], METRICS[self._latency]))
+
+    def _places(self, known: Sequence[Point]) -> list[tuple[float, float]]:
+        latency = METRICS[self._latency]
+        return [(latency.value(one.measurement) or 0.0, one.throughput_infer_per_sec) for one in known]
+
+    def _table(self, plot_lines: int) -> Table:
         roomy = self._console.width >= LEAST_COLUMNS_FOR_LOADS
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
         table.add_column("trial", justify="right", no_wrap=True)
@@ -125,7 +158,7 @@ class LiveWatcher:
         table.add_column(f"{words.short(self._latency)} ms", justify="right", no_wrap=True, min_width=6)
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
-        room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES))
+        room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES - plot_lines))
         for role, trial in self._finished[-room:]:
             cells = self._row(role, trial)
             table.add_row(*cells if roomy else cells[:4])

@@ -38,6 +38,11 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in VERSIONS}}
 
 
+def _given() -> list[str]:
+    """The words after ``tune``; none where another program's words are none of ours."""
+    return sys.argv[1:] if Path(sys.argv[0]).name in ("tune", "__main__.py") else []
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """Writes run.json and what is derived from the trials. ``versions``: the server's is added once it is known."""
@@ -91,7 +96,7 @@ class RunRecord:
                 "status": status,
                 "reason": reason,
                 "command": command_line(options),
-                "argv": ["tune", *(without_password(word) or "" for word in hidden_in(sys.argv[1:]))],
+                "argv": ["tune", *(without_password(word) or "" for word in hidden_in(_given()))],
                 "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "problem": {
                     "model": self.task.problem.model,

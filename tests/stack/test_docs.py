@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from tests.command_fixtures import Playground, run_tune
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
-PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SAMPLE, TABLE = "results/dlrm/sample", "benchmarks/tables/dlrm.csv"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
 BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
@@ -31,7 +34,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def there(playground: Playground) -> Playground:
-    """Every model and table that the pages speak of."""
+    """Every model, run and table that the pages speak of."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     models = playground.here / "models"
@@ -39,9 +42,9 @@ def there(playground: Playground) -> Playground:
     for name in ("doubler", "doubler_int8", "my_model"):
         write_model(models, name, CONFIG, doubler())
     (playground.here / "model.onnx").write_bytes(serialized(doubler()))
-    for path in ("results/dlrm/sample/trials.csv", "benchmarks/tables/dlrm.csv"):
-        (playground.here / path).parent.mkdir(parents=True)
-        (playground.here / path).write_bytes((PAGES[0].parents[1] / path).read_bytes())
+    shutil.copytree(ROOT / SAMPLE, playground.here / SAMPLE)
+    (playground.here / TABLE).parent.mkdir(parents=True)
+    shutil.copy(ROOT / TABLE, playground.here / TABLE)
     return playground
 
 

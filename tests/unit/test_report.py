@@ -493,14 +493,18 @@ class TestWatchers:
     def test_a_whole_study(self, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height)
-        with LiveWatcher(console, problem(), Budget(240.0, 30), time.monotonic(), "some CPU") as watcher:
+        with LiveWatcher(
+            console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
+        ) as watcher:
             replay(watcher, study())
         assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
 
     def test_what_is_shown(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveWatcher(console, problem(), Budget(240.0, 30), time.monotonic(), "some CPU") as watcher:
+        with LiveWatcher(
+            console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
+        ) as watcher:
             replay(watcher, study())
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()

@@ -1,0 +1,1 @@
+"""A run as a notebook shows it: tables, plots, the answer."""

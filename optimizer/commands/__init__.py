@@ -1,0 +1,1 @@
+"""One module for each ``tune NAME`` that is not about running: ``main(arguments) -> exit code``."""
