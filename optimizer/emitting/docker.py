@@ -1,0 +1,72 @@
+"""``docker``: a script that starts the server in a container, as it was measured."""
+
+from __future__ import annotations
+
+from shlex import quote
+
+from optimizer.deploy.container_settings import ULIMITS
+from optimizer.emitting import server
+from optimizer.emitting.header import commented, header, of_serving
+from optimizer.emitting.pbtxt import text_of
+from optimizer.emitting.serving import CREDENTIALS, Serving
+from optimizer.emitting.winner import Winner
+
+SCRIPT = "run.sh"
+BIND = "${ADDRESS:-127.0.0.1}"  # Triton asks nobody who they are: opening it is a decision
+
+
+def emit_docker(winner: Winner, serving: Serving) -> dict[str, str]:
+    """``run.sh`` and, beside it, the configurations that it mounts over those of a folder."""
+    about = commented(
+        [
+            *header(winner),
+            *of_serving(winner, serving),
+            "serves on 127.0.0.1 alone; ADDRESS=0.0.0.0 before the command opens it to the network",
+        ]
+    )
+    words = " \\\n  ".join(
+        ["exec docker run", *_flags(winner, serving), quote(serving.image), *_command(winner, serving)]
+    )
+    script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n{words}\n'
+    configs = winner.configs if serving.repository.is_mounted else {}
+    return {SCRIPT: script, **{f"{model}/config.pbtxt": text_of(winner, model) for model in configs}}
+
+
+def _command(winner: Winner, serving: Serving) -> list[str]:
+    return [quote(word) for word in server.command(winner, serving)]
+
+
+def _flags(winner: Winner, serving: Serving) -> list[str]:
+    """Quoted for a shell."""
+    limits = server.limits(winner)
+    flags = ["--rm", f"--name={quote(serving.name)}"]
+    flags += [f'--publish="{BIND}:{port}:{port}"' for port in (server.HTTP, server.GRPC, server.METRICS)]
+    if limits.gpus:
+        flags.append(f"--gpus={limits.gpus}")
+    if limits.cpus is not None:
+        flags.append(f"--cpus={limits.cpus}")
+    if limits.memory_bytes is not None:
+        flags.append(f"--memory={limits.memory_bytes}")
+    flags.append(f"--shm-size={winner.shared_memory_bytes}")
+    flags += [f"--ulimit={limit}" for limit in ULIMITS]
+    if serving.repository.is_mounted:
+        flags.append(quote(f"--volume={serving.repository.text}:{server.MODELS}:ro"))
+        flags += [f'--volume="$PWD"/{quote(_mounted(model))}' for model in winner.configs]
+    flags += [f"--env={name}" for name in CREDENTIALS.get(serving.repository.scheme, ())]
+    flags += [
+        f"--health-cmd={quote(' '.join(health(server.READY)))}",
+        "--health-interval=10s",
+        f"--health-timeout={server.PROBE_SECONDS}s",
+        "--health-retries=3",
+        f"--health-start-period={server.start_seconds(winner)}s",
+    ]
+    return flags
+
+
+def _mounted(model: str) -> str:
+    return f"{model}/config.pbtxt:{server.MODELS}/{model}/config.pbtxt:ro"
+
+
+def health(path: str) -> list[str]:
+    """What tells the health of the server within its container."""
+    return ["curl", "--fail", "--silent", f"http://localhost:{server.HTTP}{path}"]
