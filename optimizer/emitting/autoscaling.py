@@ -61,9 +61,9 @@ def about(winner: Winner, serving: Serving) -> list[str]:
     if serving.autoscaled_by == "cpu":
         return [f"replicas: as many as keep the CPUs at {share}; the measured load is not asked for"]
     what = "requests a second" if winner.is_rate else "requests in flight"
+    kept, measured = f"{target(winner, serving):,} {what}", words.exact(winner.knee)
     return [
-        f"replicas: as many as keep each at {target(winner, serving):,} {what}, {share} of the {words.exact(winner.knee)} "
-        "that were measured;",
+        f"replicas: as many as keep each at {kept}, {share} of the {measured} that were measured;",
         f"{metric_name(winner)} is made by prometheus-adapter, with this among its rules.custom:",
         *(f"  {line}" for line in to_yaml([adapter_rule(winner)]).splitlines()),
     ]

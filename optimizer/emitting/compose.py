@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.deploy.container_settings import ULIMITS, read_ulimits
 from optimizer.emitting import server
-from optimizer.emitting.docker import BIND, health
+from optimizer.emitting.docker import BIND, health, mebibytes
 from optimizer.emitting.header import header, of_serving
 from optimizer.emitting.pbtxt import text_of
 from optimizer.emitting.serving import CREDENTIALS, Serving, name_of
@@ -19,7 +19,7 @@ FILE = "compose.yaml"
 def emit_compose(winner: Winner, serving: Serving) -> dict[str, str]:
     lines = [
         *header(winner),
-        *of_serving(winner, serving),
+        *of_serving(winner, serving, mounts_configs=serving.repository.is_mounted),
         "serves on 127.0.0.1 alone; ADDRESS=0.0.0.0 in the environment opens it to the network",
     ]
     names = _config_names(winner) if serving.repository.is_mounted else {}
@@ -43,7 +43,7 @@ def _service(winner: Winner, serving: Serving, configs: dict[str, str]) -> dict[
             "retries": 3,
             "start_period": f"{server.start_seconds(winner)}s",
         },
-        "shm_size": winner.shared_memory_bytes,
+        "shm_size": mebibytes(winner.shared_memory_bytes),
         "ulimits": {one.name: {"soft": one.soft, "hard": one.hard} for one in read_ulimits(ULIMITS)},
     }
     if repository.is_mounted:
@@ -66,7 +66,7 @@ def _resources(winner: Winner) -> dict[str, Any]:
     if limits.cpus is not None:
         most["cpus"] = limits.cpus
     if limits.memory_bytes is not None:
-        most["memory"] = str(limits.memory_bytes)
+        most["memory"] = mebibytes(limits.memory_bytes)
     resources: dict[str, Any] = {"limits": most} if most else {}
     if limits.gpus:
         gpu = {"driver": "nvidia", "count": limits.gpus, "capabilities": ["gpu"]}

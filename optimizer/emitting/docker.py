@@ -20,20 +20,15 @@ def emit_docker(winner: Winner, serving: Serving) -> dict[str, str]:
     about = commented(
         [
             *header(winner),
-            *of_serving(winner, serving),
+            *of_serving(winner, serving, mounts_configs=serving.repository.is_mounted),
             "serves on 127.0.0.1 alone; ADDRESS=0.0.0.0 before the command opens it to the network",
         ]
     )
-    words = " \\\n  ".join(
-        ["exec docker run", *_flags(winner, serving), quote(serving.image), *_command(winner, serving)]
-    )
-    script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n{words}\n'
+    words = ["exec docker run", *_flags(winner, serving), quote(serving.image)]
+    words += [quote(word) for word in server.command(winner, serving)]
+    script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n' + " \\\n  ".join(words) + "\n"
     configs = winner.configs if serving.repository.is_mounted else {}
     return {SCRIPT: script, **{f"{model}/config.pbtxt": text_of(winner, model) for model in configs}}
-
-
-def _command(winner: Winner, serving: Serving) -> list[str]:
-    return [quote(word) for word in server.command(winner, serving)]
 
 
 def _flags(winner: Winner, serving: Serving) -> list[str]:
@@ -46,8 +41,8 @@ def _flags(winner: Winner, serving: Serving) -> list[str]:
     if limits.cpus is not None:
         flags.append(f"--cpus={limits.cpus}")
     if limits.memory_bytes is not None:
-        flags.append(f"--memory={limits.memory_bytes}")
-    flags.append(f"--shm-size={winner.shared_memory_bytes}")
+        flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
+    flags.append(f"--shm-size={mebibytes(winner.shared_memory_bytes)}")
     flags += [f"--ulimit={limit}" for limit in ULIMITS]
     if serving.repository.is_mounted:
         flags.append(quote(f"--volume={serving.repository.text}:{server.MODELS}:ro"))
@@ -70,3 +65,8 @@ def _mounted(model: str) -> str:
 def health(path: str) -> list[str]:
     """What tells the health of the server within its container."""
     return ["curl", "--fail", "--silent", f"http://localhost:{server.HTTP}{path}"]
+
+
+def mebibytes(count: int) -> str:
+    """As container engines take a size."""
+    return f"{-(-count // (1 << 20))}m"

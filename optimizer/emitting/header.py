@@ -19,8 +19,9 @@ def header(winner: Winner, *more: str) -> list[str]:
     load = winner.point.load
     samples = f"{words.exact(load.request_batch_size)} sample{'' if load.request_batch_size == 1 else 's'} a request"
     memory = f", memory {words.size(winner.memory_bytes)}" if winner.memory_bytes else ""
+    tritune = f"tritune {metadata.version('tritune')}"
     lines = [
-        f"{winner.model}, as tuned by tritune {metadata.version('tritune')}: run {winner.run}, written {winner.written}",
+        f"{winner.model}, as tuned by {tritune}: run {winner.run}, written {winner.written}",
         f"measured: {words.performance(winner.point, winner.latency)} ({samples}){memory}",
         f"bound: {winner.goal or 'none'}",
         f"verdict: {winner.verdict}",
@@ -35,26 +36,24 @@ def header(winner: Winner, *more: str) -> list[str]:
     return [one_line(line, LONGEST_LINE) for line in (*lines, *more)]
 
 
-def of_serving(winner: Winner, serving: Serving) -> list[str]:
-    """More lines: what the figures below are made of, and what is still to be done."""
-    lines = []
-    if not serving.repository.is_mounted:
-        names = ", ".join(winner.configs)
-        lines.append(
-            f"before: put the config.pbtxt of {names} (`tune emit --format pbtxt`) into {serving.repository.text}"
-        )
+def of_serving(winner: Winner, serving: Serving, *, mounts_configs: bool) -> list[str]:
+    """More lines: what is still to be done, and what the figures below are made of."""
+    names, where = ", ".join(winner.configs), serving.repository.text
+    if mounts_configs:
+        before = f"{where} has {names}, each with a config.pbtxt, which the one given here is mounted over"
     else:
-        lines.append("before: each model of the repository has a config.pbtxt; the one here is mounted over it")
-    lines.append(
-        f"image: take one with Triton {winner.triton}, which was measured, or newer, and the models' backends"
-    )
+        before = f"put the config.pbtxt of {names}, which `tune emit --format pbtxt` writes, into {where}"
+    lines = [
+        f"before: {before}",
+        f"image: with Triton {winner.triton}, which was measured, or newer, and the backends of the models",
+    ]
     if winner.memory_bytes is None:
         lines.append("memory: was not measured, so that no limit is set")
     else:
         lines.append(f"memory limit: {MEMORY_HEADROOM:g} times what was measured")
     if winner.cpus is None:
         lines.append("CPUs: the server was on another machine, so that no limit is set")
-    return lines
+    return [one_line(line, LONGEST_LINE) for line in lines]
 
 
 def commented(lines: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""``helm-values``: what the chart beside this module is to be filled with; rendered, that is what ``kubernetes`` is."""
+"""``helm-values``: what the chart beside this module is filled with; rendered, that is what ``kubernetes`` is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.emitting import autoscaling, kubernetes, server
-from optimizer.emitting.header import header, of_serving
 from optimizer.emitting.pbtxt import text_of
 from optimizer.emitting.serving import Serving
 from optimizer.emitting.winner import Winner
@@ -17,9 +16,8 @@ CHART = Path(__file__).parent / "chart"
 
 
 def emit_values(winner: Winner, serving: Serving) -> dict[str, str]:
-    lines = [*header(winner), *of_serving(winner, serving), *autoscaling.about(winner, serving)]
     use = f"helm install {serving.name} ./chart --values {FILE}, with the chart that --output writes beside it"
-    return {FILE: to_yaml(values(winner, serving), header=[*lines, use])}
+    return {FILE: to_yaml(values(winner, serving), header=[*kubernetes.about(winner, serving), use])}
 
 
 def chart() -> dict[str, str]:

@@ -17,7 +17,7 @@ HTTP = 8080  # of the runtime
 
 
 def emit_kserve(winner: Winner, serving: Serving) -> dict[str, str]:
-    lines = [*header(winner), *of_serving(winner, serving), *_about(winner, serving)]
+    lines = [*header(winner), *of_serving(winner, serving, mounts_configs=False), *_about(winner, serving)]
     return {FILE: to_yaml(inference_service(winner, serving), header=lines)}
 
 

@@ -15,11 +15,17 @@ FILE = "kubernetes.yaml"
 LABEL = "app.kubernetes.io/name"
 TRITON_USER = 1000  # of NVIDIA's images
 MEBIBYTE = 1 << 20
+PORTS = {"http": server.HTTP, "grpc": server.GRPC, "metrics": server.METRICS}
 
 
 def emit_kubernetes(winner: Winner, serving: Serving) -> dict[str, str]:
-    lines = [*header(winner), *of_serving(winner, serving), *autoscaling.about(winner, serving)]
-    return {FILE: to_yaml(*manifests(winner, serving), header=lines)}
+    return {FILE: to_yaml(*manifests(winner, serving), header=about(winner, serving))}
+
+
+def about(winner: Winner, serving: Serving) -> list[str]:
+    """Lines of a header."""
+    prepared = of_serving(winner, serving, mounts_configs=serving.repository.is_mounted)
+    return [*header(winner), *prepared, *autoscaling.about(winner, serving)]
 
 
 def manifests(winner: Winner, serving: Serving) -> list[dict[str, Any]]:
@@ -71,9 +77,6 @@ def autoscaler(winner: Winner, serving: Serving) -> dict[str, Any]:
     }
     kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
     return {**kind, "metadata": _metadata(serving), "spec": spec}
-
-
-PORTS = {"http": server.HTTP, "grpc": server.GRPC, "metrics": server.METRICS}
 
 
 def _metadata(serving: Serving) -> dict[str, Any]:

@@ -29,22 +29,24 @@ def emit_pbtxt(winner: Winner) -> dict[str, str]:
     return {f"{model}/config.pbtxt": text_of(winner, model) for model in winner.configs}
 
 
-def emit_per_device(winners: Sequence[Winner]) -> dict[str, str]:
-    """``<model>/configs/<device>.pbtxt``. Raises BadInputError where two runs are of one device."""
+def emit_per_device(winners: Sequence[Winner], devices: Sequence[str] = ()) -> dict[str, str]:
+    """``<model>/configs/<device>.pbtxt``. ``devices`` name those of ``winners``, else the hardware does.
+
+    Raises BadInputError where two runs are of one model and device.
+    """
     files: dict[str, str] = {}
-    taken: dict[str, str] = {}
-    for winner in winners:
-        device = device_name(winner.device)
-        started = f"tritonserver: --model-config-name={device}"
-        options = [f"and {' '.join(winner.arguments)}"] if winner.arguments else []
+    runs: dict[str, str] = {}
+    for winner, device in zip(winners, devices or map(device_name, winners), strict=True):
+        started = " ".join([f"tritonserver --model-config-name={device}", *winner.arguments])
         for model in winner.configs:
             path = f"{model}/configs/{device}.pbtxt"
             if path in files:
                 raise BadInputError(
-                    f"{taken[path]} and {winner.run}: both tuned {model} on {winner.device}; give one run for each device"
+                    f"{runs[path]} and {winner.run}: both would be {path}; give one run for each device, or --device "
+                    "NAME for each run"
                 )
-            files[path] = text_of(winner, model, " ".join([started, *options]))
-            taken[path] = winner.run
+            files[path] = text_of(winner, model, f"taken by: {started}")
+            runs[path] = winner.run
     return files
 
 
@@ -53,9 +55,12 @@ def text_of(winner: Winner, model: str, *more: str) -> str:
     return commented(header(winner, *more)) + "\n" + model_config.to_text(winner.configs[model])
 
 
-def device_name(device: str) -> str:
-    """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``: Triton takes no spaces."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")[:LONGEST_DEVICE].strip("-") or "device"
+def device_name(winner: Winner) -> str:
+    """``NVIDIA H100 80GB HBM3`` -> ``nvidia-h100-80gb-hbm3``: Triton takes no spaces. Raises BadInputError."""
+    if winner.device is None:
+        raise BadInputError(f"{winner.run}: what it was measured on is not known; name it with --device")
+    kept = re.sub(r"\((?:r|tm)\)|@.*", "", winner.device.lower())
+    return re.sub(r"[^a-z0-9]+", "-", kept).strip("-")[:LONGEST_DEVICE].strip("-") or "device"
 
 
 def with_warm_up(winner: Winner) -> Winner:
@@ -70,9 +75,8 @@ def with_warm_up(winner: Winner) -> Winner:
 
 
 def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelConfig:
-    if config.HasField("ensemble_scheduling") or any(
-        one.name.startswith(_MADE_BY_TUNE) for one in config.model_warmup
-    ):
+    by_tune = any(one.name.startswith(_MADE_BY_TUNE) for one in config.model_warmup)
+    if by_tune or config.HasField("ensemble_scheduling"):
         return config
     for tensor in config.input:
         if -1 in tensor.dims and tensor.name not in dims:

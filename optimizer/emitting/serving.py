@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class ModelRepository:
-    """``text`` as given, a path made absolute. ``claim`` is that of ``pvc://claim/path``, ``path`` what follows it."""
+    """``text`` as given, a path made absolute. ``claim`` and ``path`` are those of ``pvc://claim/path``."""
 
     text: str
     scheme: Scheme
@@ -72,9 +72,7 @@ def read_repository(text: str) -> ModelRepository:
         scheme: Scheme = url[1]  # type: ignore[assignment]
         return ModelRepository(text, scheme)
     if "://" in text:
-        raise _refused(
-            text, "write s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/CONTAINER, pvc://CLAIM or a folder"
-        )
+        raise _refused(text, "write s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/PATH, pvc://CLAIM or a folder")
     if any(mark in text for mark in ':,"'):
         raise _refused(text, "a container engine cannot mount a folder with a colon, comma or quote in its name")
     return ModelRepository(str(Path(text).expanduser().absolute()), "path")

@@ -19,6 +19,7 @@ from optimizer.profile.safe_paths import is_file, plain_name
 from optimizer.report import summary, words
 from optimizer.store.finished import FinishedRun
 from optimizer.trial import VARIANT, Point
+from optimizer.untrusted import one_line
 
 MOST_MODELS = 100
 _PLACED = re.compile(r"the server runs on CPUs? ([0-9,-]+), the load generator")  # as cpus.place notes it
@@ -31,9 +32,9 @@ class Winner:
     """``configs`` by model; ``model`` is the one among them that requests go to. ``arguments`` are the options that
     the measured tritonserver had beside its repository and ports.
 
-    ``cpus`` is how many CPUs that server had, None where it ran on another machine; ``gpus`` how many GPUs. ``device``
-    is the GPU's or the CPU's name. ``image`` is the one that was measured, where it was one. ``load_seconds``: what
-    loading the configuration took.
+    ``cpus`` is how many CPUs that server had, ``device`` the name of its GPU or CPU; None where it ran on another
+    machine. ``gpus`` is how many GPUs it had. ``image`` is the one that was measured, where it was one.
+    ``load_seconds``: what loading the configuration took.
     """
 
     run: str
@@ -47,7 +48,7 @@ class Winner:
     verdict: str
     is_confirmed: bool
     hardware: str
-    device: str
+    device: str | None
     gpus: int
     cpus: int | None
     triton: str
@@ -80,6 +81,7 @@ def read_winner(run: FinishedRun) -> Winner:
     model = str(dict(found.candidate.fields).get(VARIANT, run.problem.model))
     configs = _configs(run, model)
     try:
+        gpus = 0 if remote else _gpus(run, configs)
         return Winner(
             run=run.name,
             written=str(run.info.get("written", "")),
@@ -96,8 +98,8 @@ def read_winner(run: FinishedRun) -> Winner:
             verdict=summary.verdict(outcome),
             is_confirmed=outcome.confirmed is not None and outcome.confirmed.judged.verdict is Verdict.PASS,
             hardware="another machine" if remote else _told(hardware),
-            device=str((hardware["gpus"] or [hardware["cpu"]])[0]),
-            gpus=0 if remote else _gpus(run, configs),
+            device=None if remote else str(hardware["gpus"][0] if gpus else hardware["cpu"]),
+            gpus=gpus,
             cpus=None if remote else _cpus(run, found),
             triton=str(run.info.get("versions", {}).get("tritonserver", "unknown")),
             command=str(run.info.get("command", "")),
@@ -130,16 +132,18 @@ def _recommended(run: FinishedRun) -> tuple[Point, Outcome]:
 def _configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:
     """By model. Raises BadInputError where they are missing or cannot be read."""
     best = run.folder.best
-    if is_file(best / "config.pbtxt"):
-        return {model: model_config.read(best / "config.pbtxt")}
-    paths = sorted(best.glob("*/config.pbtxt"))[:MOST_MODELS]
+    single = best / "config.pbtxt"
+    files = {path.parent.name: path for path in sorted(best.glob("*/config.pbtxt"))[:MOST_MODELS]}
+    if is_file(single):
+        files = {model: single}
     try:
-        found = {plain_name(path.parent.name): model_config.read(path) for path in paths}
+        found = {plain_name(name): model_config.read(path) for name, path in files.items()}
     except ValueError as error:
         raise BadInputError(f"{best}: {error}") from None
     if model not in found:
         raise BadInputError(
-            f"{best}: has no configuration of {model}; it was deleted, `tune --resume {run.folder.path}` writes it again"
+            f"{best}: has no configuration of {one_line(model)}, it was deleted; "
+            f"`tune --resume {run.folder.path}` writes it again"
         )
     return found
 
