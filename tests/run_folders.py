@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from objectives.metrics import Measurement
 from optimizer import model_config, server_options
@@ -51,17 +51,11 @@ def write_run(
     """Of one trial at one load, whose candidate has the last of each of ``fields``; none on fresh servers."""
     run = RunFolder(folder / "run")
     run.path.mkdir(parents=True)
-    space = {
-        "max_batch_size": [8],
-        "max_queue_delay_us": [100],
-        "preferred_batch_sizes": ["4"],
-        "instance_count": [2],
-    }
     chosen = tuple(sorted((path, values[-1]) for path, values in (fields or {}).items()))
     candidate = Candidate(8, True, 100, (4,), 2, chosen)
     table = TrialsTable(run.trials, model, fields or {})
     table.append(Trial(0, candidate, deploy_seconds=45.0), load, measured)
-    mode = "rate" if load.request_rate else "concurrency"
+    mode: Literal["rate", "concurrency"] = "rate" if load.request_rate else "concurrency"
     run.write_info(
         replace(options or RunOptions(model), model=model, sla_ms={"p95": 20.0}, load=mode),
         {

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from optimizer.arguments.emit import FORMATS
 from optimizer.commands import emit
 from optimizer.emitting import helm, kubernetes
 from optimizer.emitting.serving import Serving, name_of, read_repository
@@ -517,3 +519,17 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert "dlrm" in emitted(SAMPLE, tmp_path, "--force")["config.pbtxt"]
     (tmp_path / "file").write_text("")
     assert "cannot write" in refused(SAMPLE, "--output", tmp_path / "file")
+
+
+def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = re.findall(r"^\$ tune emit (.*)$", Path("docs/emit.md").read_text(), re.MULTILINE)
+    assert {name for line in commands for name in re.findall(r"--format (\S+)", line)} == {*FORMATS} - {"pbtxt"}
+    for line in commands:
+        words = shlex.split(line)
+        capsys.readouterr()
+        if "--output" in words:
+            folder = tmp_path / words.pop()
+            assert emitted(Path(words[0]), folder, *words[1:-1]) != {}
+        else:
+            assert emit.main(words) == 0
+            assert capsys.readouterr().out.startswith("# dlrm, as tuned by tritune")
