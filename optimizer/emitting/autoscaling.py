@@ -60,8 +60,8 @@ def about(winner: Winner, serving: Serving) -> list[str]:
     share = f"{100 * serving.target_utilization:g}%"
     if serving.autoscaled_by == "cpu":
         return [f"replicas: as many as keep the CPUs at {share}; the measured load is not asked for"]
-    what = "requests a second" if winner.is_rate else "requests in flight"
-    kept, measured = f"{target(winner, serving):,} {what}", words.exact(winner.knee)
+    what = "a second" if winner.is_rate else "in flight"
+    kept, measured = f"{words.count(target(winner, serving), 'request')} {what}", words.exact(winner.knee)
     return [
         f"replicas: as many as keep each at {kept}, {share} of the {measured} that were measured;",
         f"{metric_name(winner)} is made by prometheus-adapter, with this among its rules.custom:",

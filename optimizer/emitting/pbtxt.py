@@ -68,9 +68,11 @@ def with_warm_up(winner: Winner) -> Winner:
 
     What the run itself warmed up with stays. Raises BadInputError for an input whose size is not known.
     """
-    dims = {
-        name.strip(): shape.largest for shape in map(parse_shape, winner.shapes) for name in shape.names.split(",")
-    }
+    try:
+        shapes = [parse_shape(text) for text in winner.shapes]
+    except ValueError as error:
+        raise BadInputError(f"{winner.run}: its shapes cannot be read: {error}") from None
+    dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
     return replace(winner, configs={name: _warmed_up(one, dims) for name, one in winner.configs.items()})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -80,6 +80,7 @@ def read_winner(run: FinishedRun) -> Winner:
     remote = options.target == "remote"
     model = str(dict(found.candidate.fields).get(VARIANT, run.problem.model))
     configs = _configs(run, model)
+    _check_measured(run, found, configs)
     try:
         gpus = 0 if remote else _gpus(run, configs)
         return Winner(
@@ -146,6 +147,19 @@ def _configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:
             f"`tune --resume {run.folder.path}` writes it again"
         )
     return found
+
+
+def _check_measured(run: FinishedRun, found: Point, configs: Mapping[str, ModelConfig]) -> None:
+    """The figures are those of ``found``: of one of the models, which the candidate's own settings are about.
+
+    Another version of tune may have recommended something else of the same measurements.
+    """
+    own = replace(found.candidate, fields=found.candidate.config_fields)
+    if all(model_config.differences(own, config) for config in configs.values()):
+        raise BadInputError(
+            f"{run.folder.best}: is not what the run's measurements recommend, changed by hand or written by another "
+            f"version of tune; `tune --resume {run.folder.path}` writes it again"
+        )
 
 
 def _completed(configs: Mapping[str, ModelConfig]) -> list[str]:

@@ -463,6 +463,12 @@ def test_a_run_without_its_configuration(tmp_path: Path) -> None:
     assert "config.pbtxt:1: not a model configuration" in refused(run)
 
 
+@pytest.mark.parametrize("changed", ["max_batch_size: 8", "count: 2", "preferred_batch_size: 4"])
+def test_a_configuration_that_was_not_measured(changed: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, configs={"doubler": config_text("doubler").replace(changed, changed[:-1] + "1")})
+    assert "is not what the run's measurements recommend" in refused(run)
+
+
 def test_a_record_that_was_cut_short(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     info = json.loads((run / "run.json").read_text())
