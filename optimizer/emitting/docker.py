@@ -10,13 +10,20 @@ from optimizer.emitting.header import commented, header, of_serving
 from optimizer.emitting.pbtxt import text_of
 from optimizer.emitting.serving import CREDENTIALS, Serving
 from optimizer.emitting.winner import Winner
+from optimizer.errors import BadInputError
+from optimizer.untrusted import one_line
 
 SCRIPT = "run.sh"
 BIND = "${ADDRESS:-127.0.0.1}"  # Triton asks nobody who they are: opening it is a decision
 
 
 def emit_docker(winner: Winner, serving: Serving) -> dict[str, str]:
-    """``run.sh`` and, beside it, the configurations that it mounts over those of a folder."""
+    """``run.sh`` and, beside it, the configurations that it mounts over those of a folder.
+
+    Raises BadInputError for a model whose name ``--volume`` cannot spell.
+    """
+    if serving.repository.is_mounted and (colons := [model for model in winner.configs if ":" in model]):
+        raise BadInputError(f"{one_line(colons[0])}: docker cannot mount a name with a colon; --format compose can")
     about = commented(
         [
             *header(winner),

@@ -518,6 +518,12 @@ def test_runs_that_do_not_go_together(tmp_path: Path) -> None:
     )
 
 
+def test_a_model_that_docker_cannot_mount(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a:b")
+    assert "a:b: docker cannot mount a name with a colon" in refused(run, *in_production("mounted", "docker"))
+    assert emitted(run, tmp_path / "bucket", *in_production("s3://b/m", "docker")).keys() == {"run.sh"}
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text("mine")
     assert "is there already" in refused(SAMPLE, "--output", tmp_path)
