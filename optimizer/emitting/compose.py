@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.deploy.container_settings import ULIMITS, read_ulimits
 from optimizer.emitting import server
-from optimizer.emitting.docker import BIND, health, mebibytes
+from optimizer.emitting.docker import BIND, SERVES_ON, health, mebibytes
 from optimizer.emitting.header import header, of_serving
 from optimizer.emitting.pbtxt import text_of
 from optimizer.emitting.serving import CREDENTIALS, Serving, name_of
@@ -20,7 +20,7 @@ def emit_compose(winner: Winner, serving: Serving) -> dict[str, str]:
     lines = [
         *header(winner),
         *of_serving(winner, serving, mounts_configs=serving.repository.is_mounted),
-        "serves on 127.0.0.1 alone; ADDRESS=0.0.0.0 in the environment opens it to the network",
+        SERVES_ON,
     ]
     names = _config_names(winner) if serving.repository.is_mounted else {}
     document: dict[str, Any] = {"name": serving.name, "services": {serving.name: _service(winner, serving, names)}}

@@ -15,6 +15,7 @@ from optimizer.untrusted import one_line
 
 SCRIPT = "run.sh"
 BIND = "${ADDRESS:-127.0.0.1}"  # Triton asks nobody who they are: opening it is a decision
+SERVES_ON = "serves on 127.0.0.1 alone; with ADDRESS set in the environment on that one of this machine's addresses"
 
 
 def emit_docker(winner: Winner, serving: Serving) -> dict[str, str]:
@@ -28,7 +29,7 @@ def emit_docker(winner: Winner, serving: Serving) -> dict[str, str]:
         [
             *header(winner),
             *of_serving(winner, serving, mounts_configs=serving.repository.is_mounted),
-            "serves on 127.0.0.1 alone; ADDRESS=0.0.0.0 before the command opens it to the network",
+            SERVES_ON,
         ]
     )
     words = ["exec docker run", *_flags(winner, serving), quote(serving.image)]
