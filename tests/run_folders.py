@@ -27,6 +27,7 @@ dynamic_batching {{ preferred_batch_size: 4 max_queue_delay_microseconds: 100 }}
 """
 SPACE = {"max_batch_size": [8], "max_queue_delay_us": [100], "preferred_batch_sizes": ["4"], "instance_count": [2]}
 HARDWARE = {"gpus": [], "cpu": "Some(R) CPU @ 2.50GHz", "cpu_count": 8, "memory_bytes": 1 << 34, "system": "Linux"}
+CANDIDATE = Candidate(8, True, 100, (4,), 2)  # as in CONFIG
 CLOSED, OPEN = LoadPoint(2, concurrency=20), LoadPoint(2, request_rate=150.5)
 MEASURED = replace(measurement(1000, 10), server_memory_bytes=1e9)
 
@@ -40,6 +41,7 @@ def write_run(
     model: str = "doubler",
     *,
     configs: Mapping[str, str] | None = None,
+    candidate: Candidate = CANDIDATE,
     options: RunOptions | None = None,
     fields: Mapping[str, Sequence[FieldValue]] | None = None,
     load: LoadPoint = CLOSED,
@@ -48,11 +50,11 @@ def write_run(
     hardware: Mapping[str, Any] = HARDWARE,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Of one trial at one load, whose candidate has the last of each of ``fields``; none on fresh servers."""
+    """Of one trial, of ``candidate`` with the last of each of ``fields``, at one load; none on fresh servers."""
     run = RunFolder(folder / "run")
     run.path.mkdir(parents=True)
     chosen = tuple(sorted((path, values[-1]) for path, values in (fields or {}).items()))
-    candidate = Candidate(8, True, 100, (4,), 2, chosen)
+    candidate = replace(candidate, fields=chosen)
     table = TrialsTable(run.trials, model, fields or {})
     table.append(Trial(0, candidate, deploy_seconds=45.0), load, measured)
     mode: Literal["rate", "concurrency"] = "rate" if load.request_rate else "concurrency"

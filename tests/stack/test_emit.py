@@ -25,7 +25,7 @@ def test_a_repository_with_emitted_configurations_serves(mlp: ModelSource, tmp_p
     """One for every device and one for a device of its own, warm before they are ready."""
     for name, candidate in (("usual", USUAL), ("device", OF_DEVICE)):
         text = model_config.to_text(model_config.apply(candidate, mlp.config))
-        write_run(tmp_path / name, "mlp", configs={"mlp": text})
+        write_run(tmp_path / name, "mlp", configs={"mlp": text}, candidate=candidate)
     arguments = read_winner(read_run(tmp_path / "usual" / "run")).arguments
     installed = installation(runtime.ensure(print))
     folder = ServerFolder(mlp, installed)
