@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from objectives.sla import Constraint
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from optimizer.session import Result
     from optimizer.stack import WatcherMaker
 
-COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor", "explain")
+COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor", "explain", "emit")
 INTERRUPTED = 130
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -75,10 +76,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _sweep(arguments)
     if command == "replay":
         return _replay(arguments)
-    if command == "explain":
-        from optimizer.commands.explain import main as explain
-
-        return explain(arguments)
+    if command in ("explain", "emit"):
+        return int(import_module(f"optimizer.commands.{command}").main(arguments))
     parser = Parser(prog=f"tune {command}")
     if command == "models":
         parser.description = "The models that come with tune, and those in ./configs."

@@ -49,6 +49,7 @@ commands:
   tune sweep MODEL    measure given configurations at given loads
   tune replay TABLE   the same search on a recorded table, without a server
   tune explain RUN    what bounds a run's throughput, and what would help
+  tune emit RUN       what a run recommends for Docker, Kubernetes, Helm, KServe
   tune models         the models that come with tune
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks

@@ -1,0 +1,1 @@
+"""What a run recommends, as files that production takes: one module a format."""

@@ -1,0 +1,84 @@
+"""The folder of a run that has ended, as ``tune`` leaves it, without a server: for what reads runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from objectives.metrics import Measurement
+from optimizer import model_config, server_options
+from optimizer.options import RunOptions
+from optimizer.store.finished import candidate_document
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
+from tests.conftest import measurement
+
+CONFIG = """\
+name: "{name}"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input {{ name: "x" data_type: TYPE_FP32 dims: {dims} }}
+output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}
+instance_group {{ count: 2 kind: {kind} }}
+dynamic_batching {{ preferred_batch_size: 4 max_queue_delay_microseconds: 100 }}
+"""
+SPACE = {"max_batch_size": [8], "max_queue_delay_us": [100], "preferred_batch_sizes": ["4"], "instance_count": [2]}
+HARDWARE = {"gpus": [], "cpu": "Some(R) CPU @ 2.50GHz", "cpu_count": 8, "memory_bytes": 1 << 34, "system": "Linux"}
+CANDIDATE = Candidate(8, True, 100, (4,), 2)  # as in CONFIG
+CLOSED, OPEN = LoadPoint(2, concurrency=20), LoadPoint(2, request_rate=150.5)
+MEASURED = replace(measurement(1000, 10), server_memory_bytes=1e9)
+
+
+def config_text(name: str, kind: str = "KIND_CPU", dims: str = "4") -> str:
+    return CONFIG.format(name=name.replace("\\", "\\\\").replace('"', '\\"'), kind=kind, dims=dims)
+
+
+def write_run(
+    folder: Path,
+    model: str = "doubler",
+    *,
+    configs: Mapping[str, str] | None = None,
+    candidate: Candidate = CANDIDATE,
+    options: RunOptions | None = None,
+    fields: Mapping[str, Sequence[FieldValue]] | None = None,
+    load: LoadPoint = CLOSED,
+    measured: Measurement = MEASURED,
+    status: str = "found",
+    hardware: Mapping[str, Any] = HARDWARE,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Of one trial, of ``candidate`` with the last of each of ``fields``, at one load; none on fresh servers."""
+    run = RunFolder(folder / "run")
+    run.path.mkdir(parents=True)
+    chosen = tuple(sorted((path, values[-1]) for path, values in (fields or {}).items()))
+    candidate = replace(candidate, fields=chosen)
+    table = TrialsTable(run.trials, model, fields or {})
+    table.append(Trial(0, candidate, deploy_seconds=45.0), load, measured)
+    mode: Literal["rate", "concurrency"] = "rate" if load.request_rate else "concurrency"
+    run.write_info(
+        replace(options or RunOptions(model), model=model, sla_ms={"p95": 20.0}, load=mode),
+        {
+            "status": status,
+            "command": f"tune --sla-p95 20ms {model}",
+            "written": "2026-11-21T10:00:00+0000",
+            "problem": {
+                "model": model,
+                "constraints": ["p95 <= 20 ms"],
+                "objectives": ["throughput"],
+                "request_batch_size": 2,
+                "space": SPACE | {path: list(values) for path, values in (fields or {}).items()},
+                "baseline": candidate_document(candidate),
+                "dynamic_batching": candidate_document(candidate),
+            },
+            "hardware": dict(hardware),
+            "versions": {"tritonserver": "2.51.0"},
+            "notes": list(notes),
+        },
+    )
+    run.write_best(configs or {model: config_text(model)}, server_options.words(chosen))
+    for path in run.best.rglob("config.pbtxt"):
+        model_config.read(path)  # what is not Triton's would be no run's
+    return run.path
