@@ -1,1 +1,1 @@
-"""One module for each ``tune NAME`` that is not about running: ``main(arguments) -> exit code``."""
+"""One module for each ``tune NAME``: ``main(arguments) -> exit code``."""

@@ -43,7 +43,8 @@ TOP = {
     "session": 4,
     "confirm.verify": 4,
     "api": 5,
-    "cli": 5,
+    "commands": 5,
+    "cli": 6,
     "__main__": 6,
 }
 
