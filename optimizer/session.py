@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from optimizer import interrupts
 from optimizer.batcher.ahead import compile_ahead
-from optimizer.budget import Budget
+from optimizer.budget import CONFIRM_SHARE, Budget, spent_seconds
 from optimizer.command_line import command_line
 from optimizer.confirm.confirmer import Confirmer
 from optimizer.errors import TuneError
@@ -47,9 +47,16 @@ class Result:
     document: dict[str, Any]
 
 
-def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], None], watch: WatcherMaker) -> Result:
+def tune(
+    options: RunOptions,
+    resumed: RunFolder | None,
+    say: Callable[[str], None],
+    watch: WatcherMaker,
+    confirm_share: float = CONFIRM_SHARE,
+) -> Result:
     """Run the study, or continue the one in ``resumed``. ``say`` gets a line for each slow preparation.
 
+    ``confirm_share`` of the budget is kept for the confirmation: with 0 there is none, with 1 nothing else.
     An interrupt (KeyboardInterrupt) ends it early with the best so far. Raises TuneError.
     """
     stopwatch = Stopwatch()
@@ -64,12 +71,12 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
     folder = resumed or RunFolder.create(options.out, what.source.name)
     with folder.locked():
         table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields)
-        spent_seconds = _spent_seconds(table.read())
+        spent = spent_seconds(table.read())
         record = RunRecord(folder, options, what, stack.hardware, stack.notes(what), stopwatch)
         record.write("running", None)
         interrupted = False
         try:
-            trials, notes = _study(stack, what, record, table, spent_seconds, watch)
+            trials, notes = _study(stack, what, record, table, spent, watch, confirm_share)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -86,7 +93,13 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
 
 
 def _study(
-    stack: Stack, what: Task, record: RunRecord, table: TrialsTable, spent_seconds: float, watch: WatcherMaker
+    stack: Stack,
+    what: Task,
+    record: RunRecord,
+    table: TrialsTable,
+    spent: float,
+    watch: WatcherMaker,
+    confirm_share: float,
 ) -> tuple[list[Trial], tuple[str, ...]]:
     """Search, then confirm: all trials, and what the user should know of how they came about."""
     options, stopwatch, folder = stack.options, stack.stopwatch, record.folder
@@ -95,15 +108,17 @@ def _study(
         if options.search == "simulated":
             with stopwatch.set_up():
                 compile_ahead(stack.say)
-        budget = Budget(options.budget_seconds, options.max_trials, spent_seconds=spent_seconds)
+        budget = Budget(options.budget_seconds, options.max_trials, spent, confirm_share)
         with watch(what.problem, budget, stack.hardware) as watcher:
             measuring = stack.measuring(what, folder, table, watcher)
             with stopwatch.searching():
                 searcher = _searcher(options, what.problem, folder)
             tuner = Tuner(what.problem, searcher, target, measuring, budget, stopwatch)
             trials, speed = tuner.run(what.comparisons()), SpeedLog()
-            with stopwatch.confirming():
-                trials = Confirmer(what.problem, target, measuring, budget, trials, speed.probe).run(what.baseline)
+            if confirm_share > 0:
+                with stopwatch.confirming():
+                    confirmer = Confirmer(what.problem, target, measuring, budget, trials, speed.probe)
+                    trials = confirmer.run(what.baseline)
     satisfied = SATISFIED if tuner.satisfied and len(trials) < len(what.problem.space) else ""
     notes = (measuring.guard.note, speed.note(), satisfied)
     return trials, tuple(note for note in notes if note)
@@ -113,10 +128,3 @@ def _searcher(options: RunOptions, problem: Problem, folder: RunFolder) -> Searc
     return make_searcher(
         options.search, problem, options.seed, options.storage or str(folder.study), folder.study_name
     )
-
-
-def _spent_seconds(trials: list[Trial]) -> float:
-    """What a resumed run has used of its budget."""
-    measured = [m for trial in trials for _, m in trial.measurements]
-    measured += [again.measurement for trial in trials for again in trial.confirmations]
-    return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in measured)

@@ -34,7 +34,17 @@ READ: tuple[str, ...] = (
 )
 READ += ("errors", "budget", "server_options")
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
-TOP = {"tuner": 3, "confirm.confirmer": 3, "replay": 4, "session": 4, "confirm.verify": 4, "cli": 5, "__main__": 6}
+TOP = {
+    "tuner": 3,
+    "confirm.confirmer": 3,
+    "replay": 4,
+    "session": 4,
+    "confirm.verify": 4,
+    "batches": 4,
+    "commands": 5,
+    "cli": 5,
+    "__main__": 6,
+}
 
 Imports = dict[str, set[str]]
 
