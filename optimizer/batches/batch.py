@@ -80,16 +80,19 @@ class Batch:
 
     def _slices(self) -> None:
         while True:
-            left_seconds = search_seconds(self.record.budget_seconds) - self.record.spent_seconds
-            if left_seconds <= 0:
+            if self._search_seconds_left() <= 0:
                 return
-            chosen = next_slice([self._standing(index) for index in range(len(self.record.entries))], left_seconds)
+            standings = [self._standing(index) for index in range(len(self.record.entries))]
+            chosen = next_slice(standings, self._search_seconds_left())
             if chosen is None:
                 return
-            expected = self._standing(chosen.index).promise
+            expected = standings[chosen.index].promise
             told = f"{chosen.seconds:.0f} s more, another deployment promises {100 * expected:.2g}%"
             self.say(f"{self.record.entries[chosen.index].label}: {told}")
             self._carry_on(chosen.index, chosen.seconds)
+
+    def _search_seconds_left(self) -> float:
+        return search_seconds(self.record.budget_seconds) - self.record.spent_seconds
 
     def _confirmations(self) -> None:
         pending = [index for index, entry in enumerate(self.record.entries) if entry.state == "searched"]
@@ -109,7 +112,9 @@ class Batch:
             if run is None:
                 self._standings[index] = Standing(entry.seconds, 0.0, 0.0, is_over=True)
             else:
+                started = self.clock()
                 self._standings[index] = standing(entry, run, self.promise)
+                self._put(index, replace(entry, seconds=entry.seconds + self.clock() - started))
         return self._standings[index]
 
     def _carry_on(
@@ -138,8 +143,7 @@ class Batch:
             after = replace(after, state="failed", figure=None, reason=one_line(reason, MOST_REASON))
             self.say(f"{after.label}: failed: {after.reason}")
         self._standings.pop(index, None)
-        entries = (*self.record.entries[:index], after, *self.record.entries[index + 1 :])
-        self._keep(entries=entries)
+        self._put(index, after)
         if status == "interrupted":
             raise KeyboardInterrupt
 
@@ -164,6 +168,9 @@ class Batch:
         with suppress(BadInputError):
             return read_run(self.folder.path / entry.folder)
         return None
+
+    def _put(self, index: int, entry: EntryRecord) -> None:
+        self._keep(entries=(*self.record.entries[:index], entry, *self.record.entries[index + 1 :]))
 
     def _keep(self, **changed: Any) -> None:
         written = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from objectives.metrics import METRICS
-from optimizer.batches.record import BatchRecord, Change, EntryRecord, Figure
+from optimizer.batches.record import BatchRecord, Change, EntryRecord, Figure, Kind
 
 SAME = 0.02  # a baseline that changed by less did not change
 
@@ -52,11 +52,11 @@ def _measured(before: EntryRecord, now: EntryRecord, old: Figure, new: Figure, s
         return Change("undecided", since, told, share)
     if low <= 0 <= high:
         return Change("noise", since, f"{_signed(share)} since {since}, within noise", share, low, high)
-    word = "lost" if share < 0 else "gained"
+    kind: Kind = "lost" if high < 0 else "gained"
     nearest, furthest = sorted((abs(low), abs(high)))
-    told = f"{word} {percent(share)} since {since} (between {percent(nearest)} and {percent(furthest)})"
+    told = f"{kind} {percent(share)} since {since} (between {percent(nearest)} and {percent(furthest)})"
     told += _why(before, now)
-    return Change("lost" if share < 0 else "gained", since, told, share, low, high)
+    return Change(kind, since, told, share, low, high)
 
 
 def _ratio(old: Figure, new: Figure) -> float:
