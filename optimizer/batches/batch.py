@@ -54,7 +54,7 @@ class Batch:
     say: Callable[[str], None]
     promise: Callable[[FinishedRun], float] = promise
     clock: Callable[[], float] = time.monotonic
-    _standings: dict[int, Standing] = field(default_factory=dict)
+    _standings: dict[int, Standing] = field(init=False, default_factory=dict)
 
     def run(self) -> BatchRecord:
         """An entry that fails does not end it, an interrupt (KeyboardInterrupt) does. Raises EnvironmentFault where

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from objectives.metrics import METRICS
 from optimizer.batches.difference import percent
 from optimizer.batches.record import BatchRecord, EntryRecord
@@ -35,7 +37,7 @@ def title(batch: BatchRecord) -> str:
 def totals(batch: BatchRecord) -> str:
     spent = f"{words.clock(batch.spent_seconds)} of {words.clock(batch.budget_seconds)} spent"
     trials = words.count(sum(entry.trials for entry in batch.entries), "configuration")
-    against = f", compared with {batch.previous}" if batch.previous else ""
+    against = f", compared with {Path(batch.previous).name}" if batch.previous else ""
     return f"{trials} tried, {spent}{against}"
 
 

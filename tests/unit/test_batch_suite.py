@@ -115,6 +115,14 @@ def test_what_is_wrong_is_told_at_its_line(text: str, told: str, tmp_path: Path)
     assert str(tmp_path) in str(caught.value)
 
 
+def test_the_suite_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
+    suite = read_suite(write(tmp_path, page.partition("```yaml\n")[2].partition("```")[0]))
+    assert suite.budget_seconds == 1200
+    assert [entry.target.partition(" ")[0] for entry in suite.entries] == ["", "", "", "", "", "docker", ""]
+    assert len({entry.label for entry in suite.entries}) == 7
+
+
 def test_no_value_passes_for_a_flag(tmp_path: Path) -> None:
     text = 'entries: [{model: "--help", options: {string-data: "--json"}}]'
     (entry,) = read_suite(write(tmp_path, text)).entries
