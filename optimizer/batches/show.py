@@ -37,8 +37,8 @@ def title(batch: BatchRecord) -> str:
 def totals(batch: BatchRecord) -> str:
     spent = f"{words.clock(batch.spent_seconds)} of {words.clock(batch.budget_seconds)} spent"
     trials = words.count(sum(entry.trials for entry in batch.entries), "configuration")
-    against = f", compared with {Path(batch.previous).name}" if batch.previous else ""
-    return f"{trials} tried, {spent}{against}"
+    against = f"compared with {Path(batch.previous).name}" if batch.previous else "no earlier batch to compare with"
+    return f"{trials} tried, {spent}, {against}"
 
 
 def figure_words(entry: EntryRecord) -> str:

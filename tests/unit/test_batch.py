@@ -172,6 +172,13 @@ def test_an_interrupt_keeps_what_is_done_and_goes_on_there(tmp_path: Path, folde
     assert (folder.path / found.entries[1].folder / "trials.csv").read_text().startswith(measured)
 
 
+def test_nothing_that_meets_the_bounds_or_a_regression_is_exit_code_1(tmp_path: Path) -> None:
+    record = begun(suite_of(tmp_path, "a"), 60.0)
+    for changed in ({"state": "none"}, {"state": "found", "regressed": True}):
+        entries = tuple(replace(entry, **changed) for entry in record.entries)  # type: ignore[arg-type]
+        assert exit_code(replace(record, status="finished", entries=entries)) == 1
+
+
 def test_a_suite_that_is_another_by_now_is_refused(tmp_path: Path, folder: BatchFolder) -> None:
     record = begun(suite_of(tmp_path, "a", "b"), 60.0)
     with pytest.raises(BadInputError, match=r"nightly\.yaml: b · p95 <= 20 ms has gone from it"):
