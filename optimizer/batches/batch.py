@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from optimizer import interrupts
+from optimizer.batches.folder import BatchFolder
 from optimizer.batches.promise import promise
-from optimizer.batches.record import BatchFolder, BatchRecord, EntryRecord, State
+from optimizer.batches.record import BatchRecord, EntryRecord, State
 from optimizer.batches.sharing import (
     MINIMUM_TRIALS,
     Standing,
@@ -102,7 +103,8 @@ class Batch:
             self.say(f"{self.record.entries[index].label}: measured again on fresh servers, at most {seconds:.0f} s")
             self._carry_on(index, seconds, confirm_share=1.0)
             after = self.record.entries[index]
-            self.say(f"{after.label}: {after.reason or after.headline}")
+            if after.state != "failed":
+                self.say(f"{after.label}: {after.headline}")
 
     def _standing(self, index: int) -> Standing:
         """Looked at again once the entry was carried on: what a run promises takes seconds to tell."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from optimizer.batches.record import BatchFolder, BatchRecord, EntryRecord
+from optimizer.batches.folder import BatchFolder
+from optimizer.batches.record import BatchRecord, EntryRecord
 from optimizer.batches.show import change_words, figure_words, state_words, title, totals
 from optimizer.report.plain_tables import plain_table, print_table
 from optimizer.untrusted import one_line

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import jinja2
 
-from optimizer.batches.record import BatchFolder, BatchRecord, EntryRecord
+from optimizer.batches.folder import BatchFolder
+from optimizer.batches.record import BatchRecord, EntryRecord
 from optimizer.batches.show import change_words, figure_words, interval_words, state_words, title, totals
 from optimizer.profile.safe_paths import is_file
 from optimizer.store.disk import write_whole

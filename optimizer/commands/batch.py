@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.arguments.values import Parser, budget_ms, parsed, with_negative_values
-from optimizer.batches.record import RECORD, BatchFolder, BatchRecord, begun, gone_on
+from optimizer.batches.folder import BatchFolder
+from optimizer.batches.record import RECORD, BatchRecord, begun, gone_on
 from optimizer.batches.suite import Suite, read_suite
 from optimizer.errors import BadInputError
 from optimizer.untrusted import one_line

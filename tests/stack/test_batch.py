@@ -11,7 +11,7 @@ from tests.repositories import write_sleeper
 from tests.stack.test_main_job import write_steady
 
 SUITE = """\
-budget: 8s
+budget: 6s
 defaults: {options: {max-trials: 1}}
 entries:
   - {model: steady.yaml, sla: {p95: 500ms}}
@@ -37,7 +37,7 @@ def test_one_fails_and_the_batch_goes_on(tune: Tune, playground: Playground) -> 
     measured = (run.parent / "trials.csv").read_bytes()
 
     write_sleeper(playground.here / "late", milliseconds=8)
-    again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "14s", "--json")
+    again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "10s", "--json")
     assert again.code == 0, again.stderr
     found = batch(again)
     assert found["status"] == "finished"

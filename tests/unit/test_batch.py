@@ -14,10 +14,11 @@ from rich.console import Console
 
 from optimizer.batches.batch import Batch
 from optimizer.batches.console import print_batch
+from optimizer.batches.folder import BatchFolder
 from optimizer.batches.index import write_index
 from optimizer.batches.junit import junit
 from optimizer.batches.promise import promise
-from optimizer.batches.record import BatchFolder, BatchRecord, Change, begun, gone_on
+from optimizer.batches.record import BatchRecord, Change, begun, gone_on
 from optimizer.batches.suite import Suite, read_suite
 from optimizer.commands.batch import exit_code
 from optimizer.errors import BadInputError, ServerFault
@@ -175,7 +176,7 @@ def test_an_interrupt_keeps_what_is_done_and_goes_on_there(tmp_path: Path, folde
 def test_nothing_that_meets_the_bounds_or_a_regression_is_exit_code_1(tmp_path: Path) -> None:
     record = begun(suite_of(tmp_path, "a"), 60.0)
     for changed in ({"state": "none"}, {"state": "found", "regressed": True}):
-        entries = tuple(replace(entry, **changed) for entry in record.entries)  # type: ignore[arg-type]
+        entries = tuple(replace(entry, **changed) for entry in record.entries)
         assert exit_code(replace(record, status="finished", entries=entries)) == 1
 
 

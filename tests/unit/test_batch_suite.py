@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.batches.suite import OPTIONS, TARGET_OPTIONS, read_suite
+from optimizer.batches.suite import read_suite
+from optimizer.batches.suite_file import OPTIONS, TARGET_OPTIONS
 from optimizer.errors import BadInputError
 
 SUITE = """\
