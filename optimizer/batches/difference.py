@@ -47,8 +47,8 @@ def _measured(before: EntryRecord, now: EntryRecord, old: Figure, new: Figure, s
     share = _ratio(old, new) - 1
     low, high = _bounds(old, new)
     if low is None or high is None:
-        which = "then" if old.low is None else "now"
-        told = f"{_signed(share)} since {since}, but not measured again on fresh servers {which}: may be noise"
+        which, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
+        told = f"{_signed(share)} since {since}, which may be noise ({which}: {why or 'no interval'})"
         return Change("undecided", since, told, share)
     if low <= 0 <= high:
         return Change("noise", since, f"{_signed(share)} since {since}, within noise", share, low, high)

@@ -24,12 +24,14 @@ Kind = Literal["new", "lost", "gained", "noise", "undecided", "incomparable", "m
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of what is recommended, with the interval that its confirmation gives; None is unknown."""
+    """A metric of what is recommended, with the interval that its confirmation gives; None where it gives none, for
+    the reason ``unsure``."""
 
     metric: str
     value: float
     low: float | None = None
     high: float | None = None
+    unsure: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError: a batch.json comes from anywhere."""

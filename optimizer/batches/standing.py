@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
-from objectives.metrics import METRICS, Metric
-from objectives.verdict import Interval
+from objectives.metrics import Metric
 from optimizer.batches.record import EntryRecord, Figure
 from optimizer.batches.sharing import Standing
 from optimizer.confirm.plan import Confirmed
@@ -71,13 +70,14 @@ def _figure(metric: Metric, point: Point | None, confirmed: Confirmed | None) ->
     value = metric.value(point.measurement) if point else None
     if value is None or not math.isfinite(value):
         return None
-    interval = Interval(-math.inf, math.inf)
-    if confirmed is not None and metric == METRICS["throughput"]:
-        interval = confirmed.throughput
-    elif confirmed is not None and metric.name == confirmed.latency:
-        interval = confirmed.latency_ms
-    known = not interval.is_unknown and math.isfinite(interval.high)
-    return Figure(metric.name, value, interval.low if known else None, interval.high if known else None)
+    if confirmed is None:
+        return Figure(metric.name, value, unsure="not measured again on fresh servers")
+    if not confirmed.point.measurement.stable:  # the machine was busy with others, say: windows then agree on nothing
+        return Figure(metric.name, value, unsure=confirmed.judged.reason or confirmed.point.measurement.reason)
+    interval = {"throughput": confirmed.throughput, confirmed.latency: confirmed.latency_ms}.get(metric.name)
+    if interval is None or interval.is_unknown or not math.isfinite(interval.high):
+        return Figure(metric.name, value, unsure=f"the interval of {metric.name} is not known")
+    return Figure(metric.name, value, interval.low, interval.high)
 
 
 def _conditions(run: FinishedRun) -> dict[str, str]:

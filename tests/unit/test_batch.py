@@ -19,6 +19,7 @@ from optimizer.batches.index import write_index
 from optimizer.batches.junit import junit
 from optimizer.batches.promise import promise
 from optimizer.batches.record import BatchRecord, Change, begun, gone_on
+from optimizer.batches.standing import described
 from optimizer.batches.suite import Suite, read_suite
 from optimizer.commands.batch import exit_code
 from optimizer.errors import BadInputError, ServerFault
@@ -121,6 +122,24 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
     assert first.trials == told["trials"]
     assert folder.read() == found
     assert exit_code(found) == 0
+
+
+def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, folder: BatchFolder) -> None:
+    (entry,) = run(suite_of(tmp_path, "a"), Played(), folder).entries
+    assert entry.figure is not None
+    assert entry.figure.low is not None
+    table = folder.path / entry.folder / "trials.csv"
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    for row in rows:
+        row |= {"stable": "false", "reason": "others took 40 % of the CPUs"} if row["confirmation"] else {}
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    figure = described(entry, read_run(folder.path / entry.folder)).figure
+    assert figure is not None
+    assert (figure.low, figure.high) == (None, None)
+    assert "others took 40 % of the CPUs" in figure.unsure
 
 
 def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
