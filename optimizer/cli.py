@@ -14,7 +14,7 @@ from optimizer.command_line import redact
 from optimizer.commands.terminal import INTERRUPTED, fail
 from optimizer.errors import EnvironmentFault, TuneError
 
-COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor", "explain", "emit")
+COMMANDS = ("run", "verify", "sweep", "batch", "replay", "explain", "emit", "models", "setup", "doctor")
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 

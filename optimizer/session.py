@@ -11,7 +11,7 @@ from typing import Any, Literal
 from objectives.metrics import Measurement
 from optimizer import interrupts
 from optimizer.batcher.ahead import compile_ahead
-from optimizer.budget import Budget
+from optimizer.budget import CONFIRM_SHARE, Budget, spent_seconds
 from optimizer.command_line import command_line
 from optimizer.confirm.confirmer import Confirmer
 from optimizer.errors import BadInputError, TuneError
@@ -52,9 +52,16 @@ class Result:
     document: dict[str, Any]
 
 
-def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], None], watch: WatcherMaker) -> Result:
+def tune(
+    options: RunOptions,
+    resumed: RunFolder | None,
+    say: Callable[[str], None],
+    watch: WatcherMaker,
+    confirm_share: float = CONFIRM_SHARE,
+) -> Result:
     """Run the study, or continue the one in ``resumed``. ``say`` gets a line for each slow preparation.
 
+    ``confirm_share`` of the budget is kept for the confirmation: with 0 there is none, with 1 nothing else.
     An interrupt (KeyboardInterrupt) ends it early with the best so far. Raises TuneError.
     """
     stopwatch = Stopwatch()
@@ -73,13 +80,13 @@ def tune(options: RunOptions, resumed: RunFolder | None, say: Callable[[str], No
     folder = resumed or RunFolder.create(options.out, what.source.name)
     with folder.locked():
         table = TrialsTable(folder.trials, what.source.name, what.problem.space.fields, here.id)
-        spent_seconds = _spent_seconds(table.read())
+        spent = spent_seconds(table.read())
         record = RunRecord(folder, options, what, stack.hardware, stack.notes(what) + begun, stopwatch, here)
         record.write("running", None)
         interrupted = False
         try:
             search = partial(_searcher, options, what.problem, folder, here, elsewhere)
-            trials, notes = _study(stack, what, record, table, search, spent_seconds, watch)
+            trials, notes = _study(stack, what, record, table, search, spent, watch, confirm_share)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -101,8 +108,9 @@ def _study(
     record: RunRecord,
     table: TrialsTable,
     search: Callable[[], Searcher],
-    spent_seconds: float,
+    spent: float,
     watch: WatcherMaker,
+    confirm_share: float,
 ) -> tuple[list[Trial], tuple[str, ...]]:
     """Search, then confirm: all trials, and what the user should know of how they came about."""
     options, stopwatch, folder = stack.options, stack.stopwatch, record.folder
@@ -111,15 +119,17 @@ def _study(
         if options.search == "simulated":
             with stopwatch.set_up():
                 compile_ahead(stack.say)
-        budget = Budget(options.budget_seconds, options.max_trials, spent_seconds=spent_seconds)
+        budget = Budget(options.budget_seconds, options.max_trials, spent, confirm_share)
         with watch(what.problem, budget, stack.hardware) as watcher:
             measuring = stack.measuring(what, folder, table, watcher)
             with stopwatch.searching():
                 searcher = search()
             tuner = Tuner(what.problem, searcher, target, measuring, budget, stopwatch)
             trials, speed = tuner.run(what.comparisons()), SpeedLog()
-            with stopwatch.confirming():
-                trials = Confirmer(what.problem, target, measuring, budget, trials, speed.probe).run(what.baseline)
+            if confirm_share > 0:
+                with stopwatch.confirming():
+                    confirmer = Confirmer(what.problem, target, measuring, budget, trials, speed.probe)
+                    trials = confirmer.run(what.baseline)
     satisfied = SATISFIED if tuner.satisfied and len(trials) < len(what.problem.space) else ""
     throttled = throttle_note([one.gpu_throttling for one in _measured(trials)])
     notes = (measuring.guard.note, speed.note(), throttled, satisfied)
@@ -156,11 +166,6 @@ def _searcher(
         fingerprint=here,
         elsewhere=elsewhere,
     )
-
-
-def _spent_seconds(trials: list[Trial]) -> float:
-    """What a resumed run has used of its budget."""
-    return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in _measured(trials))
 
 
 def _measured(trials: list[Trial]) -> list[Measurement]:

@@ -47,6 +47,7 @@ commands:
   tune [run] MODEL    find the best configuration (this page)
   tune verify RUN     measure a run's recommendation again: does it still hold?
   tune sweep MODEL    measure given configurations at given loads
+  tune batch SUITE    many runs within one budget, compared with the last time
   tune replay TABLE   the same search on a recorded table, without a server
   tune explain RUN    what bounds a run's throughput, and what would help
   tune emit RUN       what a run recommends for Docker, Kubernetes, Helm, KServe

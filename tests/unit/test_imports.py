@@ -43,6 +43,7 @@ TOP = {
     "session": 4,
     "confirm.verify": 4,
     "api": 5,
+    "batches": 4,
     "commands": 5,
     "cli": 6,
     "__main__": 6,
