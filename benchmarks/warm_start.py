@@ -103,6 +103,10 @@ def main() -> None:
         for job, found in zip(missing, _searched(missing, given.processes), strict=True):
             runs[job] = found
             _keep(given.runs, job, found)
+        _print(runs, given)
+
+
+def _print(runs: Runs, given: argparse.Namespace) -> None:
     words_given = [word for word in sys.argv[1:] if not word.startswith("--runs") and word != str(given.runs)]
     print("# Begun with another machine's study, as last measured\n")
     print(f"`{shlex.join(['python', 'benchmarks/warm_start.py', *words_given])}`\n")
