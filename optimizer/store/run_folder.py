@@ -66,6 +66,11 @@ class RunFolder:
         return self.path / "study.journal"
 
     @property
+    def baseline(self) -> Path:
+        """As ``best``, of the configuration that the run started from."""
+        return self.path / "baseline"
+
+    @property
     def reference(self) -> Path:
         return self.path / "reference.npz"
 
