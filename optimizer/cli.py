@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optimizer.session import Result
     from optimizer.stack import WatcherMaker
 
-COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor")
+COMMANDS = ("run", "verify", "sweep", "replay", "report", "models", "setup", "doctor")
 INTERRUPTED = 130
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -77,6 +77,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _sweep(arguments)
     if command == "replay":
         return _replay(arguments)
+    if command == "report":
+        from optimizer.commands import report
+
+        return report.main(arguments)
     parser = Parser(prog=f"tune {command}")
     if command == "models":
         parser.description = "The models that come with tune, and those in ./configs."

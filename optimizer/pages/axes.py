@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,14 +55,19 @@ def bound_line(axes: Axes, bound: float, told: str, *, vertical: bool) -> None:
     if vertical:
         axes.set_xlim(low, max(high, 1.06 * bound))
         axes.axvline(bound, color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.5)
-        place = {"xy": (bound, 0.0), "xycoords": ("data", "axes fraction"), "xytext": (-5, 7), "ha": "right"}
+        place: dict[str, Any] = {
+            "xy": (bound, 0.0),
+            "xycoords": ("data", "axes fraction"),
+            "xytext": (-5, 7),
+            "ha": "right",
+        }
         if axes.transAxes.inverted().transform(axes.transData.transform((bound, 1.0)))[0] < 0.3:
             place |= {"xytext": (5, 7), "ha": "left"}
     else:
         axes.set_ylim(low, max(high, 1.06 * bound))
         axes.axhline(bound, color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.5)
         place = {"xy": (0.0, bound), "xycoords": ("axes fraction", "data"), "xytext": (5, 4), "ha": "left"}
-    axes.annotate(told, textcoords="offset points", color=LIGHT["bad"], fontsize=10, **place)  # type: ignore[arg-type]
+    axes.annotate(told, textcoords="offset points", color=LIGHT["bad"], fontsize=10, **place)
 
 
 def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
@@ -85,8 +90,8 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 5) -> None:
         more, told = one.get_legend_handles_labels()
         handles += more
         labels += told
-    look = {"borderaxespad": 0.2, "handletextpad": 0.5, "columnspacing": 1.4, "fontsize": 10}
-    figure.legend(handles, labels, loc="upper left", ncols=columns, **look)  # type: ignore[arg-type]
+    look: dict[str, Any] = {"borderaxespad": 0.2, "handletextpad": 0.5, "columnspacing": 1.4, "fontsize": 10}
+    figure.legend(handles, labels, loc="upper left", ncols=columns, **look)
 
 
 def no_marks(axes: Axes) -> None:
@@ -99,5 +104,10 @@ def fit(figure: Figure, *, legend: bool = True, top_rows: int = 1, right: float 
     titles = any(axes.get_title(loc="left") for axes in figure.axes)
     top = MARGIN + LEGEND_ROW * (top_rows if legend else 0) + (0.3 if titles else 0.1)
     figure.subplots_adjust(
-        left=0.95 / width, right=1 - right / width, bottom=LABELS / height, top=1 - top / height, wspace=0.22, hspace=0.5
+        left=0.95 / width,
+        right=1 - right / width,
+        bottom=LABELS / height,
+        top=1 - top / height,
+        wspace=0.22,
+        hspace=0.5,
     )

@@ -38,8 +38,9 @@ def config_diff(run: FinishedRun) -> str:
 
 
 def _patch(name: str, before: str, after: str) -> str:
-    lines = [f"{text}\n".splitlines() if text and not text.endswith("\n") else text.splitlines() for text in (before, after)]
-    patch = difflib.unified_diff(*lines, f"baseline/{name}", f"best/{name}", lineterm="")
+    patch = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"baseline/{name}", f"best/{name}", lineterm=""
+    )
     return "".join(f"{line}\n" for line in patch)
 
 

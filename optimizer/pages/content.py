@@ -152,10 +152,10 @@ def _stages(run: FinishedRun) -> Table:
 
 def _sensitivity(neighbours: Sequence[Neighbour]) -> Table:
     rows = [
-        (label(one.parameter), f"{one.chosen} to {one.other}", _change(one.measured), _change(one.simulated))
+        (label(one.parameter), f"{one.chosen} to {one.other}", _change(one.measured), _change(one.expected))
         for one in sorted(neighbours, key=lambda one: -(one.cost or 0.0))
     ]
-    headers = ("parameter", "one step", ">measured", ">simulated")
+    headers = ("parameter", "one step", ">measured", ">expected")
     return Table(headers, rows, "Throughput within the bounds, one parameter changed by one step")
 
 
@@ -166,7 +166,7 @@ def _sensitivity_sentence(neighbours: Sequence[Neighbour]) -> str:
     worst = max(known, key=lambda one: one.cost or 0.0)
     if (worst.cost or 0.0) <= SAME:
         return "One step off costs nothing, whichever parameter it is."
-    how = "measured" if worst.measured is not None else "simulated"
+    how = "measured" if worst.measured is not None else "expected"
     return (
         f"One step off costs up to {100 * (worst.cost or 0.0):.0f} % ({how}): "
         f"{label(worst.parameter)} {worst.other} instead of {worst.chosen}."
@@ -217,12 +217,23 @@ def _trials(run: FinishedRun, outcome: Outcome) -> Table:
     ranked = []
     for trial in run.trials:
         point, met = summary.best_load(trial, run.problem)
-        ranked.append(((point is None, not met, -(point.throughput_infer_per_sec if point else 0)), trial, point, met))
+        ranked.append(
+            ((point is None, not met, -(point.throughput_infer_per_sec if point else 0)), trial, point, met)
+        )
     ranked.sort(key=lambda one: one[0])
     kept = ranked[:MOST_TRIALS]
     best = outcome.recommended.trial if outcome.recommended else None
-    rows = [_trial_row(trial, point, latency, _trial_remark(trial, point, met, outcome)) for _, trial, point, met in kept]
-    headers = (">trial", "configuration (batch: max_batch_size)", ">infer/s", f">{words.short(latency)} ms", ">load", ">loads")
+    rows = [
+        _trial_row(trial, point, latency, _trial_remark(trial, point, met, outcome)) for _, trial, point, met in kept
+    ]
+    headers = (
+        ">trial",
+        "configuration (batch: max_batch_size)",
+        ">infer/s",
+        f">{words.short(latency)} ms",
+        ">load",
+        ">loads",
+    )
     caption = f"{words.count(outcome.trials, 'configuration')}, {words.count(outcome.measurements, 'measurement')}; "
     if len(kept) < len(ranked):
         caption += f"the best {len(kept)}, all are in trials.csv; "
@@ -249,7 +260,11 @@ def _trial_remark(trial: Trial, point: Point | None, met: bool, outcome: Outcome
 
 def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     info = run.info
-    hardware, times, problem = _mapping(info.get("hardware")), _mapping(info.get("times")), _mapping(info.get("problem"))
+    hardware, times, problem = (
+        _mapping(info.get("hardware")),
+        _mapping(info.get("times")),
+        _mapping(info.get("problem")),
+    )
     told = [("run", f"{run.name}, {run.status}"), ("written", _fact(info.get("written", words.UNKNOWN)))]
     told.append(("hardware", ", ".join([*map(_fact, _list(hardware.get("gpus"))), _fact(hardware.get("cpu", ""))])))
     told.append(("CPUs", _fact(hardware.get("cpu_count", words.UNKNOWN))))
@@ -258,7 +273,9 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     told.append(("system", _fact(hardware.get("system", words.UNKNOWN))))
     told.append(("versions", " · ".join(f"{_fact(k)} {_fact(v)}" for k, v in _mapping(info.get("versions")).items())))
     told += [(_fact(k), _fact(v)) for k, v in words.facts_words(_mapping(problem.get("facts"))).items()]
-    told.append(("requests", f"{run.problem.request_batch_size:,} samples each, {_fact(problem.get('input_data', ''))}"))
+    told.append(
+        ("requests", f"{run.problem.request_batch_size:,} samples each, {_fact(problem.get('input_data', ''))}")
+    )
     told.append(("space", f"{len(run.problem.space):,} configurations"))
     told.append(("search", f"{run.options.search}, seed {run.options.seed}"))
     if isinstance(wall := times.get("wall_seconds"), (int, float)):

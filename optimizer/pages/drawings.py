@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from optimizer.pages.content import Section
 from optimizer.pages.style import Drawing, drawing
@@ -13,9 +13,16 @@ def drawings(run: FinishedRun, told: Section) -> Iterator[Drawing]:
     """One at a time, since a figure takes memory; those that have nothing to show are left out."""
     from optimizer.pages import parameter_plots, plots
 
-    makers = [lambda draw=draw: draw(run) for draw in plots.DRAWN]  # type: ignore[misc]
-    makers.append(lambda: parameter_plots.importance(told.importance, len(told.samples)))
-    makers.append(lambda: parameter_plots.slices(run, told.samples))
+    makers: list[Callable[[], Drawing | None]] = [
+        lambda: plots.pareto(run),
+        lambda: plots.load(run),
+        lambda: plots.stages(run),
+        lambda: plots.batches(run),
+        lambda: plots.progress(run),
+        lambda: parameter_plots.importance(told.importance, len(told.samples)),
+        lambda: parameter_plots.slices(run, told.samples),
+        lambda: plots.noise(run),
+    ]
     for make in makers:
         with drawing():
             drawn = make()

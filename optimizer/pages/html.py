@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
-from optimizer.pages.content import Section, section
+from optimizer.pages.content import Section
 from optimizer.pages.drawings import drawings
 from optimizer.pages.style import PALETTE, Drawing, inline
-from optimizer.store.disk import write_whole
 from optimizer.store.finished import FinishedRun
 
 TEMPLATE = "report.html.j2"
 
 
-def write_html(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page of ``runs``, each of which measured something. Raises EnvironmentFault."""
-    sections = [section(run) for run in runs]
-    write_whole(path, page(sections, [drawings(run, told) for run, told in zip(runs, sections, strict=True)]))
-
-
-def page(sections: Sequence[Section], drawn: Sequence[Iterable[Drawing]]) -> str:
+def html(runs: Sequence[FinishedRun], sections: Sequence[Section]) -> str:
+    """The page; ``sections`` are those of ``runs``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -32,12 +26,12 @@ def page(sections: Sequence[Section], drawn: Sequence[Iterable[Drawing]]) -> str
         lstrip_blocks=True,
     )
     told = [
-        (f"run-{number}", one, {each.name: _plot(each, f"run-{number}") for each in plots})
-        for number, (one, plots) in enumerate(zip(sections, drawn, strict=True), start=1)
+        (f"run-{number}", one, {drawn.name: _plot(drawn, f"run-{number}") for drawn in drawings(run, one)})
+        for number, (run, one) in enumerate(zip(runs, sections, strict=True), start=1)
     ]
     return environment.get_template(TEMPLATE).render(sections=told, palette=PALETTE)
 
 
-def _plot(drawn: Drawing, prefix: str) -> dict[str, object]:
-    # the SVG is made of escaped text by ElementTree
-    return {"svg": Markup(inline(drawn, prefix)), "told": drawn.description}  # noqa: S704
+def _plot(drawn: Drawing, prefix: str) -> dict[str, str]:
+    # ElementTree has escaped the texts in it
+    return {"svg": Markup(inline(drawn, prefix)), "told": drawn.description}

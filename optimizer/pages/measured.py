@@ -1,4 +1,4 @@
-"""Series of figures out of the trials of a run: loads, stages of a request, batches, progress. Nothing is drawn here."""
+"""Series of figures out of the trials of a run: loads, stages of a request, batches, progress."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def slices(run: FinishedRun, found: Sequence[Sample]) -> Drawing | None:
         axes.scatter(at[rest] + shift[rest], values[rest], c=LIGHT["dot"], s=14, label="any configuration")
         tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
         axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each choice")
-        look = {"c": LIGHT["good"], "s": 44, "zorder": 4, "label": "all else as recommended"}
+        look: dict[str, Any] = {"c": LIGHT["good"], "s": 44, "zorder": 4, "label": "all else as recommended"}
         axes.scatter(at[alike], values[alike], **look)
         axes.set_title(one_line(label(name), LONGEST_LABEL))
         every = max(1, math.ceil(len(choices) / MOST_CHOICES))

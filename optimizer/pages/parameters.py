@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from objectives.metrics import METRICS
 from optimizer.problem import Problem
 from optimizer.report import summary
 from optimizer.space import Value
 from optimizer.store.finished import FinishedRun
 from optimizer.trial import Candidate, Point, short_path
 
+Array = npt.NDArray[np.float64]
+
 FEWEST_TRIALS = 8  # for an importance: of fewer, chance decides
 TOP_TRIALS, TOP_SHARE = 5, 0.1  # whose parameters are compared with those of all
-SIMULATED_LOADS = 16  # around the best one's own
-MOST_POINTS = 60  # that the simulation is fitted to: the best ones tell most about what is near them
+LOADS, BETWEEN = 12, 400  # that a neighbour is simulated at; and looked at
+MOST_TRIALS = 24  # that expectations rest on: the best ones tell most about what is near them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,11 @@ class Neighbour:
     other: Value
     candidate: Candidate
     measured: float | None
-    simulated: float | None
+    expected: float | None
 
     @property
     def cost(self) -> float | None:
-        return self.simulated if self.measured is None else self.measured
+        return self.expected if self.measured is None else self.measured
 
 
 def label(parameter: str) -> str:
@@ -127,44 +130,46 @@ def one_step_off(run: FinishedRun, found: Sequence[Sample]) -> list[Neighbour]:
     searched = {space.canonical(sample.point.candidate): sample.throughput for sample in found if sample.meets}
     # what the search measured of both: its flattery is the same
     own = searched.get(space.canonical(best.candidate))
-    simulated = _simulated_costs(run, best, [candidate for *_, candidate in steps], found)
+    expected = _expected_costs(run, [candidate for *_, candidate in steps], found)
     return [
         Neighbour(
             *step,
             measured=1 - searched[step[3]] / own if own and step[3] in searched else None,
-            simulated=simulated.get(step[3]),
+            expected=expected.get(step[3]),
         )
         for step in steps
     ]
 
 
-def _simulated_costs(
-    run: FinishedRun, best: Point, others: Sequence[Candidate], found: Sequence[Sample]
-) -> dict[Candidate, float]:
-    """By the simulation of the batcher, fitted to the best trials and set right at the recommendation, each at its
-    best load within the latency bound."""
-    from optimizer.search.figures import is_known, judged_latency, log_simulated
-    from optimizer.search.in_flight import in_flight
-    from optimizer.search.server_model import fit
+def _expected_costs(run: FinishedRun, others: Sequence[Candidate], found: Sequence[Sample]) -> dict[Candidate, float]:
+    """As the simulation-guided search expects it after the best trials, each candidate at its best load within the
+    latency bound; empty where no load of the recommendation's is expected to meet that."""
+    from optimizer.search.guide import forecast
 
-    ranked = sorted(found, key=lambda sample: -sample.throughput)
-    points = [sample.point for sample in ranked[:MOST_POINTS]]
-    if run.problem.open_loop:  # the simulation's loop is closed
-        (best, *points) = in_flight([best, *points], run.problem)
-    metric = judged_latency(run.problem, points)
-    points = [point for point in points if is_known(point, metric)]
-    if not points or not others or not is_known(best, metric):
+    best = run.outcome.recommended if run.outcome else None
+    if best is None or not others:
         return {}
-    model = fit(points, run.problem, metric)
-    steps = np.geomspace(0.4, 1.6, SIMULATED_LOADS) * best.load.concurrency
-    loads = sorted({max(1, round(step)) for step in steps.tolist()} | {best.load.concurrency})
-    cells = [(candidate, load) for candidate in (best.candidate, *others) for load in loads]
-    figures = np.exp([log_simulated(one, metric) for one in model.simulate(cells)]).reshape(-1, len(loads), 2)
-    measured_s = (METRICS[metric].value(best.measurement) or 0.0) / 1e3
-    bound_s = min((c.bound / 1e3 for c in run.problem.constraints if c.metric == metric), default=measured_s)
-    # where the recommendation was measured the simulation is right by definition
-    within = figures[:, :, 1] * measured_s / figures[0, loads.index(best.load.concurrency), 1] <= max(
-        bound_s, measured_s
+    ranked = {sample.point.trial for sample in best_first(found)[:MOST_TRIALS]} | {best.trial}
+    problem, trials = run.problem, [trial for trial in run.trials if trial.number in ranked]
+    in_flight = (
+        best.throughput_infer_per_sec / best.load.request_batch_size * (best.measurement.latency_avg_ms or 0) / 1e3
     )
-    throughput = np.where(within, figures[:, :, 0], 0.0).max(axis=1)
-    return {one: float(1 - value / throughput[0]) for one, value in zip(others, throughput[1:], strict=True)}
+    most = 2 * max(best.load.concurrency, round(in_flight), 1)
+    loads = sorted({round(load) for load in np.geomspace(1, most, LOADS).tolist()})
+    candidates = [problem.space.canonical(best.candidate), *others]
+    figures = np.log(forecast(problem, trials, [(one, load) for one in candidates for load in loads]))
+    bound_s = min((c.bound / 1e3 for c in problem.constraints if c.metric.startswith("latency-")), default=math.inf)
+    curves = zip(*figures.reshape(2, -1, len(loads)), strict=True)
+    within = [_best_within(np.log(loads), throughput, latency, bound_s) for throughput, latency in curves]
+    return {one: 1 - value / within[0] for one, value in zip(others, within[1:], strict=True)} if within[0] else {}
+
+
+def _best_within(loads: Array, throughput: Array, latency: Array, bound_s: float) -> float:
+    """The largest throughput at a latency within the bound, between the loads too; all are logarithms."""
+    between = np.linspace(loads[0], loads[-1], BETWEEN)
+    meets = np.interp(between, loads, latency) <= math.log(bound_s)
+    return float(np.exp(np.interp(between, loads, throughput)[meets]).max(initial=0.0))
+
+
+def best_first(found: Sequence[Sample]) -> list[Sample]:
+    return sorted(found, key=lambda sample: sample.throughput, reverse=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, Metric
 from optimizer.outcome import FRONT_METRICS
 from optimizer.pages import measured
 from optimizer.pages.axes import bound_line, fit, legend_above, log_latency, no_marks, placed, thousands
-from optimizer.pages.style import HEIGHT, LIGHT, STAGE_COLOURS, Drawing, new_figure
+from optimizer.pages.style import LIGHT, STAGE_COLOURS, Drawing, new_figure
 from optimizer.report import words
 from optimizer.trial import Point, latest_points
 
@@ -49,7 +49,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
         "unstable": [d for d in drawable if d[0] not in front and not d[0].measurement.stable],
         "front": sorted((d for d in drawable if d[0] in front), key=lambda d: d[1]),
     }
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         "other": {"c": LIGHT["dot"], "s": 22, "label": "measured"},
         "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable, not counted"},
         "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
@@ -61,10 +61,18 @@ def pareto(run: FinishedRun) -> Drawing | None:
         if kept:
             axes.scatter([x for _, x, _ in kept], [y for *_, y in kept], gid=name, **looks[name])
             labels[name] = [_said(point) for point, *_ in kept]
-    axes.step([x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"])
+    axes.step(
+        [x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"]
+    )
     for role, point in {"recommended": outcome.recommended, "baseline": outcome.baseline}.items():
         if point is not None and (x := _positive(point, latency)) and (y := _positive(point, throughput)):
-            ring = {"s": 190, "facecolors": "none", "edgecolors": ROLE_COLOURS[role], "linewidths": 2.2, "zorder": 5}
+            ring: dict[str, Any] = {
+                "s": 190,
+                "facecolors": "none",
+                "edgecolors": ROLE_COLOURS[role],
+                "linewidths": 2.2,
+                "zorder": 5,
+            }
             axes.scatter([x], [y], label=role, **ring)
     for constraint in run.problem.constraints:
         if constraint.metric in (latency.name, throughput.name):
@@ -74,7 +82,9 @@ def pareto(run: FinishedRun) -> Drawing | None:
     thousands(axes)
     legend_above(figure, axes)
     fit(figure)
-    told = f"{len(drawable):,} measured points, {len(front):,} of them on the Pareto front: no other has more throughput"
+    told = (
+        f"{len(drawable):,} measured points, {len(front):,} of them on the Pareto front: no other has more throughput"
+    )
     told += " at less latency."
     if outcome.recommended is not None:
         told += f" Recommended: {words.performance(outcome.recommended, latency.name)}."
@@ -98,7 +108,12 @@ def load(run: FinishedRun) -> Drawing | None:
     spare = iter(OTHERS)
     for place, (role, line) in enumerate(lines.items()):
         colour = ROLE_COLOURS.get(role) or next(spare)
-        look = {"color": colour, "marker": MARKERS[place % len(MARKERS)], "markersize": 6, "label": role}
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": MARKERS[place % len(MARKERS)],
+            "markersize": 6,
+            "label": role,
+        }
         loads = [measured.load_value(point) for point in line]
         left.plot(loads, [metric.value(point.measurement) for point in line], **look)
         right.plot(loads, [point.throughput_infer_per_sec for point in line], **look)
@@ -179,7 +194,7 @@ def _stack(axes: Axes, points: Sequence[Point]) -> None:
             [(x - 0.36, low), (x - 0.36, low + high), (x + 0.36, low + high), (x + 0.36, low)]
             for x, low, high in zip(range(len(points)), bottoms.tolist(), values.tolist(), strict=True)
         ]
-        look = {"facecolors": colour, "edgecolors": LIGHT["page"], "linewidths": 0.5}
+        look: dict[str, Any] = {"facecolors": colour, "edgecolors": LIGHT["page"], "linewidths": 0.5}
         axes.add_collection(PolyCollection(corners, label=name, **look))
         bottoms = bottoms + values
     axes.set_xlim(-0.6, len(points) - 0.4)
@@ -222,7 +237,9 @@ def batches(run: FinishedRun) -> Drawing | None:
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, largest + width)
         likeliest = max(counted, key=lambda size: counted[size])
-        described.append(f"{told}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)")
+        described.append(
+            f"{told}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
+        )
     column[-1].set_xlabel("batch size (samples)" + (f", {width} to a bar" if width > 1 else ""))
     figure.supylabel("share of executions (%)", fontsize=11, color=LIGHT["quiet"])
     fit(figure, legend=False)
@@ -240,7 +257,9 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes.set_xlim(0, 1.03 * found.ends)
     axes.set_ylim(0, 1.1 * rising[-1][1])
     met = placed(axes, [(step.point, step.at, step.value) for step in found.steps if step.value is not None])
-    axes.scatter([x for _, x, _ in met], [y for *_, y in met], c=LIGHT["dot"], s=22, label="within the bounds", gid="met")
+    axes.scatter(
+        [x for _, x, _ in met], [y for *_, y in met], c=LIGHT["dot"], s=22, label="within the bounds", gid="met"
+    )
     times, values = [0.0, *(at for at, _ in rising), found.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
     axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")
     axes.set_xlabel(found.unit)
@@ -282,16 +301,21 @@ def noise(run: FinishedRun) -> Drawing | None:
         ):
             values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
             at = [place + spread[(server - 1) % len(spread)] for server, _ in values]
-            look = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
+            look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
             axes.scatter(at, [value for _, value in values], **look)
             if not interval.is_unknown and math.isfinite(interval.high):
                 bar = ([place, place], [interval.low, interval.high])
-                axes.plot(*bar, color=LIGHT["good"], linewidth=5, solid_capstyle="butt", label=None if place else "interval")
+                axes.plot(
+                    *bar, color=LIGHT["good"], linewidth=5, solid_capstyle="butt", label=None if place else "interval"
+                )
     for constraint in run.problem.constraints:
-        for axes, metric in zip(panels, ("throughput", again[0].latency), strict=True):
-            if constraint.metric == metric:
+        for axes, name in zip(panels, ("throughput", again[0].latency), strict=True):
+            if constraint.metric == name:
                 bound_line(axes, constraint.bound, words.bound(constraint), vertical=False)
-    for axes, told in ((panels[0], "throughput (infer/s)"), (panels[1], f"{words.short(again[0].latency)} latency (ms)")):
+    for axes, told in (
+        (panels[0], "throughput (infer/s)"),
+        (panels[1], f"{words.short(again[0].latency)} latency (ms)"),
+    ):
         axes.set_title(told)
         axes.set_xticks(range(len(again)), names)
         axes.set_xlim(-0.6, len(again) - 0.4)
@@ -306,8 +330,8 @@ def noise(run: FinishedRun) -> Drawing | None:
     return Drawing("noise", "Windows of the confirmation on fresh servers", f"{described}.", figure)
 
 
-def _positive(point: Point, metric: object) -> float | None:
-    value = metric.value(point.measurement)  # type: ignore[attr-defined]
+def _positive(point: Point, metric: Metric) -> float | None:
+    value = metric.value(point.measurement)
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
@@ -324,6 +348,3 @@ def _stage_words(point: Point) -> str:
     values = measured.stages_ms(point) or []
     told = sorted(zip(values, measured.STAGES.values(), strict=True), reverse=True)[:2]
     return f"({words.load(point.load)}) {' and '.join(f'{words.number(ms)} ms {name}' for ms, name in told)}"
-
-
-DRAWN: tuple[Callable[[FinishedRun], Drawing | None], ...] = (pareto, load, stages, batches, progress, noise)

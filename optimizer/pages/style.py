@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def drawing() -> Iterator[None]:
     import matplotlib as mpl
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    look = {
+    look: dict[Any, Any] = {
         "axes.axisbelow": True,
         "axes.edgecolor": LIGHT["quiet"],
         "axes.facecolor": "none",

@@ -137,6 +137,19 @@ class Guide:
         return sorted({round(one) for one in np.linspace(low, high, FINER).tolist()} - {load})
 
 
+def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[Cell]) -> tuple[Array, Array]:
+    """Throughput (infer/s) and latency (s) of the metric that decides, that a Guide expects of ``cells`` after
+    ``trials``. Raises ValueError where nothing was measured."""
+    points = latest_points(trials)
+    if problem.open_loop:
+        points = in_flight(points, problem)
+    latency = judged_latency(problem, points)
+    measured = [point for point in points if is_known(point, latency)]
+    if not measured:
+        raise ValueError("nothing was measured")
+    return _View(problem, trials, measured, latency, seed=0).forecast(cells)
+
+
 class _View:
     """All that is believed after some measurements: a fitted simulation and its correction."""
 
@@ -207,6 +220,12 @@ class _View:
         if self._best is not None:
             return reliable * expected_improvement(belief, self.bound_s, self._best)
         return np.asarray(reliable * odds(belief, self.bound_s) * np.exp(belief.mean[:, 0]))
+
+    def forecast(self, cells: Sequence[Cell]) -> tuple[Array, Array]:
+        """Throughput (infer/s) and latency (s), each [cells]."""
+        belief = self._belief(cells)
+        throughput, tail = belief.mean.T
+        return np.exp(throughput), np.exp(tail - throughput + belief.log_loads)
 
     def odds(self, cells: Sequence[Cell]) -> Array:
         """That the latency bound is met."""
