@@ -27,12 +27,12 @@ from optimizer.space import Space
 from optimizer.store.finished import candidate_document
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
 
 LOADS = (4, 16, 32, 64)
 NOISE = 0.03
 SLA_MS = 20.0
-IDLE = {
+IDLE: dict[str, tuple[FieldValue, ...]] = {
     "parameters.inter_op_thread_count.string_value": ("1", "2", "4", "8"),
     "optimization.graph.level": (0, 1, 2, -1),
 }
@@ -128,7 +128,11 @@ def main() -> None:
                 write_run(run, trials)
             page = run / "report.html"
             began = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "optimizer", "report", str(run)], check=True, stdout=sys.stderr)
+            subprocess.run(
+                [sys.executable, "-c", "from optimizer.cli import main; main()", "report", str(run)],
+                check=True,
+                stdout=sys.stderr,
+            )
             took = time.perf_counter() - began
             at_end = subprocess.run(
                 [sys.executable, "-c", AT_END, str(run), str(page)], check=True, capture_output=True, text=True

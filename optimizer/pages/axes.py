@@ -70,6 +70,11 @@ def bound_line(axes: Axes, bound: float, told: str, *, vertical: bool) -> None:
     axes.annotate(told, textcoords="offset points", color=LIGHT["bad"], fontsize=10, **place)
 
 
+def dot_size(count: int) -> float:
+    """In square units: a few are to be seen, thousands told apart."""
+    return 22.0 if count <= 300 else 7.0
+
+
 def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
     """Those of ``dots`` that are seen: one of any that lie on one another. The axes have their limits already."""
     kept, cell = list(dots), CELL

@@ -74,7 +74,7 @@ def section(run: FinishedRun) -> Section:
     figures = list(summary.figures(shown, problem)) if shown else []
     verdict = summary.verdict(outcome) if found else ""
     return Section(
-        name=run.name,
+        name=measured.name(run),
         headline=summary.headline(outcome, problem),
         found=found,
         remark=remark(run),
@@ -265,7 +265,7 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
         _mapping(info.get("times")),
         _mapping(info.get("problem")),
     )
-    told = [("run", f"{run.name}, {run.status}"), ("written", _fact(info.get("written", words.UNKNOWN)))]
+    told = [("run", f"{measured.name(run)}, {run.status}"), ("written", _fact(info.get("written", words.UNKNOWN)))]
     told.append(("hardware", ", ".join([*map(_fact, _list(hardware.get("gpus"))), _fact(hardware.get("cpu", ""))])))
     told.append(("CPUs", _fact(hardware.get("cpu_count", words.UNKNOWN))))
     if isinstance(memory := hardware.get("memory_bytes"), (int, float)):

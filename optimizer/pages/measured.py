@@ -24,6 +24,11 @@ STAGES = {
 MOST_LOADS = 16  # that a curve or a row of bars is shown at
 
 
+def name(run: FinishedRun) -> str:
+    """``<model>/<run>``, whatever folder it lies in."""
+    return f"{run.problem.model}/{run.folder.path.resolve().name}"
+
+
 def compared(run: FinishedRun) -> dict[str, Candidate]:
     """The configurations that are told of in full, by role, each once: what is recommended comes first."""
     outcome = run.outcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optimizer.pages.axes import MOST_DOTS, fit, legend_above, thousands
+from optimizer.pages.axes import dot_size, fit, legend_above, thousands
 from optimizer.pages.parameters import Sample, label, varied
 from optimizer.pages.style import LIGHT, Drawing, new_figure
 from optimizer.report import words
@@ -22,6 +22,7 @@ MOST_PANELS = 12
 LONGEST_LABEL = 34
 LONGEST_CHOICE = 9
 JITTER = 0.28
+MOST_DOTS = 800  # in a panel
 MOST_LETTERS = 32  # below a panel, in letters of full size
 MOST_CHOICES = 10  # that are named below a panel
 
@@ -68,7 +69,13 @@ def slices(run: FinishedRun, found: Sequence[Sample]) -> Drawing | None:
         highest = max(highest, values.max())
         alike = np.array([_alike(sample, chosen, name) for sample in found])
         rest = np.flatnonzero(~alike)[::step]
-        axes.scatter(at[rest] + shift[rest], values[rest], c=LIGHT["dot"], s=14, label="any configuration")
+        axes.scatter(
+            at[rest] + shift[rest],
+            values[rest],
+            c=LIGHT["dot"],
+            s=0.7 * dot_size(len(found)),
+            label="any configuration",
+        )
         tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
         axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each choice")
         look: dict[str, Any] = {"c": LIGHT["good"], "s": 44, "zorder": 4, "label": "all else as recommended"}

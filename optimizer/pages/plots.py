@@ -11,7 +11,7 @@ import numpy as np
 from objectives.metrics import METRICS, Metric
 from optimizer.outcome import FRONT_METRICS
 from optimizer.pages import measured
-from optimizer.pages.axes import bound_line, fit, legend_above, log_latency, no_marks, placed, thousands
+from optimizer.pages.axes import bound_line, dot_size, fit, legend_above, log_latency, no_marks, placed, thousands
 from optimizer.pages.style import LIGHT, STAGE_COLOURS, Drawing, new_figure
 from optimizer.report import words
 from optimizer.trial import Point, latest_points
@@ -50,7 +50,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
         "front": sorted((d for d in drawable if d[0] in front), key=lambda d: d[1]),
     }
     looks: dict[str, dict[str, Any]] = {
-        "other": {"c": LIGHT["dot"], "s": 22, "label": "measured"},
+        "other": {"c": LIGHT["dot"], "s": dot_size(len(points)), "label": "measured"},
         "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable, not counted"},
         "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
     }
@@ -221,14 +221,15 @@ def batches(run: FinishedRun) -> Drawing | None:
     figure = new_figure(1.2 + 1.35 * len(panels))
     column = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     largest = max(max(counted) for _, counted in panels.values())
-    width = max(1, math.ceil(largest / MOST_SIZES))
+    unit = math.gcd(*(size for _, counted in panels.values() for size in counted))
+    width = unit * math.ceil(largest / unit / MOST_SIZES)
     described = []
     for axes, (role, (point, counted)) in zip(column, panels.items(), strict=True):
         shares: dict[int, float] = {}
         for size, count in counted.items():
             place = (size - 1) // width
             shares[place] = shares.get(place, 0.0) + 100 * count / sum(counted.values())
-        edges = np.arange(largest // width + 2) * width + 0.5
+        edges = np.arange((largest - 1) // width + 2) * width + unit / 2
         heights = [shares.get(place, 0.0) for place in range(len(edges) - 1)]
         axes.stairs(heights, edges, fill=True, color=ROLE_COLOURS[role])
         mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
@@ -240,7 +241,7 @@ def batches(run: FinishedRun) -> Drawing | None:
         described.append(
             f"{told}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
         )
-    column[-1].set_xlabel("batch size (samples)" + (f", {width} to a bar" if width > 1 else ""))
+    column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
     figure.supylabel("share of executions (%)", fontsize=11, color=LIGHT["quiet"])
     fit(figure, legend=False)
     return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure)
@@ -258,7 +259,12 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes.set_ylim(0, 1.1 * rising[-1][1])
     met = placed(axes, [(step.point, step.at, step.value) for step in found.steps if step.value is not None])
     axes.scatter(
-        [x for _, x, _ in met], [y for *_, y in met], c=LIGHT["dot"], s=22, label="within the bounds", gid="met"
+        [x for _, x, _ in met],
+        [y for *_, y in met],
+        c=LIGHT["dot"],
+        s=dot_size(len(met)),
+        label="within the bounds",
+        gid="met",
     )
     times, values = [0.0, *(at for at, _ in rising), found.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
     axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")

@@ -84,10 +84,12 @@ def drawing() -> Iterator[None]:
         "svg.hashsalt": "tritune",
         "text.color": LIGHT["ink"],
         "text.parse_math": False,
+        "xtick.bottom": False,
         "xtick.color": LIGHT["quiet"],
         "xtick.labelsize": 10,
         "ytick.color": LIGHT["quiet"],
         "ytick.labelsize": 10,
+        "ytick.left": False,
     }
     with mpl.rc_context(look), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a letter that the font lacks: the browser has it

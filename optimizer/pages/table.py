@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from objectives.sla import worst_violation
 from optimizer.errors import BadInputError
+from optimizer.pages import measured
 from optimizer.store.finished import FinishedRun
 from optimizer.trial import SETTINGS, Trial
 
@@ -48,7 +49,7 @@ def parquet(frame: pd.DataFrame) -> bytes:
 def _rows(run: FinishedRun, trial: Trial) -> list[dict[str, object]]:
     candidate = trial.candidate
     about = {
-        "run": run.name,
+        "run": measured.name(run),
         "model": run.problem.model,
         "trial": trial.number,
         **{name: getattr(candidate, name) for name in SETTINGS},
@@ -57,11 +58,14 @@ def _rows(run: FinishedRun, trial: Trial) -> list[dict[str, object]]:
         "deploy_seconds": trial.deploy_seconds,
         "status": trial.status,
     }
-    measured = [(load, m, None) for load, m in trial.measurements]
-    measured += [(one.load, one.measurement, one.server) for one in trial.confirmations]  # type: ignore[misc]
+    figures_of = [(load, m, None) for load, m in trial.measurements]
+    figures_of += [(one.load, one.measurement, one.server) for one in trial.confirmations]  # type: ignore[misc]
     rows = []
-    for load, measurement, server in measured:
+    for load, measurement, server in figures_of:
         figures = asdict(measurement)
         meets = measurement.stable and worst_violation(run.problem.constraints, measurement) <= 0
         rows.append({**about, **asdict(load), **figures, "confirmation": server, "meets": meets})
     return rows or [{**about, "requests": None, "reason": trial.reason, "confirmation": None, "meets": False}]
+
+
+MAKERS = {"csv": csv, "parquet": parquet}
