@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,26 +49,13 @@ def log_latency(axes: Axes, values_ms: Sequence[float]) -> None:
 
 
 def bound_line(axes: Axes, bound: float, told: str, *, vertical: bool) -> None:
-    """Where the bound is not far off all that was measured."""
+    """Where the bound is not far off all that was measured; a legend above tells which it is."""
     low, high = axes.get_xlim() if vertical else axes.get_ylim()
     if bound > FAR * high:
         return
-    if vertical:
-        axes.set_xlim(low, max(high, 1.06 * bound))
-        axes.axvline(bound, color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.5)
-        place: dict[str, Any] = {
-            "xy": (bound, 0.0),
-            "xycoords": ("data", "axes fraction"),
-            "xytext": (-5, 7),
-            "ha": "right",
-        }
-        if axes.transAxes.inverted().transform(axes.transData.transform((bound, 1.0)))[0] < 0.3:
-            place |= {"xytext": (5, 7), "ha": "left"}
-    else:
-        axes.set_ylim(low, max(high, 1.06 * bound))
-        axes.axhline(bound, color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.5)
-        place = {"xy": (0.0, bound), "xycoords": ("axes fraction", "data"), "xytext": (5, 4), "ha": "left"}
-    axes.annotate(told, textcoords="offset points", color=LIGHT["bad"], fontsize=10, **place)
+    limits, line = (axes.set_xlim, axes.axvline) if vertical else (axes.set_ylim, axes.axhline)
+    limits(low, max(high, 1.06 * bound))
+    line(bound, color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.5, label=told)
 
 
 def dot_size(count: int) -> float:
@@ -88,26 +76,26 @@ def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
         cell *= 1.25
 
 
-def legend_above(figure: Figure, *axes: Axes, columns: int = 5) -> None:
-    """Above all panels, where nothing is drawn."""
-    handles, labels = [], []
+def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
+    """Above all panels, where nothing is drawn; its rows, that `fit` leaves room for."""
+    told: dict[str, Any] = {}
     for one in axes:
-        more, told = one.get_legend_handles_labels()
-        handles += more
-        labels += told
+        handles, labels = one.get_legend_handles_labels()
+        told |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in told}
     look: dict[str, Any] = {"borderaxespad": 0.2, "handletextpad": 0.5, "columnspacing": 1.4, "fontsize": 10}
-    figure.legend(handles, labels, loc="upper left", ncols=columns, **look)
+    figure.legend(told.values(), told.keys(), loc="upper left", ncols=columns, **look)
+    return math.ceil(len(told) / columns)
 
 
 def no_marks(axes: Axes) -> None:
     axes.tick_params(right=False, labelright=False)
 
 
-def fit(figure: Figure, *, legend: bool = True, top_rows: int = 1, right: float = 0.15) -> None:
+def fit(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
     """Margins in inches for the labels, so that nothing has to be measured."""
     width, height = figure.get_size_inches()
     titles = any(axes.get_title(loc="left") for axes in figure.axes)
-    top = MARGIN + LEGEND_ROW * (top_rows if legend else 0) + (0.3 if titles else 0.1)
+    top = MARGIN + LEGEND_ROW * legend_rows + (0.3 if titles else 0.1)
     figure.subplots_adjust(
         left=0.95 / width,
         right=1 - right / width,

@@ -11,17 +11,17 @@ from optimizer.store.finished import FinishedRun
 
 def drawings(run: FinishedRun, told: Section) -> Iterator[Drawing]:
     """One at a time, since a figure takes memory; those that have nothing to show are left out."""
-    from optimizer.pages import parameter_plots, plots
+    from optimizer.pages import parameter_plots, plots, server_plots
 
     makers: list[Callable[[], Drawing | None]] = [
         lambda: plots.pareto(run),
         lambda: plots.load(run),
-        lambda: plots.stages(run),
-        lambda: plots.batches(run),
+        lambda: server_plots.stages(run),
+        lambda: server_plots.batches(run),
         lambda: plots.progress(run),
         lambda: parameter_plots.importance(told.importance, len(told.samples)),
         lambda: parameter_plots.slices(run, told.samples),
-        lambda: plots.noise(run),
+        lambda: server_plots.noise(run),
     ]
     for make in makers:
         with drawing():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, Metric
 from objectives.sla import worst_violation
 from optimizer import batch_stats
 from optimizer.report import words
@@ -138,3 +139,9 @@ def load_value(point: Point) -> float:
 def latency(run: FinishedRun) -> str:
     """The metric that the first bound on a latency is about; p95 where there is none."""
     return words.judged_latency(run.problem.constraints)
+
+
+def drawable(point: Point, metric: Metric) -> float | None:
+    """The value of ``metric`` where it is one that a plot can have."""
+    value = metric.value(point.measurement)
+    return value if value is not None and math.isfinite(value) and value > 0 else None

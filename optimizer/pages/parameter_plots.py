@@ -92,8 +92,7 @@ def slices(run: FinishedRun, found: Sequence[Sample]) -> Drawing | None:
         axes.set_visible(False)
     panels.flat[0].set_ylim(0, 1.08 * highest)
     figure.supylabel("throughput within the bounds (infer/s)", fontsize=11, color=LIGHT["quiet"])
-    legend_above(figure, panels.flat[0])
-    fit(figure)
+    fit(figure, legend_above(figure, panels.flat[0]))
     figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
     described = f"{len(found):,} configurations that meet the bounds. Best choices: "
     described += ", ".join(f"{label(name)} {_told(_best(found, name))}" for name, _ in parameters)

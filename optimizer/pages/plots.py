@@ -1,35 +1,24 @@
-"""The plots of a run. Each is a Drawing, or None where the run has nothing for it to show."""
+"""The plots of the search: the front, the loads, the progress. None where a run has nothing for one to show."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from objectives.metrics import METRICS, Metric
+from objectives.metrics import METRICS
 from optimizer.outcome import FRONT_METRICS
 from optimizer.pages import measured
-from optimizer.pages.axes import bound_line, dot_size, fit, legend_above, log_latency, no_marks, placed, thousands
-from optimizer.pages.style import LIGHT, STAGE_COLOURS, Drawing, new_figure
+from optimizer.pages.axes import bound_line, dot_size, fit, legend_above, log_latency, placed, thousands
+from optimizer.pages.measured import drawable
+from optimizer.pages.style import LIGHT, ROLE_COLOURS, Drawing, new_figure
 from optimizer.report import words
 from optimizer.trial import Point, latest_points
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from optimizer.store.finished import FinishedRun
 
-ROLE_COLOURS = {
-    "recommended": LIGHT["good"],
-    "closest": LIGHT["bad"],
-    "baseline": LIGHT["stage-3"],
-    "dynamic_batching {}": LIGHT["front"],
-}
 OTHERS = (LIGHT["stage-1"], LIGHT["stage-6"])  # the next best
 MARKERS = "osD^v"
-MOST_SIZES = 64  # of batches, each a bar
 
 
 def pareto(run: FinishedRun) -> Drawing | None:
@@ -38,23 +27,23 @@ def pareto(run: FinishedRun) -> Drawing | None:
     throughput, latency = FRONT_METRICS
     outcome, front = run.outcome, set(run.outcome.front)
     points = {*latest_points(run.trials), *front}
-    drawable = [(p, x, y) for p in points if (x := _positive(p, latency)) and (y := _positive(p, throughput))]
-    if not drawable:
+    dots = [(p, x, y) for p in points if (x := drawable(p, latency)) and (y := drawable(p, throughput))]
+    if not dots:
         return None
     figure = new_figure(5.4)
     axes = figure.subplots()
-    log_latency(axes, [x for _, x, _ in drawable])
+    log_latency(axes, [x for _, x, _ in dots])
     groups = {
-        "other": [d for d in drawable if d[0] not in front and d[0].measurement.stable],
-        "unstable": [d for d in drawable if d[0] not in front and not d[0].measurement.stable],
-        "front": sorted((d for d in drawable if d[0] in front), key=lambda d: d[1]),
+        "other": [d for d in dots if d[0] not in front and d[0].measurement.stable],
+        "unstable": [d for d in dots if d[0] not in front and not d[0].measurement.stable],
+        "front": sorted((d for d in dots if d[0] in front), key=lambda d: d[1]),
     }
     looks: dict[str, dict[str, Any]] = {
         "other": {"c": LIGHT["dot"], "s": dot_size(len(points)), "label": "measured"},
         "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable, not counted"},
         "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
     }
-    axes.set_ylim(0, 1.08 * max(y for *_, y in drawable))
+    axes.set_ylim(0, 1.08 * max(y for *_, y in dots))
     labels = {}
     for name, group in groups.items():
         kept = placed(axes, group)
@@ -65,7 +54,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
         [x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"]
     )
     for role, point in {"recommended": outcome.recommended, "baseline": outcome.baseline}.items():
-        if point is not None and (x := _positive(point, latency)) and (y := _positive(point, throughput)):
+        if point is not None and (x := drawable(point, latency)) and (y := drawable(point, throughput)):
             ring: dict[str, Any] = {
                 "s": 190,
                 "facecolors": "none",
@@ -80,11 +69,8 @@ def pareto(run: FinishedRun) -> Drawing | None:
     axes.set_xlabel("p95 latency of a request (ms)")
     axes.set_ylabel("throughput (infer/s)")
     thousands(axes)
-    legend_above(figure, axes)
-    fit(figure)
-    told = (
-        f"{len(drawable):,} measured points, {len(front):,} of them on the Pareto front: no other has more throughput"
-    )
+    fit(figure, legend_above(figure, axes))
+    told = f"{len(dots):,} measured points, {len(front):,} of them on the Pareto front: no other has more throughput"
     told += " at less latency."
     if outcome.recommended is not None:
         told += f" Recommended: {words.performance(outcome.recommended, latency.name)}."
@@ -100,7 +86,7 @@ def load(run: FinishedRun) -> Drawing | None:
     others = list(dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in known))
     trials = {trial.candidate: trial.number for trial in run.trials}
     lines |= {f"trial {trials[other]}": measured.at_loads(run, other) for other in others[: len(OTHERS)]}
-    lines = {role: kept for role, line in lines.items() if (kept := [p for p in line if _positive(p, metric)])}
+    lines = {role: kept for role, line in lines.items() if (kept := [p for p in line if drawable(p, metric)])}
     if not lines:
         return None
     figure = new_figure()
@@ -126,125 +112,9 @@ def load(run: FinishedRun) -> Drawing | None:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         thousands(axes)
-    legend_above(figure, left)
-    fit(figure)
+    fit(figure, legend_above(figure, left))
     described = "; ".join(f"{role}: {_ends(line, metric.name)}" for role, line in lines.items())
     return Drawing("load", "Latency and throughput against load", f"{described}.", figure)
-
-
-def stages(run: FinishedRun) -> Drawing | None:
-    """Where the time of a request goes at each load, and the throughput: a panel for each compared configuration."""
-    panels = {
-        role: [p for p in measured.at_loads(run, candidate) if measured.stages_ms(p) is not None]
-        for role, candidate in measured.compared(run).items()
-    }
-    panels = {role: points for role, points in panels.items() if points}
-    if not panels:
-        return None
-    figure = new_figure()
-    widths = [2 + len(points) for points in panels.values()]
-    row = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
-    tallest = 1.08 * max(sum(measured.stages_ms(p) or []) for points in panels.values() for p in points)
-    most = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
-    for place, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
-        _stack(axes, points)
-        axes.set_title(role)
-        axes.set_ylim(0, tallest)
-        line = axes.twinx()
-        places = np.arange(len(points))
-        line.plot(places, [p.throughput_infer_per_sec for p in points], color=LIGHT["page"], linewidth=4)
-        line.plot(
-            places,
-            [p.throughput_infer_per_sec for p in points],
-            color=LIGHT["front"],
-            marker="o",
-            markeredgecolor=LIGHT["page"],
-            linewidth=2,
-            label="throughput (right)",
-        )
-        line.set_ylim(0, most)
-        line.grid(visible=False)
-        thousands(line, x=False)
-        thousands(axes, x=False)
-        if place:
-            axes.tick_params(labelleft=False)
-        if place < len(panels) - 1:
-            no_marks(line)
-        else:
-            line.spines["right"].set_visible(True)
-            line.set_ylabel("throughput (infer/s)", color=LIGHT["front"])
-    row[0].set_ylabel("mean time of a request (ms)")
-    figure.supxlabel(measured.axis_of_loads(run), fontsize=11, color=LIGHT["quiet"])
-    legend_above(figure, row[0], line, columns=4)
-    fit(figure, top_rows=2, right=0.95)
-    described = "; ".join(f"{role} {_stage_words(points[-1])}" for role, points in panels.items())
-    return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure)
-
-
-def _stack(axes: Axes, points: Sequence[Point]) -> None:
-    from matplotlib.collections import PolyCollection
-
-    bottoms = np.zeros(len(points))
-    for (name, colour), values in zip(
-        zip(measured.STAGES.values(), STAGE_COLOURS, strict=True),
-        np.array([measured.stages_ms(point) for point in points]).T,
-        strict=True,
-    ):
-        corners = [
-            [(x - 0.36, low), (x - 0.36, low + high), (x + 0.36, low + high), (x + 0.36, low)]
-            for x, low, high in zip(range(len(points)), bottoms.tolist(), values.tolist(), strict=True)
-        ]
-        look: dict[str, Any] = {"facecolors": colour, "edgecolors": LIGHT["page"], "linewidths": 0.5}
-        axes.add_collection(PolyCollection(corners, label=name, **look))
-        bottoms = bottoms + values
-    axes.set_xlim(-0.6, len(points) - 0.4)
-    axes.set_xticks(range(len(points)), [words.exact(measured.load_value(point)) for point in points])
-    axes.grid(visible=False, axis="x")
-
-
-def batches(run: FinishedRun) -> Drawing | None:
-    """Which batches the server formed, of the compared configurations at their best loads."""
-    assert run.outcome is not None, "something was measured"
-    best = {
-        "recommended": run.outcome.recommended,
-        "closest": run.outcome.closest,
-        "baseline": run.outcome.baseline,
-        "dynamic_batching {}": run.outcome.dynamic_batching,
-    }
-    panels = {
-        role: (point, counted)
-        for role in measured.compared(run)
-        if (point := best[role]) is not None and (counted := measured.executions(run, point))
-    }
-    if not panels:
-        return None
-    figure = new_figure(1.2 + 1.35 * len(panels))
-    column = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
-    largest = max(max(counted) for _, counted in panels.values())
-    unit = math.gcd(*(size for _, counted in panels.values() for size in counted))
-    width = unit * math.ceil(largest / unit / MOST_SIZES)
-    described = []
-    for axes, (role, (point, counted)) in zip(column, panels.items(), strict=True):
-        shares: dict[int, float] = {}
-        for size, count in counted.items():
-            place = (size - 1) // width
-            shares[place] = shares.get(place, 0.0) + 100 * count / sum(counted.values())
-        edges = np.arange((largest - 1) // width + 2) * width + unit / 2
-        heights = [shares.get(place, 0.0) for place in range(len(edges) - 1)]
-        axes.stairs(heights, edges, fill=True, color=ROLE_COLOURS[role])
-        mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
-        told = f"{role}, concurrency {words.load(point.load)}: mean {words.number(mean)} samples"
-        axes.set_title(told.replace("concurrency ", "at " if run.problem.open_loop else "concurrency "))
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(0, largest + width)
-        likeliest = max(counted, key=lambda size: counted[size])
-        described.append(
-            f"{told}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
-        )
-    column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
-    figure.supylabel("share of executions (%)", fontsize=11, color=LIGHT["quiet"])
-    fit(figure, legend=False)
-    return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure)
 
 
 def progress(run: FinishedRun) -> Drawing | None:
@@ -271,74 +141,12 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes.set_xlabel(found.unit)
     axes.set_ylabel("throughput (infer/s)")
     thousands(axes)
-    legend_above(figure, axes)
-    fit(figure)
+    fit(figure, legend_above(figure, axes))
     when = f"{words.number(rising[-1][0])} of {words.number(found.ends)} {found.unit}"
     told = f"The best of the search, {words.number(rising[-1][1])} infer/s, came after {when}"
     told += ", before the confirmation on fresh servers." if run.outcome and run.outcome.again else "."
     labels = {"met": [_said(point) for point, *_ in met]}
     return Drawing("progress", "Search progress", told, figure, labels)
-
-
-def noise(run: FinishedRun) -> Drawing | None:
-    """Every window on the fresh servers, and the intervals that they give."""
-    assert run.outcome is not None, "something was measured"
-    roles = {candidate: role for role, candidate in measured.compared(run).items()}
-    again = [one for one in run.outcome.again if one.windows > 1]
-    if not again:
-        return None
-    figure = new_figure(4.2)
-    panels = figure.subplots(1, 2)
-    names = []
-    for place, one in enumerate(again):
-        role = roles.get(one.point.candidate, f"trial {one.point.trial}")
-        names.append(role.replace(" {}", "\n{}") + f"\n{words.load(one.point.load)}")
-        windows = [
-            (confirmation.server, confirmation.measurement)
-            for trial in run.trials
-            if trial.number == one.point.trial
-            for confirmation in trial.confirmations
-            if confirmation.load == one.point.load and not confirmation.is_lost
-        ]
-        spread = np.linspace(-0.26, 0.26, max(one.servers, 2))
-        for axes, metric, interval in (
-            (panels[0], METRICS["throughput"], one.throughput),
-            (panels[1], METRICS[one.latency], one.latency_ms),
-        ):
-            values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
-            at = [place + spread[(server - 1) % len(spread)] for server, _ in values]
-            look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
-            axes.scatter(at, [value for _, value in values], **look)
-            if not interval.is_unknown and math.isfinite(interval.high):
-                bar = ([place, place], [interval.low, interval.high])
-                axes.plot(
-                    *bar, color=LIGHT["good"], linewidth=5, solid_capstyle="butt", label=None if place else "interval"
-                )
-    for constraint in run.problem.constraints:
-        for axes, name in zip(panels, ("throughput", again[0].latency), strict=True):
-            if constraint.metric == name:
-                bound_line(axes, constraint.bound, words.bound(constraint), vertical=False)
-    for axes, told in (
-        (panels[0], "throughput (infer/s)"),
-        (panels[1], f"{words.short(again[0].latency)} latency (ms)"),
-    ):
-        axes.set_title(told)
-        axes.set_xticks(range(len(again)), names)
-        axes.set_xlim(-0.6, len(again) - 0.4)
-        axes.grid(visible=False, axis="x")
-        thousands(axes, x=False)
-    legend_above(figure, panels[0])
-    fit(figure)
-    described = "; ".join(
-        f"{name.splitlines()[0]}: {words.interval(METRICS['throughput'], one.throughput)}"
-        for name, one in zip(names, again, strict=True)
-    )
-    return Drawing("noise", "Windows of the confirmation on fresh servers", f"{described}.", figure)
-
-
-def _positive(point: Point, metric: Metric) -> float | None:
-    value = metric.value(point.measurement)
-    return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def _said(point: Point) -> str:
@@ -348,9 +156,3 @@ def _said(point: Point) -> str:
 def _ends(line: Sequence[Point], metric: str) -> str:
     shown = [line[0]] if len(line) == 1 else [line[0], line[-1]]
     return " to ".join(words.performance(point, metric) for point in shown)
-
-
-def _stage_words(point: Point) -> str:
-    values = measured.stages_ms(point) or []
-    told = sorted(zip(values, measured.STAGES.values(), strict=True), reverse=True)[:2]
-    return f"({words.load(point.load)}) {' and '.join(f'{words.number(ms)} ms {name}' for ms, name in told)}"

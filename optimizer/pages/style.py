@@ -38,6 +38,13 @@ MARKS = ("dot", *(name for name in PALETTE if name.startswith("stage-")))  # of 
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 STAGE_COLOURS = tuple(colour for name, colour in LIGHT.items() if name.startswith("stage-"))
 
+ROLE_COLOURS = {
+    "recommended": LIGHT["good"],
+    "closest": LIGHT["bad"],
+    "baseline": LIGHT["stage-3"],
+    "dynamic_batching {}": LIGHT["front"],
+}
+
 WIDTH, HEIGHT = 10.0, 4.7  # inches of 72 units of the SVG
 PNG_DPI = 144
 _SVG = "http://www.w3.org/2000/svg"

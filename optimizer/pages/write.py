@@ -35,10 +35,10 @@ def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> 
 
         contents["markdown"] = markdown(sections)
     if "csv" in asked or "parquet" in asked:
-        from optimizer.pages import table
+        from optimizer.pages import dataframe
 
-        frame = table.measurements(runs)
-        contents |= {name: make(frame) for name, make in table.MAKERS.items() if name in asked}
+        frame = dataframe.measurements(runs)
+        contents |= {name: make(frame) for name, make in dataframe.MAKERS.items() if name in asked}
     written = [_write(paths[name], content) for name, content in contents.items()]
     plots: list[dict[str, Plot]] = []
     for number, (run, told) in enumerate(zip(runs, sections, strict=True), start=1):
