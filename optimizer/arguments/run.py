@@ -46,6 +46,7 @@ commands:
   tune verify RUN     measure a run's recommendation again: does it still hold?
   tune sweep MODEL    measure given configurations at given loads
   tune replay TABLE   the same search on a recorded table, without a server
+  tune report RUN...  runs as one page, as Markdown, as tables and plots
   tune models         the models that come with tune
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks

@@ -66,9 +66,9 @@ class Drawing:
 @contextmanager
 def drawing() -> Iterator[None]:
     """Inside it matplotlib draws as the pages look, takes no text for a formula, and says nothing."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib as mpl
 
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     look: dict[Any, Any] = {
         "axes.axisbelow": True,
         "axes.edgecolor": LIGHT["quiet"],

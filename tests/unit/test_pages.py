@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -216,6 +217,11 @@ class TestFigures:
         assert all(step.expected is not None and step.expected < 1 for step in steps)
         # half the instances on a machine of two cores
         assert next(s.cost or 0 for s in steps if (s.parameter, s.other) == ("instance_count", 1)) > 0.1
+
+
+def test_what_draws_is_loaded_when_something_is_drawn() -> None:
+    check = "import sys, optimizer.session, optimizer.pages.write; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
 def test_markdown_reads_names_as_text(run: Path) -> None:
