@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOG_FROM_RATIO = 30.0  # latencies further apart than this are drawn on a logarithmic axis
+FINE_TICKS_RATIO = 2000.0  # up to which there is room for 1, 2 and 5 of each decade
 FAR = 3.0  # a bound this many times beyond every point would only squash them
 MOST_DOTS = 3000  # of a group; more fall on one another anyway
 CELL = 1.5  # units of the SVG within which two dots are one, at first
@@ -44,7 +45,8 @@ def log_latency(axes: Axes, values_ms: Sequence[float]) -> None:
         return
     axes.set_xscale("log")
     axes.set_xlim(low / 1.2, high * 1.2)
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5), numticks=20))
+    subs = (1, 2, 5) if high <= FINE_TICKS_RATIO * low else (1,)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=subs, numticks=8))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optimizer.store.finished import FinishedRun
 
 MOST_SIZES = 64  # of batches, each a bar
+MOST_LETTERS = 18  # of the loads below a panel, side by side
 
 
 def stages(run: FinishedRun) -> Drawing | None:
@@ -88,7 +89,9 @@ def _stack(axes: Axes, points: Sequence[Point]) -> None:
         axes.add_collection(PolyCollection(corners, label=name, **look))
         bottoms = bottoms + values
     axes.set_xlim(-0.6, len(points) - 0.4)
-    axes.set_xticks(range(len(points)), [words.exact(measured.load_value(point)) for point in points])
+    loads = [words.number(measured.load_value(point), digits=1) for point in points]
+    crowded = len("".join(loads)) > MOST_LETTERS
+    axes.set_xticks(range(len(points)), loads, rotation=90 if crowded else 0, fontsize=8 if crowded else 10)
     axes.grid(visible=False, axis="x")
 
 
