@@ -86,7 +86,7 @@ def importance(problem: Problem, found: Sequence[Sample]) -> dict[str, float]:
     PED-ANOVA of Optuna: how much the choices of the best tenth, five at least, differ from those of all that were
     tried. It goes by ranks, so that configurations that miss the bounds are simply not among the best.
     """
-    if len(found) < FEWEST_TRIALS or len({sample.throughput for sample in found}) == 1:
+    if len(found) < FEWEST_TRIALS or len({sample.throughput for sample in found}) < 2:
         return {}
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -106,11 +106,12 @@ def importance(problem: Problem, found: Sequence[Sample]) -> dict[str, float]:
             for sample in found[:: math.ceil(len(found) / ENOUGH_TRIALS)]
         ]
     )
-    top = min(0.5, max(TOP_SHARE, TOP_TRIALS / len(found)))
+    meeting = sum(sample.meets for sample in found) / len(found)
+    top = min(0.5, meeting, max(TOP_SHARE, TOP_TRIALS / len(found)))
     evaluator = PedAnovaImportanceEvaluator(target_quantile=top, evaluate_on_local=True)
     told = get_param_importances(study, evaluator=evaluator)
     shares = {name.removesuffix(RANK): share for name, share in told.items()}
-    return {name: share for name, share in shares.items() if name in varied(problem)}
+    return {name: share for name, share in shares.items() if name in varied(problem) and math.isfinite(share)}
 
 
 def one_step_off(run: FinishedRun, found: Sequence[Sample]) -> list[Neighbour]:

@@ -26,7 +26,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
     assert run.outcome is not None, "something was measured"
     throughput, latency = FRONT_METRICS
     outcome, front = run.outcome, set(run.outcome.front)
-    points = {*latest_points(run.trials), *front}
+    points = dict.fromkeys([*latest_points(run.trials), *outcome.front])
     dots = [(p, x, y) for p in points if (x := drawable(p, latency)) and (y := drawable(p, throughput))]
     if not dots:
         return None
