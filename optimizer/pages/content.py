@@ -54,7 +54,8 @@ def section(run: FinishedRun) -> Section:
     assert outcome is not None, "something was measured"
     shown = outcome.recommended or outcome.closest
     found = outcome.recommended is not None
-    judged = samples(run)
+    best_loads = measured.best_loads(run)
+    judged = samples(run, best_loads)
     neighbours = one_step_off(run, judged)
     figures = list(summary.figures(shown, problem)) if shown else []
     verdict = summary.verdict(outcome) if found else ""
@@ -83,7 +84,7 @@ def section(run: FinishedRun) -> Section:
         samples=judged,
         confirmations=tables.confirmations(run, outcome),
         confidence=_confidence(run),
-        trials=tables.trials(run, outcome),
+        trials=tables.trials(run, outcome, best_loads),
         environment=_environment(run),
         notes=[_fact(note) for note in _list(run.info.get("notes"))],
         command=one_line(str(run.info.get("command", "")), LONGEST_COMMAND),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from objectives.metrics import METRICS, Metric
 from objectives.sla import worst_violation
 from optimizer import batch_stats
-from optimizer.report import words
+from optimizer.report import summary, words
 from optimizer.store.finished import FinishedRun
-from optimizer.trial import Candidate, LoadPoint, Point, latest_points
+from optimizer.trial import Candidate, LoadPoint, Point, Trial, latest_points
 
 # of a request, in their order; names are perf_analyzer's
 STAGES = {
@@ -46,6 +46,11 @@ def compared(run: FinishedRun) -> dict[str, Candidate]:
     for role, candidate in roles.items():
         first.setdefault(candidate, role)
     return {role: candidate for candidate, role in first.items()}
+
+
+def best_loads(run: FinishedRun) -> list[tuple[Trial, Point | None, bool]]:
+    """Each trial, its best load within the bounds, else the closest, and whether that meets them."""
+    return [(trial, *summary.best_load(trial, run.problem)) for trial in run.trials]
 
 
 def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:

@@ -10,15 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.problem import Problem
-from optimizer.report import summary
 from optimizer.space import Value
 from optimizer.store.finished import FinishedRun
-from optimizer.trial import Candidate, Point, short_path
+from optimizer.trial import Candidate, Point, Trial, short_path
 
 Array = npt.NDArray[np.float64]
 
 FEWEST_TRIALS = 8  # for an importance: of fewer, chance decides
-ENOUGH_TRIALS = 2000  # more change nothing, and take seconds
+ENOUGH_TRIALS = 1000  # more change nothing, and take seconds
 TOP_TRIALS, TOP_SHARE = 5, 0.1  # whose parameters are compared with those of all
 LOADS, BETWEEN = 12, 400  # that a neighbour is simulated at; and looked at
 MOST_TRIALS = 8  # that expectations rest on: the best ones tell most about what is near them
@@ -64,11 +63,10 @@ def label(parameter: str) -> str:
     return own.get(parameter) or (parameter if parameter == "max_batch_size" else short_path(parameter))
 
 
-def samples(run: FinishedRun) -> list[Sample]:
-    """Of every trial in the space that was measured."""
+def samples(run: FinishedRun, best_loads: Sequence[tuple[Trial, Point | None, bool]]) -> list[Sample]:
+    """Of every trial in the space that was measured. ``best_loads``: as ``measured.best_loads`` gives them."""
     found = []
-    for trial in run.trials:
-        point, met = summary.best_load(trial, run.problem)
+    for trial, point, met in best_loads:
         values = run.problem.space.values_of(run.problem.space.canonical(trial.candidate))
         if point is not None and values is not None:
             found.append(Sample(point, met, values))

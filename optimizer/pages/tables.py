@@ -9,7 +9,7 @@ from objectives.metrics import METRICS
 from optimizer.outcome import Outcome
 from optimizer.pages import measured
 from optimizer.pages.parameters import Neighbour, label
-from optimizer.report import summary, words
+from optimizer.report import words
 from optimizer.store.finished import FinishedRun
 from optimizer.trial import Point, Trial
 
@@ -113,20 +113,16 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> Table:
     return Table(headers, rows, f"Intervals at {100 * run.problem.confidence:g} % confidence")
 
 
-def trials(run: FinishedRun, outcome: Outcome) -> Table:
+def trials(run: FinishedRun, outcome: Outcome, best_loads: Sequence[tuple[Trial, Point | None, bool]]) -> Table:
     """The best, by their best loads within the bounds, then those that miss them, then those without figures."""
     latency, goal = measured.latency(run), words.bounds(run.problem.constraints)
-    ranked = []
-    for trial in run.trials:
-        point, met = summary.best_load(trial, run.problem)
-        ranked.append(
-            ((point is None, not met, -(point.throughput_infer_per_sec if point else 0)), trial, point, met)
-        )
-    ranked.sort(key=lambda one: one[0])
+    ranked = sorted(
+        best_loads, key=lambda one: (one[1] is None, not one[2], -(one[1].throughput_infer_per_sec if one[1] else 0))
+    )
     kept = ranked[:MOST_TRIALS]
     best = outcome.recommended.trial if outcome.recommended else None
     rows = [
-        _trial_row(trial, point, latency, _trial_remark(trial, point, met, outcome)) for _, trial, point, met in kept
+        _trial_row(trial, point, latency, _trial_remark(trial, point, met, outcome)) for trial, point, met in kept
     ]
     headers = (
         ">trial",

@@ -216,7 +216,7 @@ class TestFigures:
 
     def test_importance_finds_what_matters(self, run: Path) -> None:
         found = read_run(run)
-        samples = parameters.samples(found)
+        samples = parameters.samples(found, measured.best_loads(found))
         shares = parameters.importance(found.problem, samples)
         assert sum(shares.values()) == pytest.approx(1)
         assert shares.keys() == parameters.varied(found.problem).keys()
@@ -224,7 +224,7 @@ class TestFigures:
 
     def test_one_step_off(self, run: Path) -> None:
         found = read_run(run)
-        steps = parameters.one_step_off(found, parameters.samples(found))
+        steps = parameters.one_step_off(found, parameters.samples(found, measured.best_loads(found)))
         assert {step.parameter for step in steps} == parameters.varied(found.problem).keys()
         assert all(step.expected is not None and step.expected < 1 for step in steps)
         # half the instances on a machine of two cores
