@@ -14,7 +14,11 @@ from optimizer.command_line import redact
 from optimizer.commands.terminal import INTERRUPTED, fail
 from optimizer.errors import EnvironmentFault, TuneError
 
-COMMANDS = ("run", "verify", "sweep", "batch", "replay", "explain", "emit", "models", "setup", "doctor")
+COMMANDS = (
+    *("run", "verify", "sweep", "batch", "replay"),
+    *("report", "explain", "emit"),
+    *("models", "setup", "doctor"),
+)
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 

@@ -51,6 +51,7 @@ commands:
   tune replay TABLE   the same search on a recorded table, without a server
   tune explain RUN    what bounds a run's throughput, and what would help
   tune emit RUN       what a run recommends for Docker, Kubernetes, Helm, KServe
+  tune report RUN...  runs as one page, as Markdown, as tables and plots
   tune models         the models that come with tune
   tune setup          fetch the embedded server now rather than at the first run
   tune doctor         what this machine has and what it lacks

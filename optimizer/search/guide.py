@@ -11,7 +11,7 @@ import numpy as np
 
 from optimizer.problem import Problem
 from optimizer.search.elsewhere import Elsewhere, Twin
-from optimizer.search.figures import is_known, judged_latency
+from optimizer.search.figures import Array, Cell, is_known, judged_latency
 from optimizer.search.in_flight import in_flight
 from optimizer.search.service import group_of
 from optimizer.search.view import Moment, View
@@ -133,3 +133,16 @@ class Guide:
         place = grid.index(load)
         low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
         return sorted({round(one) for one in np.linspace(low, high, FINER).tolist()} - {load})
+
+
+def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[Cell]) -> tuple[Array, Array]:
+    """Throughput (infer/s) and latency (s) of the metric that decides, that a Guide expects of ``cells`` after
+    ``trials``. Raises ValueError where nothing was measured."""
+    points = latest_points(trials)
+    if problem.open_loop:
+        points = in_flight(points, problem)
+    latency = judged_latency(problem, points)
+    measured = [point for point in points if is_known(point, latency)]
+    if not measured:
+        raise ValueError("nothing was measured")
+    return View(Moment(problem, trials, latency, 0, None), measured).forecast(cells)

@@ -97,6 +97,12 @@ class View:
             gains = (odds(one, self.bound_s) * np.exp(one.mean[:, 0]) for one in beliefs)
         return reliable * self._averaged(gains)
 
+    def forecast(self, cells: Sequence[Cell]) -> tuple[Array, Array]:
+        """Throughput (infer/s) and latency (s), each [cells], as the likeliest belief has them."""
+        belief = self._beliefs(cells)[int(np.argmax(self._correction.odds))]
+        throughput, tail = belief.mean.T
+        return np.exp(throughput), np.exp(tail - throughput + belief.log_loads)
+
     def odds(self, cells: Sequence[Cell]) -> Array:
         """That the latency bound is met."""
         return self._averaged(odds(one, self.bound_s) for one in self._beliefs(cells))

@@ -31,7 +31,7 @@ RUN_OPTIONS = TypeAdapter(RunOptions)
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """``run.json`` (the run), ``trials.csv`` (every measurement), ``pareto.csv``, ``best/config.pbtxt``,
-    ``report.html``, ``study.journal`` (the Optuna study), ``logs/``."""
+    ``baseline/config.pbtxt``, ``report.html``, ``study.journal`` (the Optuna study), ``logs/``."""
 
     path: Path
 
@@ -65,6 +65,11 @@ class RunFolder:
     @property
     def study(self) -> Path:
         return self.path / "study.journal"
+
+    @property
+    def baseline(self) -> Path:
+        """As ``best``, of the configuration that the run started from."""
+        return self.path / "baseline"
 
     @property
     def reference(self) -> Path:
@@ -197,20 +202,28 @@ class RunFolder:
     def write_best(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
         """What is recommended, by model: each whole or not at all. ``server_options``, one a line, are what the
         server is started with. Raises EnvironmentFault where it cannot be."""
-        beside = self.best / "server_options"
-        beside.unlink(missing_ok=True)
-        if server_options:
-            write_whole(beside, "\n".join(server_options) + "\n")
-        if len(configs) == 1:
-            (text,) = configs.values()
-            write_whole(self.best / "config.pbtxt", text)
-            return
-        try:
-            self.best.mkdir(exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self.best, error) from error
-        for name, text in configs.items():
-            write_whole(self.best / name / "config.pbtxt", text)
+        _write_configs(self.best, configs, server_options)
+
+    def write_baseline(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
+        """As ``write_best``, of the configuration that was given."""
+        _write_configs(self.baseline, configs, server_options)
+
+
+def _write_configs(folder: Path, configs: Mapping[str, str], server_options: Sequence[str]) -> None:
+    beside = folder / "server_options"
+    beside.unlink(missing_ok=True)
+    if server_options:
+        write_whole(beside, "\n".join(server_options) + "\n")
+    if len(configs) == 1:
+        (text,) = configs.values()
+        write_whole(folder / "config.pbtxt", text)
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    for name, text in configs.items():
+        write_whole(folder / name / "config.pbtxt", text)
 
 
 def _unwritable(out: str, error: OSError) -> BadInputError:

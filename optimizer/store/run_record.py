@@ -6,7 +6,7 @@ import contextlib
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -26,10 +26,10 @@ from optimizer.outcome import Outcome
 from optimizer.process import COMMANDS
 from optimizer.report import export
 from optimizer.stopwatch import Stopwatch
-from optimizer.store.finished import candidate_document
+from optimizer.store.finished import FinishedRun, candidate_document
 from optimizer.store.run_folder import RunFolder
 from optimizer.task import Task
-from optimizer.trial import Trial
+from optimizer.trial import Candidate, Trial
 
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
 
@@ -84,7 +84,14 @@ class RunRecord:
                     "notes": [*self.task.notes, *self.notes],
                 },
             )
-            self._write_derived(outcome, trials)
+            self._write_derived(outcome)
+        self._write_info(status, reason, document)
+        if outcome is not None and trials is not None:
+            self._write_page(outcome, trials)
+            self._write_info(status, reason, document)  # with the time that the page took
+        return document
+
+    def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:
         options = replace(
             self.options,
             storage=without_password(self.options.storage),
@@ -126,24 +133,23 @@ class RunRecord:
                 "result": document,
             },
         )
-        return document
 
-    def _write_derived(self, outcome: Outcome, trials: list[Trial] | None) -> None:
+    def _write_derived(self, outcome: Outcome) -> None:
         export.write_pareto_csv(self.folder.pareto, outcome)
         if outcome.recommended:
-            found = deployment(self.task.source, outcome.recommended.candidate)
-            configs = {name: model_config.to_text(config) for name, config in found.configs.items()}
-            self.folder.write_best(configs, server_options.words(outcome.recommended.candidate.fields))
-        if trials is not None:
-            from optimizer.report.html import write_report
+            self.folder.write_best(*self._configs(outcome.recommended.candidate))
+            self.folder.write_baseline(*self._configs(self.task.baseline))
 
-            write_report(
-                self.folder.report,
-                outcome=outcome,
-                trials=trials,
-                problem=self.task.problem,
-                facts=self.task.source.facts,
-                hardware=str(self.hardware),
-                notes=self.notes,
-                command=command_line(self.options),
-            )
+    def _configs(self, candidate: Candidate) -> tuple[dict[str, str], tuple[str, ...]]:
+        """config.pbtxt by model, and the options of the server."""
+        configs = deployment(self.task.source, candidate).configs
+        texts = {name: model_config.to_text(config) for name, config in configs.items()}
+        return texts, server_options.words(candidate.fields)
+
+    def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:
+        from optimizer.pages.write import write
+
+        compared = self.task.baseline, self.task.dynamic_batching
+        info = self.folder.read_info()
+        run = FinishedRun(self.folder, self.options, info, self.task.problem, *compared, tuple(trials), outcome)
+        write([run], ["html"], self.folder.report)

@@ -170,6 +170,7 @@ def test_the_results_folder_is_complete(found: Run) -> None:
         "trials.csv",
         "pareto.csv",
         "best",
+        "baseline",
         "report.html",
         "study.journal",
         "reference.npz",

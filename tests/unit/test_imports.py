@@ -129,7 +129,7 @@ def test_the_sources_are_seen() -> None:
         ("optimizer.search.grid", "from optimizer import deploy", "optimizer.deploy"),
         ("optimizer.search.grid", "from ..deploy.embedded import Server", "optimizer.deploy.embedded"),
         ("optimizer.search.grid", "def f():\n    import optimizer.deploy.docker", "optimizer.deploy.docker"),
-        ("optimizer.report.html", "from optimizer.store.study import Study", "optimizer.store.study"),
+        ("optimizer.report.export", "from optimizer.store.study import Study", "optimizer.store.study"),
         ("optimizer.trial", "from .load.sweep import next_load", "optimizer.load.sweep"),
         ("optimizer.load.sweep", "from optimizer.tuner import tune", "optimizer.tuner"),
         ("optimizer.tuner", "from optimizer.session import Session", "optimizer.session"),
@@ -144,7 +144,7 @@ def test_an_import_against_the_direction_is_found(importer: str, source: str, ta
 @pytest.mark.parametrize(
     ("importer", "source"),
     [
-        ("optimizer.report.html", "import pandas\nfrom optimizer.trial import Trial\nfrom . import export"),
+        ("optimizer.report.export", "import pandas\nfrom optimizer.trial import Trial\nfrom . import words"),
         ("optimizer.search.grid", "from optimizer.space import Space\nfrom objectives.pareto import front"),
         ("optimizer.cli", "from optimizer.session import Session"),
         ("optimizer.__main__", "from optimizer.cli import main"),

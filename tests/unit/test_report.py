@@ -20,13 +20,16 @@ from objectives.sla import Constraint
 from optimizer.budget import Budget
 from optimizer.errors import EnvironmentFault
 from optimizer.measuring import Watcher
+from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
+from optimizer.pages.write import write
 from optimizer.problem import Problem
 from optimizer.report import export, words
 from optimizer.report.console import print_best_so_far, print_outcome
-from optimizer.report.html import write_report
 from optimizer.report.live import LiveWatcher, QuietWatcher
 from optimizer.space import Space
+from optimizer.store.finished import FinishedRun
+from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 
@@ -364,24 +367,31 @@ class TestWords:
 
 
 class TestHtml:
-    def page(self, tmp_path: Path, result: Outcome, trials: Sequence[Trial], **more: Any) -> str:
-        arguments: dict[str, Any] = {
-            "problem": problem(),
-            "facts": FACTS,
-            "hardware": "some CPU, 2 cores",
+    def page(
+        self, tmp_path: Path, result: Outcome, trials: Sequence[Trial], asked: Problem | None = None, **info: Any
+    ) -> str:
+        """``info``: what run.json holds besides."""
+        told: dict[str, Any] = {
+            "status": "found",
             "notes": [NOTE],
             "command": "tune --sla-p95 20ms dlrm",
+            "hardware": {"cpu": "some CPU", "cpu_count": 2},
+            "problem": {"facts": FACTS},
         }
-        write_report(tmp_path / "report.html", outcome=result, trials=trials, **{**arguments, **more})
-        return (tmp_path / "report.html").read_text(encoding="utf-8")
+        folder, options = RunFolder(tmp_path / "dlrm" / "1"), RunOptions("dlrm")
+        run = FinishedRun(
+            folder, options, {**told, **info}, asked or problem(), BASELINE, PLAIN, tuple(trials), result
+        )
+        (path,) = write([run], ["html"], tmp_path / "report.html")
+        return path.read_text(encoding="utf-8")
 
     def test_it_tells_what_the_text_tells(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), study())
-        assert "<h1>dlrm: 12,345 infer/s within p95 &lt;= 20 ms</h1>" in page
+        assert '<h1 class="answer">dlrm: 12,345 infer/s within p95 &lt;= 20 ms</h1>' in page
         for text in ("4.12x", "out of [memory]", "perf_analyzer timed out", "1,234,567", NOTE, "--sla-p95"):
             assert text in page
-        assert page.count("<circle class=") == 8 + 1 + 5  # points, the ring around the chosen one, the key
-        assert 'aria-labelledby="plot-title plot-desc"' in page
+        assert len(re.findall("<use[^>]*><title>trial", page)) == 8 + 5  # points; those within the bounds
+        assert page.count('role="img"') == page.count("<desc id=") == page.count("<figure>") == 3
 
     def test_it_carries_the_verdict(self, tmp_path: Path) -> None:
         trials = confirmed(15.0)
@@ -389,7 +399,7 @@ class TestHtml:
 
     def test_it_loads_nothing(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), study())
-        assert not re.search(r"https?:|<script|<link|<img|<iframe|@import|url\(|src=|href=", page)
+        assert not re.search(r"""https?:|<script|<link|<img|<iframe|@import|url\((?!#)|src=|href="(?!#)""", page)
 
     def test_names_and_reasons_are_escaped(self, tmp_path: Path) -> None:
         hostile = "<script>alert('x')</script>\"&"
@@ -398,20 +408,23 @@ class TestHtml:
             tmp_path,
             outcome(trials),
             trials,
-            problem=problem(20, hostile),
-            facts={hostile: hostile},
-            hardware=hostile,
+            problem(20, hostile),
+            problem={"facts": {hostile: hostile}},
+            hardware={"cpu": hostile, "gpus": [hostile]},
+            versions={hostile: hostile},
             notes=[hostile],
             command=hostile,
+            reason=hostile,
+            status=hostile,
         )
         assert "<script" not in page
         assert page.count("&lt;script&gt;") >= 7
 
     def test_nothing_found_and_nothing_measured(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(sla_ms=1.0), study(), problem=problem(1.0))
-        assert '<h1 class="none">dlrm: no configuration meets p95 &lt;= 1 ms' in page
+        page = self.page(tmp_path, outcome(sla_ms=1.0), study(), problem(1.0))
+        assert '<h1 class="answer none">dlrm: no configuration meets p95 &lt;= 1 ms' in page
         assert "The closest one measured:" in page
-        assert "<circle" not in self.page(tmp_path, outcome([]), [], problem=problem())
+        assert "<figure>" not in self.page(tmp_path, outcome([]), [])
 
     @pytest.mark.parametrize("spread", [1.0, 1000.0])
     def test_every_point_lies_inside_the_plot(self, tmp_path: Path, spread: float) -> None:
@@ -419,10 +432,11 @@ class TestHtml:
         points.append((4, measured(float("nan"), float("inf"))))
         trials = [trial(0, BASELINE, *points)]
         asked = problem(20, "m", Constraint("throughput", 150.0))
-        page = self.page(tmp_path, assess(trials, asked, BASELINE, PLAIN), trials, problem=asked)
-        circles = re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="[34]\.5"><title>', page)
-        assert len(circles) == 3
-        assert all(76 <= float(x) <= 704 and 16 <= float(y) <= 356 for x, y in circles)
+        page = self.page(tmp_path, assess(trials, asked, BASELINE, PLAIN), trials, asked)
+        plot = page[page.index("<svg") : page.index("</svg>")]
+        dots = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*><title>', plot)
+        assert len(dots) == 3
+        assert all(60 <= float(x) <= 715 and 0 <= float(y) <= 350 for x, y in dots)
 
 
 def confirmed(p95_ms: float, servers: int = 3, windows: int = 8) -> list[Trial]:

@@ -1,0 +1,154 @@
+"""How long `tune report` takes and how large its page is, for runs of 10 to 5,000 trials.
+
+    python benchmarks/report_speed.py [--keep FOLDER] [10 500 5000]
+
+Each run is a folder as `tune` leaves one: trials of a made-up server (simulated_tables.py) at four loads each, with
+noise. Its two last parameters change nothing, as many do. Times are of the whole command in a process of its own;
+"end of a run" is what the page takes there, where Optuna and the simulator are loaded already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from simulated_tables import REQUEST_BATCH_SIZE, THREADS, hidden_server
+
+from objectives.metrics import Measurement
+from optimizer.options import RunOptions
+from optimizer.space import Space
+from optimizer.store.finished import candidate_document
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
+
+LOADS = (4, 16, 32, 64)
+NOISE = 0.03
+SLA_MS = 20.0
+IDLE: dict[str, tuple[FieldValue, ...]] = {
+    "parameters.inter_op_thread_count.string_value": ("1", "2", "4", "8"),
+    "optimization.graph.level": (0, 1, 2, -1),
+}
+SPACE = Space(
+    (8, 16, 32, 64, 128),
+    ("off", 0, 100, 500, 1000, 2000, 5000),
+    ("none", "max/2"),
+    (1, 2, 3),
+    {THREADS: ("1", "2"), **IDLE},
+    REQUEST_BATCH_SIZE,
+)
+# what is counted at the end of a run: the process has these already
+LOADED = "import optuna, optimizer.search.simulated, optimizer.session, optimizer.model_config"
+AT_END = f"""{LOADED}
+import sys, time
+from pathlib import Path
+from optimizer.store.finished import read_run
+from optimizer.search.guide import forecast
+run = read_run(sys.argv[1])
+forecast(run.problem, run.trials[:4], [(run.baseline, 4)])
+began = time.perf_counter()
+from optimizer.pages.write import write
+write([run], ["html"], Path(sys.argv[2]))
+print(time.perf_counter() - began)
+"""
+
+
+def write_run(folder: Path, trials: int) -> None:
+    """A run of so many trials, the baseline first, at ``folder``."""
+    folder.mkdir(parents=True)
+    measure, rng = _server(), np.random.default_rng(0)
+    candidates = list(SPACE.candidates())
+    baseline = next(c for c in candidates if c == Candidate(8, fields=c.fields))
+    order = rng.permutation(len(candidates))[: trials - 1]
+    chosen = [baseline, *(candidates[i] for i in order if candidates[i] != baseline)]
+    table = TrialsTable(folder / "trials.csv", "made_up", SPACE.fields)
+    for number, candidate in enumerate(chosen):
+        for load in LOADS:
+            measured = measure[_effective(candidate), load]
+            noisy = rng.lognormal(0, NOISE)
+            table.append(Trial(number, candidate, deploy_seconds=0.2), LoadPoint(4, load), _noisy(measured, noisy))
+    RunFolder(folder).write_info(
+        RunOptions(model="made_up", sla_ms={"p95": SLA_MS}),
+        {
+            "status": "found",
+            "command": f"tune --sla-p95 {SLA_MS:g}ms made_up",
+            "problem": {
+                "model": "made_up",
+                "facts": {},
+                "constraints": [f"p95 <= {SLA_MS:g} ms"],
+                "objectives": ["throughput"],
+                "request_batch_size": REQUEST_BATCH_SIZE,
+                "space": {name: list(values) for name, values in SPACE.parameters().items()},
+                "baseline": candidate_document(baseline),
+                "dynamic_batching": candidate_document(replace(baseline, dynamic_batching=True)),
+            },
+            "hardware": {"gpus": [], "cpu": "made up", "cpu_count": 4, "memory_bytes": 0},
+        },
+    )
+
+
+def _server() -> dict[tuple[Candidate, int], Measurement]:
+    server = hidden_server("threads")
+    cells = list(dict.fromkeys(product(map(_effective, SPACE.candidates()), LOADS)))
+    return dict(zip(cells, server.measure(cells, threads=2), strict=True))
+
+
+def _effective(candidate: Candidate) -> Candidate:
+    return replace(candidate, fields=tuple(field for field in candidate.fields if field[0] == THREADS))
+
+
+def _noisy(measured: Measurement, factor: float) -> Measurement:
+    slower = {
+        name: getattr(measured, name) * factor
+        for name in ("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+    }
+    throughput = (measured.throughput_infer_per_sec or 0.0) / factor
+    return replace(measured, throughput_infer_per_sec=throughput, measure_seconds=2.4, **slower)
+
+
+def _children_cpu_seconds() -> float:
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, help="where the runs and pages are to stay")
+    parser.add_argument("trials", nargs="*", type=int, default=[10, 500, 5000])
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.keep or Path(scratch)
+        print("| trials | measurements | `tune report` (s) | its CPU time (s) | page (MB) | end of a run (s) |")
+        print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+        for trials in given.trials:
+            run = folder / "made_up" / str(trials)
+            if not run.exists():
+                write_run(run, trials)
+            page = run / "report.html"
+            began, used = time.perf_counter(), _children_cpu_seconds()
+            subprocess.run(
+                [sys.executable, "-c", "from optimizer.cli import main; main()", "report", str(run)],
+                check=True,
+                stdout=sys.stderr,
+            )
+            took, cpu = time.perf_counter() - began, _children_cpu_seconds() - used
+            at_end = subprocess.run(
+                [sys.executable, "-c", AT_END, str(run), str(page)], check=True, capture_output=True, text=True
+            )
+            size, end = page.stat().st_size / 1e6, float(at_end.stdout)
+            print(
+                f"| {trials:,} | {trials * len(LOADS):,} | {took:.1f} | {cpu:.1f} | {size:.2f} | {end:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

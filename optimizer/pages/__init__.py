@@ -1,0 +1,1 @@
+"""What ``tune report`` writes of runs: pages, Markdown, tables, plots."""
