@@ -58,10 +58,13 @@ def tune(
     say: Callable[[str], None],
     watch: WatcherMaker,
     confirm_share: float = CONFIRM_SHARE,
+    *,
+    report: bool = True,
 ) -> Result:
     """Run the study, or continue the one in ``resumed``. ``say`` gets a line for each slow preparation.
 
-    ``confirm_share`` of the budget is kept for the confirmation: with 0 there is none, with 1 nothing else.
+    ``confirm_share`` of the budget is kept for the confirmation: with 0 there is none, with 1 nothing else. Without
+    ``report`` the page is left out.
     An interrupt (KeyboardInterrupt) ends it early with the best so far. Raises TuneError.
     """
     stopwatch = Stopwatch()
@@ -98,7 +101,7 @@ def tune(
             raise
         outcome = assess(trials, what.problem, what.baseline, what.dynamic_batching)
         status: Status = "interrupted" if interrupted else "found" if outcome.recommended else "none"
-        document = record.write(status, outcome, trials)
+        document = record.write(status, outcome, trials if report else None)
     return Result(status, outcome, what, stack.hardware, record.notes, folder, command_line(options), document)
 
 

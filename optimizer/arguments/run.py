@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # that is memory, on a GPU
-ANEW = ("budget", "max_trials", "storage", "header", "out", "json", "log")  # may be given with --resume
+ANEW = ("budget", "max_trials", "storage", "header", "out", "json", "no_report", "log")  # may be given with --resume
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
@@ -80,6 +80,7 @@ class RunArguments:
     mapped: Mapped | None = None
     print_profile: bool = False
     log: str | None = None
+    report: bool = True
 
 
 def read_run_arguments(words: list[str]) -> RunArguments:
@@ -90,7 +91,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
         raise BadInputError("--print-profile shows what --from-model-analyzer FILE becomes: give that too")
     if given.resume is not None or given.from_model_analyzer is None:
         resumed, options = _options(given)
-        return RunArguments(resumed, options, given.json, log=given.log)
+        return RunArguments(resumed, options, given.json, log=given.log, report=not given.no_report)
     from optimizer.model_analyzer.reader import read_model_analyzer
 
     mapped = read_model_analyzer(Path(given.from_model_analyzer), given.model)
@@ -98,7 +99,9 @@ def read_run_arguments(words: list[str]) -> RunArguments:
     whole.model = mapped.model
     if whole.load != "rate":  # as given with the command, whatever the file says
         whole.arrivals = given.arrivals
-    return RunArguments(None, _options(whole)[1], given.json, mapped, given.print_profile, given.log)
+    return RunArguments(
+        None, _options(whole)[1], given.json, mapped, given.print_profile, given.log, not given.no_report
+    )
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -176,6 +179,7 @@ def _run_parser() -> argparse.ArgumentParser:
     results.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
     results.add_argument("--storage", metavar="URL", help="Optuna storage (a file in the run's folder)")
     results.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    results.add_argument("--no-report", action="store_true", help="no report.html: `tune report` makes it later")
     results.add_argument("--log", choices=LOGS, help="what is shown meanwhile (live on a terminal, else none)")
     return parser
 

@@ -184,6 +184,6 @@ def _runs_on(terminal: Console) -> GoOn:
     _, watch = shown_on(terminal)
 
     def go_on(options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
-        return tune(options, folder, _sayer(terminal), watch, confirm_share).status
+        return tune(options, folder, _sayer(terminal), watch, confirm_share, report=confirm_share > 0).status
 
     return go_on

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         print(note, file=sys.stderr, flush=True)
     from optimizer.session import tune
 
-    result = tune(given.options, given.resumed, *shown_on(terminal(), given.log))
+    result = tune(given.options, given.resumed, *shown_on(terminal(), given.log), report=given.report)
     _print(result, as_json=given.as_json)
     return {"found": 0, "none": 1, "interrupted": INTERRUPTED}[result.status]
 

@@ -26,7 +26,7 @@ from optimizer.profile.find import find_profile
 from optimizer.profile.reader import load_profile
 from optimizer.profile.schema import BuiltModel
 from optimizer.sources.repository import read_repository_model
-from tests.command_fixtures import Playground, Run, playing_in, run_tune
+from tests.command_fixtures import REPORT, Playground, Run, playing_in, run_tune
 from tests.repositories import doubler, write_model, write_sleeper
 
 SLEEPER = """\
@@ -76,7 +76,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with playing_in(tmp_path_factory.mktemp("found")) as playground:
         write_steady(playground.here)
         arguments = ["--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3", "--json", "steady.yaml"]
-        yield Run(playground, run_tune(playground, *arguments))
+        yield Run(playground, run_tune(playground, *arguments, REPORT))
 
 
 def test_it_finds_one_and_prints_one_document(found: Run) -> None:
