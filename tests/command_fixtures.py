@@ -66,8 +66,8 @@ class Playground:
         env: Env | None = None,
         under: Sequence[str | Path] = (),
     ) -> subprocess.Popen[str]:
-        """``tune`` with these arguments, its output captured; ``under`` is a command that runs a command. A run leaves
-        its page out unless REPORT is among them: to draw it takes as long as a short run measures."""
+        """``tune`` with these arguments, its output captured; ``under`` is a command that runs a command. A run
+        leaves its page out unless REPORT is among them: to draw it takes as long as a short run measures."""
         words = [word for word in arguments if word != REPORT]
         runs = not (arguments and str(arguments[0]) in COMMANDS) and len(words) == len(arguments)
         return subprocess.Popen(

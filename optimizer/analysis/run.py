@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import html
 import io
+from collections.abc import Mapping
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from optimizer.errors import EnvironmentFault
 from optimizer.report import summary, words
 from optimizer.store.finished import FinishedRun, read_run
 from optimizer.untrusted import read_bytes
@@ -18,9 +16,9 @@ from optimizer.untrusted import read_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from optimizer.analysis.plots import Plot
     from optimizer.explaining.explanation import Explanation
     from optimizer.outcome import Outcome
+    from optimizer.pages.style import Drawing
     from optimizer.trial import Point
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -98,15 +96,16 @@ class Run:
 
         return frames.of_confirmed(self.outcome.again if self.outcome else ())
 
-    def plot_pareto(self) -> Plot:
-        """Throughput against latency. Raises EnvironmentFault without matplotlib (the extra ``notebook``)."""
-        figure: Plot = _plots().pareto(self.finished)
-        return figure
+    @cached_property
+    def plots(self) -> Mapping[str, Drawing]:
+        """Those of ``tune report``, by name: ``pareto``, ``load``, ``stages``, … A notebook shows one as a picture;
+        ``.figure`` is matplotlib's. Empty where nothing was measured; what has nothing to show is left out."""
+        if self.outcome is None:
+            return {}
+        from optimizer.pages.content import section
+        from optimizer.pages.drawings import drawings
 
-    def plot_latency(self) -> Plot:
-        """Latency against load, of the configurations on the front. Raises as ``plot_pareto``."""
-        figure: Plot = _plots().latency_against_load(self.finished)
-        return figure
+        return {drawn.name: drawn for drawn in drawings(self.finished, section(self.finished))}
 
     def explain(self, fp16_factor: float = 0.5) -> Explanation:
         """As ``tune explain``. Raises BadInputError where nothing was measured."""
@@ -152,10 +151,3 @@ class Run:
         if self.outcome is not None and self.recommended is not None:
             told.append(("verdict", summary.verdict(self.outcome)))
         return told
-
-
-def _plots() -> ModuleType:
-    try:
-        return import_module("optimizer.analysis.plots")
-    except ImportError:
-        raise EnvironmentFault("plots need matplotlib: pip install 'tritune[notebook]'") from None

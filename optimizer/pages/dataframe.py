@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from objectives.metrics import Measurement
 from objectives.sla import worst_violation
+from optimizer.analysis import frames
 from optimizer.errors import BadInputError
 from optimizer.pages import measured
 from optimizer.store.finished import FinishedRun
-from optimizer.trial import SETTINGS, Trial
+from optimizer.trial import Trial
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def measurements(runs: Sequence[FinishedRun]) -> pd.DataFrame:
-    """A row a measurement, and one for a trial without any. Columns are named as in trials.csv; ``run`` is added, and
-    ``meets``: whether the measurement is stable and within its run's bounds. Preferred sizes are a text, with blanks
-    between; ``confirmation`` is the number of the fresh server, missing in the search."""
+    """A row a measurement, and one for a trial without any, as ``Run.trials`` has them. ``run`` and ``model`` are
+    added, and ``meets``: whether the measurement is stable and within its run's bounds. Preferred sizes are a text,
+    with blanks between."""
     import pandas as pd
 
-    frame = pd.DataFrame([row for run in runs for trial in run.trials for row in _rows(run, trial)])
+    found = [_of(run) for run in runs]
     paths = {path for run in runs for path in run.problem.space.fields}
+    frame = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
     texts = [path for path in sorted(paths) if path in frame and frame[path].dtype == object]
     # choices of one parameter may be of several types, which Parquet has no column for
-    return frame.astype(dict.fromkeys(texts, "string")).astype({"confirmation": "Int64", "requests": "Int64"})
+    return frame.astype(dict.fromkeys(texts, "string"))
+
+
+def _of(run: FinishedRun) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = frames.of_trials(run.trials)
+    sizes = frame["preferred_batch_sizes"].map(lambda sizes: " ".join(map(str, sizes)))
+    meets = [_meets(run, one) for trial in run.trials for one in _measured(trial)]
+    frame = frame.assign(preferred_batch_sizes=sizes, meets=pd.array(meets, dtype="boolean"))
+    for place, (name, value) in enumerate({"run": measured.name(run), "model": run.problem.model}.items()):
+        frame.insert(place, name, value)
+    return frame
+
+
+def _measured(trial: Trial) -> list[Measurement | None]:
+    """In the order of the rows."""
+    found = [m for _, m in trial.measurements] + [again.measurement for again in trial.confirmations]
+    return [*found] or [None]
+
+
+def _meets(run: FinishedRun, one: Measurement | None) -> bool:
+    return one is not None and one.stable and worst_violation(run.problem.constraints, one) <= 0
 
 
 def csv(frame: pd.DataFrame) -> bytes:
@@ -44,28 +68,6 @@ def parquet(frame: pd.DataFrame) -> bytes:
             "--format parquet: Parquet is written by pyarrow; pip install 'tritune[parquet]'"
         ) from None
     return data.getvalue()
-
-
-def _rows(run: FinishedRun, trial: Trial) -> list[dict[str, object]]:
-    candidate = trial.candidate
-    about = {
-        "run": measured.name(run),
-        "model": run.problem.model,
-        "trial": trial.number,
-        **{name: getattr(candidate, name) for name in SETTINGS},
-        "preferred_batch_sizes": " ".join(map(str, candidate.preferred_batch_sizes)),
-        **dict(candidate.fields),
-        "deploy_seconds": trial.deploy_seconds,
-        "status": trial.status,
-    }
-    figures_of = [(load, m, None) for load, m in trial.measurements]
-    figures_of += [(one.load, one.measurement, one.server) for one in trial.confirmations]  # type: ignore[misc]
-    rows = []
-    for load, measurement, server in figures_of:
-        figures = asdict(measurement)
-        meets = measurement.stable and worst_violation(run.problem.constraints, measurement) <= 0
-        rows.append({**about, **asdict(load), **figures, "confirmation": server, "meets": meets})
-    return rows or [{**about, "requests": None, "reason": trial.reason, "confirmation": None, "meets": False}]
 
 
 MAKERS = {"csv": csv, "parquet": parquet}

@@ -62,6 +62,10 @@ class Drawing:
     figure: Figure
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    def _repr_png_(self) -> bytes:
+        """As a notebook shows it."""
+        return png(self)
+
 
 @contextmanager
 def drawing() -> Iterator[None]:

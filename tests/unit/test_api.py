@@ -154,7 +154,6 @@ def test_a_notebook_shows_the_answer_and_no_markup_of_a_model(tmp_path: Path) ->
 
 
 def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    pytest.importorskip("matplotlib")
     shutil.copytree(SAMPLE, tmp_path / "results/dlrm/sample")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -165,7 +164,7 @@ def test_the_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "13,315 infer/s" in told
     assert "--sla-p95 20 parsecs: " in told
     assert (tmp_path / "pareto.png").read_bytes()[1:4] == b"PNG"
-    assert names["run"].plot_latency()._repr_png_()[1:4] == b"PNG"
+    assert names["run"].plots["load"]._repr_png_()[1:4] == b"PNG"
 
 
 def test_a_users_file_passes_mypy_strict(tmp_path: Path) -> None:
