@@ -103,7 +103,8 @@ class Stack:
 
     def target(self, what: Task, folder: RunFolder) -> ServerTarget:
         return choose.target_of(
-            what,
+            what.source,
+            what.problem.space,
             self.options,
             log=folder.server_log,
             cpus=self._placement(what).server,

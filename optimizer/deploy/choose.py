@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimizer import runtime, server_options
 from optimizer.arguments.target import address
@@ -19,15 +19,13 @@ from optimizer.deploy.remote_server import RemoteServer
 from optimizer.errors import BadInputError
 from optimizer.headers import expanded
 from optimizer.interfaces import ServerTarget
+from optimizer.model_source import ModelSource
 from optimizer.options import RunOptions
 from optimizer.profile.safe_paths import is_file
 from optimizer.space import Space
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import SERVER_CPUS
 from optimizer.untrusted import one_line
-
-if TYPE_CHECKING:
-    from optimizer.task import Task
 
 ON_THIS_MACHINE = ("embedded", "local")  # as a program: see ``installed``
 CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # so that options of the whole server can be among what is tried
@@ -54,7 +52,8 @@ def check(options: RunOptions, say: Callable[[str], None]) -> None:
 
 
 def target_of(
-    what: Task,
+    source: ModelSource,
+    space: Space,
     options: RunOptions,
     *,
     log: Path,
@@ -64,15 +63,16 @@ def target_of(
     stopwatch: Stopwatch,
     say: Callable[[str], None],
 ) -> ServerTarget:
-    """``gpus``: a server on this machine sees some; ``metrics`` is where a remote one tells of its own.
+    """For models of ``source`` with settings of ``space``. ``gpus``: a server on this machine sees some; ``metrics`` is
+    where a remote one tells of its own.
 
     Raises BadInputError where what is asked does not go with the target, EnvironmentFault where it cannot be had.
     """
-    check_space(what.problem.space, options, say)
+    check_space(space, options, say)
     if options.target == "remote":
-        return _remote(what, options, metrics, stopwatch)
+        return _remote(source, options, metrics, stopwatch)
     if options.target == "docker":
-        return _docker(what, options, log, cpus, stopwatch)
+        return _docker(source, options, log, cpus, stopwatch)
     if options.target == "local":
         own = installed(options, say)
         if options.protocol == "http" and not own.knows("--http-restricted-api"):
@@ -80,8 +80,8 @@ def target_of(
                 f"--protocol http: {own.tritonserver} is too old to keep web pages from loading models over HTTP; "
                 "leave it out, or name a newer server"
             )
-        return local.LocalTarget(what.source, own, log=log, stopwatch=stopwatch, cpus=cpus, gpus=gpus)
-    return EmbeddedTarget(what.source, log=log, say=say, stopwatch=stopwatch, cpus=cpus, gpus=gpus)
+        return local.LocalTarget(source, own, log=log, stopwatch=stopwatch, cpus=cpus, gpus=gpus)
+    return EmbeddedTarget(source, log=log, say=say, stopwatch=stopwatch, cpus=cpus, gpus=gpus)
 
 
 def installed(options: RunOptions, say: Callable[[str], None]) -> Installation:
@@ -111,11 +111,11 @@ def check_space(space: Space, options: RunOptions, say: Callable[[str], None]) -
 
 
 def _docker(
-    what: Task, options: RunOptions, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
+    source: ModelSource, options: RunOptions, log: Path, cpus: frozenset[int] | None, stopwatch: Stopwatch
 ) -> ServerTarget:
     assert options.docker_image is not None
     return docker.DockerTarget(
-        what.source,
+        source,
         image=options.docker_image,
         log=log,
         stopwatch=stopwatch,
@@ -167,8 +167,8 @@ def connection_of(options: RunOptions) -> Connection:
     return Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
 
 
-def _remote(what: Task, options: RunOptions, metrics: str, stopwatch: Stopwatch) -> ServerTarget:
+def _remote(source: ModelSource, options: RunOptions, metrics: str, stopwatch: Stopwatch) -> ServerTarget:
     from optimizer.deploy.remote import RemoteTarget
 
     keep = runtime.cache_folder() / "remote"
-    return RemoteTarget(connection_of(options), what.source, keep=keep, metrics=metrics, stopwatch=stopwatch)
+    return RemoteTarget(connection_of(options), source, keep=keep, metrics=metrics, stopwatch=stopwatch)
