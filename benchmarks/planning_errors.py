@@ -1,0 +1,211 @@
+"""How often `tune plan` is right about the number of replicas, on made-up servers whose service times it is not told.
+
+    python benchmarks/planning_errors.py [--servers 250] [--runs 1] [--noise 0.03..0.10] > benchmarks/planning_errors.md
+
+Each server is drawn at random: how long batches take (straight, bent, in steps), how much instances slow each other
+down, the configuration, the bound. No two deployments are equally fast: each takes its own factor on all service
+times. The plan sees what `tune` would have measured: a search's deployment of the recommended configuration and of a
+runner-up, then both on three fresh servers, in windows that differ too. The truth is the smallest number of replicas
+that meets the bound in a simulation five times as long, with other arrivals and the server as it is without noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from simulated_tables import CURVES, REQUEST_BATCH_SIZE, Server
+
+from objectives.metrics import Measurement
+from objectives.sla import Constraint
+from optimizer.batcher.simulator import OpenLoop, Overheads, lognormal_jitter, simulate
+from optimizer.machine import hardware
+from optimizer.open_loop import arrivals
+from optimizer.planning.evidence import collect
+from optimizer.planning.fleet import Fleet, bisected
+from optimizer.planning.replica import replica
+from optimizer.planning.sizing import EXPECTED, SAFE, TOO_LOW, sized
+from optimizer.planning.traffic import Balancer, Poisson
+from optimizer.problem import Problem
+from optimizer.space import Space
+from optimizer.trial import Candidate, Confirmation, LoadPoint, Trial
+
+MOST_REPLICAS = 40
+POLICIES: tuple[Balancer, ...] = ("round-robin", "random")
+RATES = 2  # of each server and policy
+TRUE_REQUESTS = 300_000
+WINDOWS, WINDOW_NOISE = 4, 0.02  # on each fresh server
+LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+COUNTS = ((1, 1), (2, 4), (5, 9), (10, 19), (20, MOST_REPLICAS + 1))
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A server, what runs on it, and the bound: all that decides how many replicas it takes."""
+
+    server: Server
+    candidate: Candidate
+    runner_up: Candidate
+    concurrency: int
+    bound: Constraint
+
+    @property
+    def problem(self) -> Problem:
+        space = Space(
+            tuple(sorted({one.max_batch_size for one in (self.candidate, self.runner_up)})),
+            (0, 200, 1000),
+            ("none", "max/2"),
+            (self.candidate.instance_count,),
+            request_batch_size=REQUEST_BATCH_SIZE,
+        )
+        return Problem("hidden", space, REQUEST_BATCH_SIZE, 128, constraints=(self.bound,))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question, answered: counts of replicas. ``noise``: how much deployments differ."""
+
+    policy: Balancer
+    noise: float
+    true: int
+    low: int
+    likely: int
+    safe: int
+
+
+def drawn(rng: np.random.Generator) -> Hidden:
+    server = Server(
+        "hidden",
+        fixed_s=10 ** rng.uniform(-3.7, -2.6),
+        per_sample_s=10 ** rng.uniform(-5.0, -4.2),
+        contention=rng.uniform(0.1, 0.6),  # so much that further instances still pay: it is what a search recommends
+        way_s=10 ** rng.uniform(-4.0, -3.2),
+        jitter=rng.uniform(0.05, 0.25),
+        seed=int(rng.integers(2**31)),
+        curve=str(rng.choice(list(CURVES))),
+    )
+    size, instances = int(2 ** rng.integers(3, 8)), int(rng.integers(1, 4))
+    preferred = (size // 2,) if rng.random() < 0.3 else ()
+    candidate = Candidate(size, True, int(rng.choice([0, 200, 1000])), preferred, instances)
+    runner_up = replace(candidate, max_queue_delay_us=0 if candidate.max_queue_delay_us else 200)
+    found = server.measure([(candidate, load) for load in LOADS])
+    latencies_ms = [one.latency_p95_ms or math.inf for one in found]
+    bound_ms = float(f"{latencies_ms[0] * 10 ** rng.uniform(math.log10(3), 1):.2g}")
+    concurrency = max(load for load, latency_ms in zip(LOADS, latencies_ms, strict=True) if latency_ms <= bound_ms)
+    return Hidden(server, candidate, runner_up, concurrency, Constraint("latency-p95", bound_ms))
+
+
+def run_on(hidden: Hidden, noise: float, rng: np.random.Generator) -> list[Trial]:
+    """What a run would have recorded."""
+    load = hidden.concurrency
+    lower = sorted({max(1, load // 4), max(1, load // 2), load})
+    return [
+        _trial(0, hidden, hidden.candidate, [*lower, math.ceil(1.3 * load)], noise, rng),
+        _trial(1, hidden, hidden.runner_up, lower[1:], noise, rng),
+    ]
+
+
+def _trial(
+    number: int, hidden: Hidden, candidate: Candidate, loads: Sequence[int], noise: float, rng: np.random.Generator
+) -> Trial:
+    def point(concurrency: int) -> LoadPoint:
+        return LoadPoint(REQUEST_BATCH_SIZE, concurrency)
+
+    found = _deployed(hidden.server, noise, rng).measure([(candidate, one) for one in loads])
+    trial = Trial(number, candidate, tuple((point(c), _window(m, rng)) for c, m in zip(loads, found, strict=True)))
+    for server in (1, 2, 3):
+        (found_again,) = _deployed(hidden.server, noise, rng).measure([(candidate, hidden.concurrency)])
+        for _ in range(WINDOWS):
+            again = Confirmation(server, point(hidden.concurrency), _window(found_again, rng))
+            trial = trial.confirmed_by(again)
+    return trial
+
+
+def _deployed(server: Server, noise: float, rng: np.random.Generator) -> Server:
+    factor = math.exp(rng.normal(0, noise))
+    seed = int(rng.integers(2**31))
+    return replace(server, fixed_s=factor * server.fixed_s, per_sample_s=factor * server.per_sample_s, seed=seed)
+
+
+def _window(measured: Measurement, rng: np.random.Generator) -> Measurement:
+    """A closed loop that is slower by some is so in latency and throughput alike."""
+    factor = math.exp(rng.normal(0, WINDOW_NOISE))
+    slower = {
+        name: getattr(measured, name) * factor
+        for name in ("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+    }
+    assert measured.throughput_infer_per_sec, "a closed loop has a throughput"
+    return replace(measured, throughput_infer_per_sec=measured.throughput_infer_per_sec / factor, **slower)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The server without noise, watched for long."""
+
+    hidden: Hidden
+    policy: Balancer
+
+    def meets(self, rate: float, replicas: int, requests: int = TRUE_REQUESTS) -> bool:
+        server, candidate = self.hidden.server, self.hidden.candidate
+        load = OpenLoop(Poisson().of_replica(rate, replicas, self.policy, requests, seed=77))
+        found = simulate(
+            candidate,
+            load,
+            server._service(candidate.max_batch_size, candidate.instance_count, 1),
+            Overheads(server.way_s / 2, server.way_s / 2, wake_s=2e-5, dispatch_s=2e-5),
+            request_batch_size=REQUEST_BATCH_SIZE,
+            jitter=lognormal_jitter(server.jitter, 99),
+        )
+        return not found.overloaded and 1e3 * found.latency_p95_s <= self.hidden.bound.bound
+
+    def smallest(self, rate: float, guess: int) -> int:
+        """Found from a guess, in both directions."""
+        step, met = 1, guess
+        while not self.meets(rate, met):
+            met, step = met + step, 2 * step
+        failed, step = met - 1, 1
+        while failed > 0 and self.meets(rate, failed):
+            met, failed, step = failed, max(0, failed - step), 2 * step
+        return bisected(failed, met, lambda count: self.meets(rate, count))
+
+    def rate_of_one(self, guess: float) -> float:
+        low, high = 0.3 * guess, 1.5 * guess
+        while high > 1.01 * low:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.meets(middle, 1, 40_000) else (low, middle)
+        return low
+
+
+def cases(servers: int, runs: int, noises: tuple[float, float], seed: int) -> Iterator[Case]:
+    for number in range(servers):
+        rng = np.random.default_rng((seed, number))
+        hidden = drawn(rng)
+        noise = rng.uniform(*noises)
+        evidence = collect(
+            hidden.candidate,
+            hidden.problem,
+            [run_on(hidden, noise, rng) for _ in range(runs)],
+            arrivals.Poisson(),
+        )
+        one = replica(evidence, [hidden.bound])
+        for policy in POLICIES:
+            fleet, truth = Fleet(one, Poisson(), policy), Truth(hidden, policy)
+            alone = truth.rate_of_one(fleet.replica.capacity(1.0))
+            for _ in range(RATES):
+                rate = alone * rng.uniform(0.3, MOST_REPLICAS)
+                found = sized(fleet, rate)
+                if found is None:
+                    continue
+                true = truth.smallest(rate, found.likely)
+                yield Case(policy, noise, true, found.low, found.likely, found.safe)
+        _say(f"{number + 1} of {servers}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""One module for each command that brings its own arguments."""
