@@ -1,12 +1,12 @@
-"""How often `tune plan` is right about the number of replicas, on made-up servers whose service times it is not told.
+"""How often `tune plan` is right about the number of replicas, on made-up servers of which it sees noisy trials only.
 
-    python benchmarks/planning_errors.py [--servers 250] [--runs 1] [--noise 0.03..0.10] > benchmarks/planning_errors.md
+    python benchmarks/planning_errors.py [--servers 250] [--several 25] > benchmarks/planning_errors.md
 
 Each server is drawn at random: how long batches take (straight, bent, in steps), how much instances slow each other
 down, the configuration, the bound. No two deployments are equally fast: each takes its own factor on all service
 times. The plan sees what `tune` would have measured: a search's deployment of the recommended configuration and of a
 runner-up, then both on three fresh servers, in windows that differ too. The truth is the smallest number of replicas
-that meets the bound in a simulation five times as long, with other arrivals and the server as it is without noise.
+that meets the bound in a simulation three times as long, with other arrivals and the server as it is without noise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from optimizer.open_loop import arrivals
 from optimizer.planning.evidence import collect
 from optimizer.planning.fleet import Fleet, bisected
 from optimizer.planning.replica import replica
-from optimizer.planning.sizing import EXPECTED, SAFE, TOO_LOW, sized
+from optimizer.planning.sizing import sized
 from optimizer.planning.traffic import Balancer, Poisson
 from optimizer.problem import Problem
 from optimizer.space import Space
@@ -39,10 +39,14 @@ from optimizer.trial import Candidate, Confirmation, LoadPoint, Trial
 MOST_REPLICAS = 40
 POLICIES: tuple[Balancer, ...] = ("round-robin", "random")
 RATES = 2  # of each server and policy
-TRUE_REQUESTS = 300_000
+TRUE_REQUESTS = 200_000
 WINDOWS, WINDOW_NOISE = 4, 0.02  # on each fresh server
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COUNTS = ((1, 1), (2, 4), (5, 9), (10, 19), (20, MOST_REPLICAS + 1))
+
+NOISES = (0.03, 0.10)  # relative standard deviations between deployments
+INTRODUCTION = """\
+INTRO"""
 
 
 @dataclass(frozen=True)
@@ -203,9 +207,85 @@ def cases(servers: int, runs: int, noises: tuple[float, float], seed: int) -> It
                 if found is None:
                     continue
                 true = truth.smallest(rate, found.likely)
+                if true > MOST_REPLICAS + 1:
+                    continue
                 yield Case(policy, noise, true, found.low, found.likely, found.safe)
         _say(f"{number + 1} of {servers}")
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", type=int, default=250, metavar="N", help="of one run each (250)")
+    parser.add_argument("--several", type=int, default=25, metavar="N", help="servers of RUNS runs each (25)")
+    parser.add_argument("--runs", type=int, default=8, metavar="RUNS", help="(8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    given = parser.parse_args()
+    started = time.monotonic()
+    single = list(cases(given.servers, 1, NOISES, given.seed))
+    several = list(cases(given.several, given.runs, NOISES, given.seed + 1))
+    print("# How often a plan's number of replicas is right, as last measured\n")
+    print(f"`{shlex.join(['python', 'benchmarks/planning_errors.py', *sys.argv[1:]])}`\n")
+    print(INTRODUCTION)
+    print(f"\n## From one run: {len(single):,} cases on {given.servers:,} servers\n")
+    _print_table(_groups(single))
+    print(f"\n## From {given.runs} runs of one machine, read together: {len(several):,} cases\n")
+    _print_table(_groups(several))
+    print("\n## The targets\n")
+    print(f"- right in 95 % or more (safe): {_share(single, _exact)} of all; **missed**")
+    machine = hardware.detect()
+    seconds = time.monotonic() - started
+    print(f"\n{machine.cpu}, {machine.cpu_count} cores; {seconds:.0f} s; {time.strftime('%Y-%m-%d')}")
+
+
+def _groups(found: Sequence[Case]) -> dict[str, list[Case]]:
+    groups = {"all": list(found)}
+    for low, high in COUNTS:
+        name = f"{low}" if low == high else f"{low} to {high}"
+        groups[f"true count {name}"] = [case for case in found if low <= case.true <= high]
+    for policy in POLICIES:
+        groups[policy] = [case for case in found if case.policy == policy]
+    for low_noise, high_noise in ((0.03, 0.05), (0.05, 0.075), (0.075, 0.10)):
+        name = f"deployments differ by {low_noise:.1%} to {high_noise:.1%}"
+        groups[name] = [case for case in found if low_noise <= case.noise < high_noise]
+    groups["the plan has one answer"] = [case for case in found if case.low == case.safe]
+    return groups
+
+
+def _print_table(groups: dict[str, list[Case]]) -> None:
+    print("| | cases | safe is right | likely is right | within the interval | safe is too few | safe / true |")
+    print("| --- | --: | --: | --: | --: | --: | --: |")
+    for name, found in groups.items():
+        if not found:
+            continue
+        ratio = float(np.mean([case.safe / case.true for case in found]))
+        shares = " | ".join(_share(found, one) for one in (_exact, _likely, _covered, _too_few))
+        print(f"| {name} | {len(found):,} | {shares} | {ratio:.2f} |")
+
+
+def _share(found: Sequence[Case], is_so: Callable[[Case], bool]) -> str:
+    count = sum(map(is_so, found))
+    return f"{count / len(found):.1%}"
+
+
+def _exact(case: Case) -> bool:
+    return case.safe == case.true
+
+
+def _likely(case: Case) -> bool:
+    return case.likely == case.true
+
+
+def _covered(case: Case) -> bool:
+    return case.low <= case.true <= case.safe
+
+
+def _too_few(case: Case) -> bool:
+    return case.safe < case.true
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optimizer.session import Result
     from optimizer.stack import WatcherMaker
 
-COMMANDS = ("run", "verify", "sweep", "replay", "models", "setup", "doctor")
+COMMANDS = ("run", "verify", "plan", "sweep", "replay", "models", "setup", "doctor")
 INTERRUPTED = 130
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -73,6 +73,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _run(arguments)
     if command == "verify":
         return _verify(arguments)
+    if command == "plan":
+        from optimizer.commands.plan import main as plan
+
+        return plan(arguments)
     if command == "sweep":
         return _sweep(arguments)
     if command == "replay":

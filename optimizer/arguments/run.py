@@ -44,6 +44,7 @@ EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
   tune verify RUN     measure a run's recommendation again: does it still hold?
+  tune plan MODEL|RUN how many replicas a rate takes, and what they cost
   tune sweep MODEL    measure given configurations at given loads
   tune replay TABLE   the same search on a recorded table, without a server
   tune models         the models that come with tune

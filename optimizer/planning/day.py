@@ -21,3 +21,6 @@ class Day:
         """The highest rate within the ``hour``-th hour, from 0, as a multiple of the mean."""
         wave = max(math.sin(2 * math.pi * t / HOURS) for t in (hour, hour + 1))
         return 1 + (self.peak_factor - 1) * wave  # the peak itself is at 6 o'clock sharp
+
+
+STEADY = Day()

@@ -23,8 +23,11 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of ``candidate``, measured with ``arrivals`` where at a rate. ``deployments`` have the same instances and fields: they differ in batching alone, which is
-    simulated, so that each tells how fast the machine computes."""
+    """Of ``candidate``, measured with ``arrivals`` where at a rate.
+
+    ``deployments`` have the same instances and fields: they differ in batching alone, which is simulated, so that
+    each tells how fast the machine computes.
+    """
 
     candidate: Candidate
     problem: Problem

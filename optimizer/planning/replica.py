@@ -165,12 +165,16 @@ class _Speeds:
         if point.load.concurrency:
             assert measured.throughput_infer_per_sec, "evidence has figures only"
             simulated = np.array([one.throughput_infer_per_s for one in self._simulated[point.candidate, point.load]])
-            return np.log(measured.throughput_infer_per_sec / np.interp(FINE, SLOWNESSES, simulated))
+            ratio = measured.throughput_infer_per_sec / np.interp(FINE, SLOWNESSES, simulated)
+            return np.asarray(np.log(ratio))
         assert measured.latency_avg_ms, "evidence has figures only"
-        return np.log(measured.latency_avg_ms / 1e3 / np.interp(FINE, SLOWNESSES, self._field(point, "latency-avg")))
+        simulated_ms = 1e3 * np.interp(FINE, SLOWNESSES, self._field(point, "latency-avg"))
+        return np.asarray(np.log(measured.latency_avg_ms / simulated_ms))
 
     def _field(self, point: Point, latency: str) -> Array:
-        return np.array([getattr(one, LATENCY_FIELDS[latency]) for one in self._simulated[point.candidate, point.load]])
+        return np.array(
+            [getattr(one, LATENCY_FIELDS[latency]) for one in self._simulated[point.candidate, point.load]]
+        )
 
     def _load(self, load: LoadPoint) -> Load:
         if load.concurrency:
@@ -186,14 +190,12 @@ def _simulated(model: ServerModel, jobs: Sequence[tuple[Candidate, Load]], slown
         if group not in service:
             times = model.times(group)
             service[group] = ServiceTimes(times.seconds * slowness, times.step)
-    overheads = model.around.overheads()
-    built = [
-        Job(c, load, service[group_of(c)], overheads, model.request_batch_size, model.fixed_shapes) for c, load in jobs
-    ]
-    jitter = lognormal_jitter(model.around.jitter, model.seed)
-    gaps_s = exponential_delays(model.around.gap_s, model.seed)
+    around, size = model.around, model.request_batch_size
+    overheads = around.overheads()
+    jitter, gaps_s = lognormal_jitter(around.jitter, model.seed), exponential_delays(around.gap_s, model.seed)
     found: list[Simulated] = []
-    for job in built:
-        window = CLOSED_WINDOW if isinstance(job.load, ClosedLoop) else Window()
+    for candidate, load in jobs:
+        window = CLOSED_WINDOW if isinstance(load, ClosedLoop) else Window()
+        job = Job(candidate, load, service[group_of(candidate)], overheads, size, model.fixed_shapes)
         found += simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
     return found

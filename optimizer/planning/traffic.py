@@ -53,8 +53,8 @@ class Constant:
     def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
         if balancer == "random":
             gaps = np.random.default_rng(seed).geometric(1 / replicas, requests)
-            return np.cumsum(gaps) / rate
-        return np.arange(1, requests + 1) * (replicas / rate)
+            return np.asarray(np.cumsum(gaps) / rate, np.float64)
+        return np.arange(1, requests + 1, dtype=np.float64) * (replicas / rate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ READ: tuple[str, ...] = (
 READ += ("errors", "budget", "server_options")
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
 TOP = {"tuner": 3, "confirm.confirmer": 3, "replay": 4, "session": 4, "confirm.verify": 4, "cli": 5, "__main__": 6}
+TOP |= {"commands": 5}
 
 Imports = dict[str, set[str]]
 
