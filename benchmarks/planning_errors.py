@@ -1,6 +1,6 @@
 """How often `tune plan` is right about the number of replicas, on made-up servers of which it sees noisy trials only.
 
-    python benchmarks/planning_errors.py [--servers 250] [--several 25] > benchmarks/planning_errors.md
+    python benchmarks/planning_errors.py [--servers 126] [--several 20] > benchmarks/planning_errors.md
 
 Each server is drawn at random: how long batches take (straight, bent, in steps), how much instances slow each other
 down, the configuration, the bound. No two deployments are equally fast: each takes its own factor on all service
@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from simulated_tables import CURVES, REQUEST_BATCH_SIZE, Server
@@ -27,7 +31,7 @@ from objectives.sla import Constraint
 from optimizer.batcher.simulator import OpenLoop, Overheads, lognormal_jitter, simulate
 from optimizer.machine import hardware
 from optimizer.open_loop import arrivals
-from optimizer.planning.evidence import collect
+from optimizer.planning.evidence import Evidence, collect
 from optimizer.planning.fleet import Fleet, bisected
 from optimizer.planning.replica import replica
 from optimizer.planning.sizing import sized
@@ -38,15 +42,22 @@ from optimizer.trial import Candidate, Confirmation, LoadPoint, Trial
 
 MOST_REPLICAS = 40
 POLICIES: tuple[Balancer, ...] = ("round-robin", "random")
-RATES = 2  # of each server and policy
-TRUE_REQUESTS = 200_000
+RATES = 4  # of each server and policy
+TRUE_REQUESTS = 120_000
 WINDOWS, WINDOW_NOISE = 4, 0.02  # on each fresh server
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COUNTS = ((1, 1), (2, 4), (5, 9), (10, 19), (20, MOST_REPLICAS + 1))
 
 NOISES = (0.03, 0.10)  # relative standard deviations between deployments
 INTRODUCTION = """\
-INTRO"""
+Each server was made up, and what the plan saw of it measured by deployments that differ by 3 to 10 % (relative
+standard deviation; each server has its own). Traffic is Poisson, the load balancer as stated; a server is asked
+about several rates, so that its cases are not independent of each other. **Safe** is the number that `tune plan` recommends,
+**likely** its best guess, the **interval** goes from `low` to safe. *Right* is equal to the true number, which is the
+smallest that meets the bound in a long simulation of the server without noise.
+
+With what deployments differ by, the speed of a server is known to 2 or 3 % after a run: nobody can tell 20 replicas
+from 21. A number that is hardly ever too few is then one or two too many."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Hidden:
 class Case:
     """One question, answered: counts of replicas. ``noise``: how much deployments differ."""
 
+    way: str
     policy: Balancer
     noise: float
     true: int
@@ -186,59 +198,93 @@ class Truth:
         return low
 
 
-def cases(servers: int, runs: int, noises: tuple[float, float], seed: int) -> Iterator[Case]:
-    for number in range(servers):
-        rng = np.random.default_rng((seed, number))
-        hidden = drawn(rng)
-        noise = rng.uniform(*noises)
-        evidence = collect(
-            hidden.candidate,
-            hidden.problem,
-            [run_on(hidden, noise, rng) for _ in range(runs)],
-            arrivals.Poisson(),
-        )
-        one = replica(evidence, [hidden.bound])
-        for policy in POLICIES:
-            fleet, truth = Fleet(one, Poisson(), policy), Truth(hidden, policy)
-            alone = truth.rate_of_one(fleet.replica.capacity(1.0))
-            for _ in range(RATES):
-                rate = alone * rng.uniform(0.3, MOST_REPLICAS)
-                found = sized(fleet, rate)
-                if found is None:
-                    continue
-                true = truth.smallest(rate, found.likely)
-                if true > MOST_REPLICAS + 1:
-                    continue
-                yield Case(policy, noise, true, found.low, found.likely, found.safe)
-        _say(f"{number + 1} of {servers}")
+def cases(number: int, seed: int, ways: Mapping[str, Way]) -> list[Case]:
+    """Of one server: every policy and rate, answered in each of ``ways``."""
+    rng = np.random.default_rng((seed, number))
+    hidden = drawn(rng)
+    noise = rng.uniform(*NOISES)
+    runs = [run_on(hidden, noise, rng) for _ in range(max(way.runs for way in ways.values()))]
+    replicas = {name: replica(way.evidence(hidden, runs), [hidden.bound]) for name, way in ways.items()}
+    found = []
+    for policy in POLICIES:
+        truth = Truth(hidden, policy)
+        alone = truth.rate_of_one(next(iter(replicas.values())).capacity(1.0))
+        for _ in range(RATES):
+            rate = alone * rng.uniform(0.3, MOST_REPLICAS)
+            true = 0
+            for name, one in replicas.items():
+                count = sized(Fleet(one, Poisson(), policy), rate)
+                if count is not None:
+                    true = true or truth.smallest(rate, count.likely)
+                    found.append(Case(name, policy, noise, true, count.low, count.likely, count.safe))
+    return found
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+@dataclass(frozen=True)
+class Way:
+    """What a plan is made from: so many runs, and of them what was measured of the configuration alone, or of all
+    that compute alike."""
+
+    runs: int
+    alone: bool = False
+
+    def evidence(self, hidden: Hidden, runs: Sequence[Sequence[Trial]]) -> Evidence:
+        used = [[trial for trial in run if not self.alone or trial.number == 0] for run in runs[: self.runs]]
+        return collect(hidden.candidate, hidden.problem, used, arrivals.Poisson())
+
+
+SINGLE = {"one run": Way(1)}
+SEVERAL = {
+    "that configuration alone": Way(1, alone=True),
+    "all that compute alike": Way(1),
+    "8 runs together": Way(8),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--servers", type=int, default=250, metavar="N", help="of one run each (250)")
-    parser.add_argument("--several", type=int, default=25, metavar="N", help="servers of RUNS runs each (25)")
-    parser.add_argument("--runs", type=int, default=8, metavar="RUNS", help="(8)")
+    parser.add_argument("--servers", type=int, default=126, metavar="N", help="planned from one run each (126)")
+    parser.add_argument("--several", type=int, default=20, metavar="N", help="planned from several runs (20)")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     given = parser.parse_args()
     started = time.monotonic()
-    single = list(cases(given.servers, 1, NOISES, given.seed))
-    several = list(cases(given.several, given.runs, NOISES, given.seed + 1))
+    single = _all_cases(given.servers, given.seed, SINGLE, given.processes)
+    several = _all_cases(given.several, given.seed + 1, SEVERAL, given.processes)
     print("# How often a plan's number of replicas is right, as last measured\n")
     print(f"`{shlex.join(['python', 'benchmarks/planning_errors.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
-    print(f"\n## From one run: {len(single):,} cases on {given.servers:,} servers\n")
+    print(f"\n## {len(single):,} cases, {given.servers:,} servers\n")
     _print_table(_groups(single))
-    print(f"\n## From {given.runs} runs of one machine, read together: {len(several):,} cases\n")
-    _print_table(_groups(several))
-    print("\n## The targets\n")
-    print(f"- right in 95 % or more (safe): {_share(single, _exact)} of all; **missed**")
+    print(f"\n## What was tried to come nearer: {given.several:,} other servers\n")
+    _print_table({name: [case for case in several if case.way == name] for name in SEVERAL})
+    print("\n## Targets\n")
+    print(_targets(single))
     machine = hardware.detect()
     seconds = time.monotonic() - started
     print(f"\n{machine.cpu}, {machine.cpu_count} cores; {seconds:.0f} s; {time.strftime('%Y-%m-%d')}")
+
+
+def _all_cases(servers: int, seed: int, ways: Mapping[str, Way], processes: int) -> list[Case]:
+    found: list[Case] = []
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for number, own in enumerate(pool.map(partial(cases, seed=seed, ways=ways), range(servers)), 1):
+            found += own
+            print(f"{number} of {servers}", file=sys.stderr, flush=True)
+    return found
+
+
+def _targets(found: Sequence[Case]) -> str:
+    sure = [case for case in found if case.low == case.safe]
+    told = []
+    for name, most, share in (
+        ("too few in at most 0.1 %", 0.001, np.mean([_too_few(case) for case in found])),
+        ("other than the true count in at most 5 %", 0.05, np.mean([not _exact(case) for case in found])),
+        ("outside of the interval in at most 5 %", 0.05, np.mean([not _covered(case) for case in found])),
+        ("other than it in at most 5 % where the plan has one answer", 0.05, np.mean([not _exact(c) for c in sure])),
+    ):
+        told.append(f"- {name}: {share:.2%}, {'met' if share <= most else '**missed**'}")
+    return "\n".join(told)
 
 
 def _groups(found: Sequence[Case]) -> dict[str, list[Case]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from objectives.sla import worst_violation
 from optimizer.planning.answer import Answer, Load
 from optimizer.planning.plan import Plan
 from optimizer.planning.sentence import PUBLISHED, sentence
@@ -53,8 +54,9 @@ def _print_answer(console: Console, plan: Plan, answer: Answer) -> None:
     console.print()
     if answer.count is not None:
         count = answer.count
-        told = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}"
-        _line(console, "replicas", f"{told}; {count.safe:,} are too few in 1 plan of 1,000")
+        told = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
+        told = "" if count.low == count.safe else told
+        _line(console, "replicas", f"{told}{count.safe:,} too few in 1 plan of 1,000")
     if answer.carries is not None and answer.carries.likely:
         low, likely, high = (_infer(answer, rate) for rate in _of(answer))
         _line(console, "rate", f"{low} in 999 plans of 1,000, most likely {likely}, at most {high}")
@@ -71,7 +73,8 @@ def _print_answer(console: Console, plan: Plan, answer: Answer) -> None:
     runs = ", ".join(source.runs)
     _line(console, "hardware", source.hardware)
     _line(console, "from", f"{words.count(len(source.evidence.deployments), 'deployment')} of {runs}")
-    _line(console, "measured", sentence(source))
+    if worst_violation(source.bounds, source.point.measurement) <= 0:
+        _line(console, "measured", sentence(source))
     if answer.headroom:
         console.print()
         _print_headroom(console, answer)

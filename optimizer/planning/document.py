@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from objectives.sla import worst_violation
 from optimizer.planning.answer import Answer, Load
 from optimizer.planning.plan import Plan
 from optimizer.planning.sentence import PUBLISHED, sentence
@@ -39,7 +40,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "deployments": len(source.evidence.deployments),
         "configuration": candidate_document(source.candidate),
         "sla": [str(bound) for bound in source.bounds],
-        "sentence": sentence(source),
+        "sentence": sentence(source) if worst_violation(source.bounds, source.point.measurement) <= 0 else None,
         "published": None if published is None else asdict(published),
         "replicas": answer.replicas,
         "gpus": gpus or None,

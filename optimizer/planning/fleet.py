@@ -13,7 +13,7 @@ from optimizer.planning.replica import Replica
 from optimizer.planning.traffic import Balancer, Traffic
 
 MOST_REPLICAS = 100_000
-REQUESTS, MOST_REQUESTS = 60_000, 400_000  # of a replica in a simulation
+REQUESTS, MOST_REQUESTS = 40_000, 400_000  # of a replica in a simulation
 BOUNDS_LONG = 50  # and as many as come within so many times the bound: a queue needs time to fill
 MOST_TIMES = 8.0  # as many replicas as the throughput alone takes: if these are late, so are any number
 STEP = 1.08  # of the count, while none that meets the bounds has been found
@@ -41,8 +41,9 @@ class Fleet:
         found = self.at(rate, replicas, pace)
         return self.replica.meets(found, pace.lateness) and not (found.overloaded and self.traffic.is_steady)
 
-    def smallest(self, rate: float, pace: Pace) -> int | None:
+    def smallest(self, rate: float, pace: Pace, enough: int | None = None) -> int | None:
         """The fewest replicas that meet the bounds at ``rate`` requests a second; None where no number does.
+        ``enough`` are known to, at a slower pace.
 
         Raises BadInputError where that is more than MOST_REPLICAS.
         """
@@ -55,7 +56,7 @@ class Fleet:
             least *= 0.5  # what a recording's peaks leave late may be as little as is allowed
         most = max(4, math.ceil(MOST_TIMES * least))
         failed = max(0, math.ceil(least) - 1)
-        for count in _upwards(failed + 1, most):
+        for count in _upwards(failed + 1, most) if enough is None else [enough]:
             if self.meets(rate, count, pace):
                 return bisected(failed, count, lambda one: self.meets(rate, one, pace))
             failed = count

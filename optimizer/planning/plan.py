@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,14 @@ class Plan:
 
 def plan(question: Question, runs: Sequence[FinishedRun]) -> Plan:
     """Raises BadInputError where the runs cannot be planned from."""
-    return Plan(question, tuple(_answer(question, source) for source in sources(runs, question.bounds)))
+    found = ([_answer(question, source) for source in alike] for alike in sources(runs, question.bounds))
+    return Plan(question, tuple(max(answers, key=_merit) for answers in found))
+
+
+def _merit(answer: Answer) -> tuple[bool, int, float, float]:
+    """The fewest replicas, the highest rate, the tightest bound."""
+    tightest_ms = answer.tightest_ms[0] if answer.tightest_ms is not None else math.inf
+    return answer.found, -answer.replicas, answer.rate, -tightest_ms
 
 
 def _answer(question: Question, source: Source) -> Answer:

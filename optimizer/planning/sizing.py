@@ -31,8 +31,14 @@ class Rate:
 
 def sized(fleet: Fleet, rate: float) -> Count | None:
     """For ``rate`` requests a second; None where no number of replicas is sure to meet the bounds."""
-    safe, likely, low = (fleet.smallest(rate, fleet.replica.belief.pace(p)) for p in (SAFE, EXPECTED, TOO_LOW))
-    return None if low is None or likely is None or safe is None else Count(low, likely, safe)
+    counts: list[int] = []
+    for probability in (SAFE, EXPECTED, TOO_LOW):
+        found = fleet.smallest(rate, fleet.replica.belief.pace(probability), counts[-1] if counts else None)
+        if found is None and not counts:
+            return None
+        counts.append(found or counts[-1])
+    safe, likely, low = counts
+    return Count(low, likely, safe)
 
 
 def carried(fleet: Fleet, replicas: int) -> Rate:

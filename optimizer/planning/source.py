@@ -45,8 +45,10 @@ class Source:
         return self.point.measurement.gpu_power_watts
 
 
-def sources(runs: Sequence[FinishedRun], asked: Sequence[Constraint]) -> list[Source]:
-    """One for each hardware, in the order of ``runs``. ``asked``: bounds on latencies in place of the runs' own.
+def sources(runs: Sequence[FinishedRun], asked: Sequence[Constraint]) -> list[list[Source]]:
+    """For each hardware, in the order of ``runs``, one or two: of the configuration that its newest run recommends,
+    and of the best one within the bounds where those are others. ``asked``: bounds on latencies in place of the runs'
+    own.
 
     Raises BadInputError where the runs are of several models, or one recommends nothing.
     """
@@ -56,7 +58,7 @@ def sources(runs: Sequence[FinishedRun], asked: Sequence[Constraint]) -> list[So
     by_hardware: dict[str, list[FinishedRun]] = {}
     for run in runs:
         by_hardware.setdefault(hardware_of(run), []).append(run)
-    return [_source(hardware, alike, asked) for hardware, alike in by_hardware.items()]
+    return [_sources(hardware, alike, asked) for hardware, alike in by_hardware.items()]
 
 
 def hardware_of(run: FinishedRun) -> str:
@@ -66,7 +68,7 @@ def hardware_of(run: FinishedRun) -> str:
     return ", ".join(names) or f"{told['cpu']}, {told['cpu_count']} cores"
 
 
-def _source(hardware: str, runs: Sequence[FinishedRun], asked: Sequence[Constraint]) -> Source:
+def _sources(hardware: str, runs: Sequence[FinishedRun], asked: Sequence[Constraint]) -> list[Source]:
     newest = max(runs, key=lambda run: str(run.info.get("written", "")))
     for run in runs:
         if run.outcome is None or run.outcome.recommended is None:
@@ -84,27 +86,29 @@ def _source(hardware: str, runs: Sequence[FinishedRun], asked: Sequence[Constrai
         raise BadInputError(
             f"{others[0]} and {newest.folder.path} sent requests of different sizes: plan one of them"
         )
-    point = _point(newest, bounds)
     how = arrivals.arrivals(newest.options.arrivals)
-    evidence = collect(point.candidate, newest.problem, [run.trials for run in runs], how)
     facts = newest.info["problem"].get("facts", {})
-    return Source(
-        hardware,
-        len(newest.info["hardware"]["gpus"]),
-        tuple(run.name for run in runs),
-        newest.problem.model,
-        str(facts.get("builder", "")).partition(" ")[0],
-        point,
-        evidence,
-        bounds,
-    )
+    return [
+        Source(
+            hardware,
+            len(newest.info["hardware"]["gpus"]),
+            tuple(run.name for run in runs),
+            newest.problem.model,
+            str(facts.get("builder", "")).partition(" ")[0],
+            point,
+            collect(point.candidate, newest.problem, [run.trials for run in runs], how),
+            bounds,
+        )
+        for point in _points(newest, bounds)
+    ]
 
 
-def _point(run: FinishedRun, bounds: Sequence[Constraint]) -> Point:
-    """What is best within ``bounds``, which need not be the run's; else what is nearest to them."""
+def _points(run: FinishedRun, bounds: Sequence[Constraint]) -> list[Point]:
+    """What the run recommends, then what is best or nearest within other bounds than its own. Where requests come by
+    themselves either may be the better one."""
     others = [bound for bound in run.problem.constraints if not bound.metric.startswith("latency-")]
     problem = replace(run.problem, constraints=(*bounds, *others))
     outcome: Outcome = assess(run.trials, problem, run.baseline, run.dynamic_batching)
-    found = outcome.recommended or outcome.closest
-    assert found is not None, "a run that recommends something has measured it"
-    return found
+    own = run.outcome.recommended if run.outcome is not None else None
+    found = [point for point in (own, outcome.recommended or outcome.closest) if point is not None]
+    return list({point.candidate: point for point in reversed(found)}.values())[::-1]

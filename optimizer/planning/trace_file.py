@@ -78,11 +78,11 @@ def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     texts = pd.Series(cells, dtype=str).str.strip()
     numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, copy=True)
     numbers[~np.isfinite(numbers)] = np.nan
-    if np.isnan(numbers).mean() > 0.5:  # dates
+    if 2 * np.isnan(numbers).sum() > len(numbers):  # dates
         dates = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
         since = (dates - pd.Timestamp("2000-01-01", tz="UTC")) / pd.Timedelta(1, "s")
         return np.asarray(since.to_numpy(np.float64))
-    size = float(np.nanmedian(np.abs(numbers)))
+    size = float(np.nanmedian(np.abs(numbers))) if len(numbers) else 0.0
     per_second = 1.0
     for most in EPOCH_UNITS.values():
         per_second *= 1e3 if size > most else 1

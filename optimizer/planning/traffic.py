@@ -14,7 +14,7 @@ BALANCERS: tuple[Balancer, ...] = ("round-robin", "random", "least-outstanding")
 SPLIT = {
     "round-robin": "each replica gets every n-th request, which comes more evenly than at random",
     "random": "each request goes to any replica; what is random stays so",
-    "least-outstanding": "each request goes where fewest are unanswered; planned as round-robin, which is no better",
+    "least-outstanding": "each request goes where fewest are unanswered; planned as random, which is no better",
 }
 
 
@@ -39,9 +39,9 @@ class Poisson:
     def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
         """Thinned at random it is a Poisson process again; every n-th request of one comes after n of its gaps."""
         rng = np.random.default_rng(seed)
-        if balancer == "random":
-            return np.cumsum(rng.exponential(replicas / rate, requests))
-        return np.cumsum(rng.gamma(replicas, 1 / rate, requests))
+        if balancer == "round-robin":
+            return np.cumsum(rng.gamma(replicas, 1 / rate, requests))
+        return np.cumsum(rng.exponential(replicas / rate, requests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Constant:
     is_steady = True
 
     def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
-        if balancer == "random":
-            gaps = np.random.default_rng(seed).geometric(1 / replicas, requests)
-            return np.asarray(np.cumsum(gaps) / rate, np.float64)
-        return np.arange(1, requests + 1, dtype=np.float64) * (replicas / rate)
+        if balancer == "round-robin":
+            return np.arange(1, requests + 1, dtype=np.float64) * (replicas / rate)
+        gaps = np.random.default_rng(seed).geometric(1 / replicas, requests)
+        return np.asarray(np.cumsum(gaps) / rate, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Recorded:
         times = np.cumsum(self.intervals_s) * (self.rate / rate)
         length, count = float(times[-1]), len(times)
         rng = np.random.default_rng(seed)
-        owner = rng.integers(replicas, size=count) if balancer == "random" else np.arange(count) % replicas
+        owner = np.arange(count) % replicas if balancer == "round-robin" else rng.integers(replicas, size=count)
         shown = min(replicas, max(1, -(-requests * replicas // count)))
         # a recording's length apart at least: what one replica has queued is no matter of the next
         shares = [times[owner == k] + 2 * k * length for k in range(shown)]
