@@ -20,13 +20,14 @@ from optimizer.planning.traffic import BALANCERS, SPLIT, Constant, Poisson
 TRAFFIC = ("poisson", "constant", "diurnal")
 USUAL_PEAK = 1.5
 EPILOG = f"""\
-one replica is the server as the run measured it, with all of its GPUs. Give one of
---rate, --gpus, --replicas and --max-cost; --rate with one of the others asks for the
-tightest bound that so many keep. Several RUNs of one model are planned side by side by
-hardware; those of one hardware are read together, which narrows the interval.
+one replica is the server as the run measured it, with all of its GPUs. Give
+one of --rate, --gpus, --replicas and --max-cost; --rate with one of the others
+asks for the tightest bound that so many keep. Several RUNs of one model are
+planned side by side by hardware; those of one hardware are read together,
+which narrows the interval.
 
 load balancers:
-{chr(10).join(f"  {name}: {SPLIT[name]}" for name in BALANCERS)}
+{chr(10).join(f"  {name}:{chr(10)}    {SPLIT[name]}" for name in BALANCERS)}
 
 exit codes: 0 found, 1 no number of replicas meets the bounds, 2 bad input, 3 environment
 

@@ -132,8 +132,8 @@ def _load(fleet: Fleet, rate: float, replicas: int, expected: Pace, safe: Pace) 
     found = fleet.at(rate, replicas, expected)
     latency_ms = fleet.replica.latency_ms(found, fleet.replica.bounds[0].metric)
     utilization = rate / (replicas * fleet.replica.capacity(expected.slowness))
-    surely = fleet.meets(rate, replicas, safe)
-    likely = surely or fleet.meets(rate, replicas, expected)
+    likely = fleet.accepts(found, expected)
+    surely = likely and fleet.meets(rate, replicas, safe)
     return Load(rate, latency_ms, utilization, found.utilization, likely, surely)
 
 

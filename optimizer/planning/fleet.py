@@ -38,7 +38,10 @@ class Fleet:
         return self.replica.serve(arrivals_s, pace.slowness)
 
     def meets(self, rate: float, replicas: int, pace: Pace) -> bool:
-        found = self.at(rate, replicas, pace)
+        return self.accepts(self.at(rate, replicas, pace), pace)
+
+    def accepts(self, found: Simulated, pace: Pace) -> bool:
+        """Whether what ``at`` gave at ``pace`` meets the bounds."""
         return self.replica.meets(found, pace.lateness) and not (found.overloaded and self.traffic.is_steady)
 
     def smallest(self, rate: float, pace: Pace, enough: int | None = None) -> int | None:
