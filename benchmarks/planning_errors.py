@@ -52,9 +52,9 @@ NOISES = (0.03, 0.10)  # relative standard deviations between deployments
 INTRODUCTION = """\
 Each server was made up, and what the plan saw of it measured by deployments that differ by 3 to 10 % (relative
 standard deviation; each server has its own). Traffic is Poisson, the load balancer as stated; a server is asked
-about several rates, so that its cases are not independent of each other. **Safe** is the number that `tune plan` recommends,
-**likely** its best guess, the **interval** goes from `low` to safe. *Right* is equal to the true number, which is the
-smallest that meets the bound in a long simulation of the server without noise.
+about several rates, so that its cases are not independent of each other. **Safe** is the number that `tune plan`
+recommends, **likely** its best guess, the **interval** goes from `low` to safe. *Right* is equal to the true number,
+which is the smallest that meets the bound in a long simulation of the server without noise.
 
 With what deployments differ by, the speed of a server is known to 2 or 3 % after a run: nobody can tell 20 replicas
 from 21. A number that is hardly ever too few is then one or two too many."""

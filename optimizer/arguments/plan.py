@@ -29,11 +29,11 @@ which narrows the interval.
 load balancers:
 {chr(10).join(f"  {name}:{chr(10)}    {SPLIT[name]}" for name in BALANCERS)}
 
-exit codes: 0 found, 1 no number of replicas meets the bounds, 2 bad input, 3 environment
+exit codes: 0 found, 1 nothing meets the bounds, 2 bad input, 3 environment
 
 examples:
   tune plan dlrm --rate 40000/s --sla-p95 20ms --gpu-hour-cost 2.50
-  tune plan results/dlrm/sample --traffic diurnal --peak-factor 1.8 --rate 10000req/s
+  tune plan dlrm/sample --traffic diurnal --peak-factor 1.8 --rate 10000req/s
   tune plan results/dlrm/sample --trace requests.csv
   tune plan results/dlrm/sample --gpus 8
   tune plan results/dlrm/sample --max-cost 12 --gpu-hour-cost A100=3.2
@@ -96,7 +96,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="tune plan",
         usage="tune plan [options] MODEL|RUN [RUN ...]",
-        description="How many replicas a rate takes within a latency bound, or which rate they can take.",
+        description="How many replicas a rate takes within a latency bound, or which they can take.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

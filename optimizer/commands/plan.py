@@ -16,7 +16,7 @@ from optimizer.untrusted import one_line
 def main(arguments: list[str]) -> int:
     """The exit code: 0 where some hardware does, 1 where none does. Raises TuneError."""
     given = read_plan_arguments(arguments)
-    runs = [_run(name, given) for name in given.of]
+    runs = _runs(given)
     from optimizer.batcher.ahead import compile_ahead
     from optimizer.planning.plan import plan
 
@@ -37,17 +37,39 @@ def main(arguments: list[str]) -> int:
     return 0 if found.found else 1
 
 
+def _runs(given: PlanArguments) -> list[FinishedRun]:
+    """Those that can be read; of several, the others are told in a line each."""
+    found, fault = [], BadInputError("no runs")
+    for name in given.of:
+        try:
+            found.append(_run(name, given))
+        except BadInputError as error:
+            fault = error
+            if len(given.of) > 1:
+                _say(f"left out: {error}")
+    if not found:
+        raise fault
+    return found
+
+
 def _run(name: str, given: PlanArguments) -> FinishedRun:
     """A run by its folder; else the newest one of the model that recommends something; else one that is made now."""
     if is_file(Path(name) / "run.json") or is_file(Path(given.out) / name / "run.json"):
         return read_run(name, given.out)
     if _looks_like_a_run(name, given.out):
         raise BadInputError(f"{one_line(name)}: no run.json there nor in {given.out}; give the folder of a run")
-    folders = sorted((Path(given.out) / Path(name).stem).glob("*/run.json"), key=lambda info: info.stat().st_mtime)
-    read = [read_run(info.parent, given.out) for info in reversed(folders)]
-    if read:
-        return next((run for run in read if run.outcome is not None and run.outcome.recommended is not None), read[0])
-    return _searched(name, given)
+    records = list((Path(given.out) / Path(name).stem).glob("*/run.json"))
+    first: FinishedRun | None = None
+    for record in sorted(records, key=lambda info: info.stat().st_mtime, reverse=True):
+        try:
+            run = read_run(record.parent, given.out)
+        except BadInputError as error:
+            _say(f"left out: {error}")
+            continue
+        if run.outcome is not None and run.outcome.recommended is not None:
+            return run
+        first = first or run
+    return first or _searched(name, given)
 
 
 def _looks_like_a_run(name: str, out: str) -> bool:

@@ -14,7 +14,7 @@ BALANCERS: tuple[Balancer, ...] = ("round-robin", "random", "least-outstanding")
 SPLIT = {
     "round-robin": "each replica gets every n-th request, which comes more evenly than at random",
     "random": "each request goes to any replica: what is random stays so",
-    "least-outstanding": "each request goes where fewest are unanswered; planned as random, which is no better",
+    "least-outstanding": "each goes where fewest are unanswered; planned as random, which is no better",
 }
 
 

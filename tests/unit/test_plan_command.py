@@ -177,6 +177,17 @@ def test_runs_that_cannot_be_planned_from(run: Path) -> None:
         main([str(other), "--rate", "9/s"])
 
 
+def test_what_can_be_planned_is_where_a_run_is_half_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = Path(shutil.copytree(run, run.parent / "torn"))
+    (torn / "run.json").write_text('{"options": {')
+    words = ("--rate", "8000/s", "--out", str(run.parent.parent))
+    for of in (["dlrm"], [str(torn), str(run)]):
+        assert main([*of, *words]) == 0
+        assert "torn/run.json: not the record of a run" in capsys.readouterr().err
+    with pytest.raises(BadInputError, match="not the record of a run"):
+        main([str(torn), *words])
+
+
 # -- recordings -------------------------------------------------------------------------------------------------
 
 
