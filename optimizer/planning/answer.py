@@ -18,7 +18,7 @@ BURST = 2.0
 @dataclass(frozen=True, slots=True)
 class Load:
     """What every replica gives while all get ``rate`` requests a second, as is likely. ``meets`` is so too;
-    ``surely`` holds in 999 plans of 1000.
+    ``surely``: at the pace of SAFE too.
 
     ``utilization``: of the most that they can serve, however late. ``busy``: of the time of their instances; with
     dynamic batching they are busy long before they are full, with small batches.

@@ -18,7 +18,6 @@ Array = npt.NDArray[np.float64]
 USUAL_DEVIATION, USUAL_FACTOR = 0.055, 1.5
 # of the simulator, relative: mean absolute errors of 1.0 % and 3.2 % in benchmarks/simulator_proof.md
 THROUGHPUT_ERROR, LATENCY_ERROR = 0.0125, 0.04
-UNSEEN_ERROR = 0.12  # of latencies too, where no batch that is formed at a rate was seen: times may go up in steps
 DEVIATIONS = USUAL_DEVIATION * USUAL_FACTOR ** np.linspace(-3, 3, 31)
 
 
@@ -41,7 +40,7 @@ class Belief:
     mean: float
     errors: Array
     weights: Array
-    latency_error: float
+    deployments: int
 
     def pace(self, probability: float) -> Pace:
         """The pace that replicas are no slower than, with this probability.
@@ -50,7 +49,7 @@ class Belief:
         slowness and the simulation's error of latencies are together: the lateness is what that comes to.
         """
         slowness = self._quantile(probability, self.errors)
-        together = self._quantile(probability, np.hypot(self.errors, self.latency_error))
+        together = self._quantile(probability, np.hypot(self.errors, LATENCY_ERROR))
         return Pace(math.exp(self.mean + slowness), math.exp(together - slowness))
 
     def _quantile(self, probability: float, errors: Array) -> float:
@@ -64,16 +63,13 @@ class Belief:
         return float(optimize.brentq(excess, -widest, widest))
 
 
-def belief(log_slowness: Sequence[float], unseen: float = 0.0) -> Belief:
+def belief(log_slowness: Sequence[float]) -> Belief:
     """From one figure a deployment, of which there is one at least: their mean is as good as known, how much they
-    differ is learned from them and from what is usual. ``unseen``: the share of batch sizes that nothing was measured
-    of, nor of similar ones."""
+    differ is learned from them and from what is usual."""
     seen = np.asarray(log_slowness, np.float64)
     count, squares = len(seen), float(((seen - seen.mean()) ** 2).sum())
     prior = -0.5 * (np.log(DEVIATIONS / USUAL_DEVIATION) / math.log(USUAL_FACTOR)) ** 2
     density = prior - (count - 1) * np.log(DEVIATIONS) - squares / (2 * DEVIATIONS**2)
     weights = np.exp(density - density.max())
     errors = np.sqrt(DEVIATIONS**2 / count + THROUGHPUT_ERROR**2)
-    return Belief(
-        float(seen.mean()), errors, weights / weights.sum(), math.hypot(LATENCY_ERROR, UNSEEN_ERROR * unseen)
-    )
+    return Belief(float(seen.mean()), errors, weights / weights.sum(), count)

@@ -56,10 +56,10 @@ def _print_answer(console: Console, plan: Plan, answer: Answer) -> None:
         count = answer.count
         told = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
         told = "" if count.low == count.safe else told
-        _line(console, "replicas", f"{told}{count.safe:,} too few in 1 plan of 1,000")
+        _line(console, "replicas", f"{told}{count.safe:,} with the margin of 99.9%")
     if answer.carries is not None and answer.carries.likely:
         low, likely, high = (_infer(answer, rate) for rate in _of(answer))
-        _line(console, "rate", f"{low} in 999 plans of 1,000, most likely {likely}, at most {high}")
+        _line(console, "rate", f"{low} with the margin of 99.9%, most likely {likely}, at most {high}")
     if answer.at_rate is not None:
         latency = words.short(source.bounds[0].metric)
         at = f"{answer.at_rate.utilization:.0%} used, {latency} {words.number(answer.at_rate.latency_ms)} ms"
@@ -105,7 +105,7 @@ def _print_side_by_side(console: Console, plan: Plan) -> None:
 
 def _one_lost(answer: Answer) -> str:
     lost, spare = answer.one_lost, answer.spare
-    needed = "" if spare is None else f"; {_replicas(answer.source, spare)} survive it for sure (N+1)"
+    needed = "" if spare is None else f"; {_replicas(answer.source, spare)} survive it (N+1)"
     return f"nothing is left{needed}" if lost is None else f"{_survives(answer, lost)}{needed}"
 
 

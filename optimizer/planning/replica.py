@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from optimizer import batch_stats
-from optimizer.batcher.calibration import TRUSTED_EXECUTIONS, service_times
+from optimizer.batcher.calibration import service_times
 from optimizer.batcher.observations import observation
 from optimizer.batcher.simulator import (
     ClosedLoop,
@@ -45,7 +44,6 @@ CLOSED_WINDOW = Window(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
 FITTED_POINTS = 12  # so many of them, of one configuration, settle what is beside the computation
 FULLEST = 4  # batches for each instance in flight: more adds nothing to the throughput
-SIMILAR = 1.15  # batch sizes within this factor of each other
 LARGEST_TAIL = 1.5  # a factor on latencies beyond it is an outlier
 
 
@@ -107,7 +105,7 @@ def replica(evidence: Evidence, bounds: Sequence[Constraint], seed: int = 0) -> 
     chosen = sorted(known, key=lambda point: point.candidate == candidate)  # the fit looks at the last ones
     model = _fitted(known, chosen[-max(FITTED_POINTS, len(own)) :], problem, latency, seed)
     speeds = _Speeds(model, evidence, latency)
-    found = belief([speeds.log_slowness(one) for one in evidence.deployments], _unseen(known, candidate, size))
+    found = belief([speeds.log_slowness(one) for one in evidence.deployments])
     return Replica(candidate, model, problem.request_batch_size, tuple(bounds), found, speeds.tail())
 
 
@@ -127,18 +125,6 @@ def _fitted(
     first = ServerModel(lambda _: times, size, Surroundings(way), seed, fixed_shapes=problem.fixed_shapes)
     around = nearest(lambda one, cells: replace(first, around=one).simulate(cells), first.around, chosen, latency)
     return replace(first, around=around)
-
-
-def _unseen(measured: Sequence[Point], candidate: Candidate, request_batch_size: int) -> float:
-    """The share of the batch sizes that ``candidate`` can form of which no similar one was executed a few times."""
-    counted = batch_stats.total(batch_stats.from_text(point.measurement.batch_stats) for point in measured)
-    seen = np.array([size for size, executions, _ in counted if executions >= TRUSTED_EXECUTIONS], np.float64)
-    largest = max(candidate.max_batch_size, request_batch_size) if candidate.dynamic_batching else request_batch_size
-    sizes = np.arange(request_batch_size, largest + 1, request_batch_size, dtype=np.float64)
-    if not len(seen):
-        return 1.0
-    nearest_log = np.abs(np.log(sizes[:, None] / seen[None, :])).min(axis=1)
-    return float((nearest_log > math.log(SIMILAR)).mean())
 
 
 class _Speeds:

@@ -11,8 +11,8 @@ TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.999  # probabilities that replicas are n
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """``safe`` is what to have: too few in one plan of a thousand. ``likely``: as good a guess as any, too few in one
-    of two; ``low``: enough in one of forty."""
+    """``safe`` is what to have: with what is believed of the replicas too few in one plan of a thousand. ``likely``:
+    as good a guess as any, too few in one of two; ``low``: enough in one of forty."""
 
     low: int
     likely: int
@@ -21,8 +21,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Requests a second of all replicas: more than ``safe`` is served in 999 plans of 1000, more than ``high`` in one
-    of forty."""
+    """Requests a second of all replicas: as is believed of them, ``safe`` is served in 999 plans of 1000, ``high`` in
+    one of forty."""
 
     safe: float
     likely: float
