@@ -16,7 +16,7 @@ from optimizer.errors import EnvironmentFault, TuneError
 
 COMMANDS = (
     *("run", "verify", "sweep", "batch", "replay"),
-    *("report", "explain", "emit"),
+    *("plan", "report", "explain", "emit"),
     *("models", "setup", "doctor"),
 )
 BROKEN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)

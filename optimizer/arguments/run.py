@@ -46,6 +46,7 @@ EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
   tune verify RUN     measure a run's recommendation again: does it still hold?
+  tune plan MODEL|RUN how many replicas a rate takes, and what they cost
   tune sweep MODEL    measure given configurations at given loads
   tune batch SUITE    many runs within one budget, compared with the last time
   tune replay TABLE   the same search on a recorded table, without a server

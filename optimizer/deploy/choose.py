@@ -63,8 +63,8 @@ def target_of(
     stopwatch: Stopwatch,
     say: Callable[[str], None],
 ) -> ServerTarget:
-    """For models of ``source`` with settings of ``space``. ``gpus``: a server on this machine sees some; ``metrics`` is
-    where a remote one tells of its own.
+    """For models of ``source`` with settings of ``space``. ``gpus``: a server on this machine sees some;
+    ``metrics`` is where a remote one tells of its own.
 
     Raises BadInputError where what is asked does not go with the target, EnvironmentFault where it cannot be had.
     """

@@ -1,0 +1,1 @@
+"""How many replicas a rate takes, from what runs measured and the simulated batcher."""
