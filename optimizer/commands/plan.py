@@ -83,20 +83,13 @@ def _inside(path: Path, folder: Path) -> bool:
 
 
 def _searched(model: str, given: PlanArguments) -> FinishedRun:
-    from rich.console import Console
-
     from optimizer.arguments.run import read_run_arguments
-    from optimizer.report.console import LiveWatcher, QuietWatcher
+    from optimizer.commands.terminal import shown_on, terminal
     from optimizer.session import tune
-    from optimizer.stack import WatcherMaker
 
-    terminal = Console(stderr=True)
     asked = read_run_arguments([*given.sla_words, "--out", given.out, model])
     _say(f"{model} has no run in {given.out} yet: searching first")
-    watch: WatcherMaker = lambda problem, budget, hardware: (  # noqa: E731
-        LiveWatcher(terminal, problem, budget, hardware=str(hardware)) if terminal.is_terminal else QuietWatcher()
-    )
-    result = tune(asked.options, None, _say, watch)
+    result = tune(asked.options, None, *shown_on(terminal()))
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return read_run(result.folder.path, given.out)
