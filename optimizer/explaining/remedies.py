@@ -59,7 +59,7 @@ def remedies(
         change = words.configuration(batched.candidate if batched else larger[0])
         found.append(("larger batches", change, batched))
     near = forecaster.best([own], bound_ms, way_share=0.0)
-    found.append(("nearer client", "no time passes between client and server", near))
+    found.append(("nearer client", "as if no time passed between client and server", near))
     if copied:
         kept = forecaster.best([own], bound_ms, infer_share=1 - copied)
         found.append(("no copying", "shared memory: inputs and outputs stay where they are", kept))
