@@ -144,7 +144,9 @@ class RemoteTarget:
                     self._server.load(name)
                     found = self._server.config(name)
                 except DeploymentError as error:
-                    raise DeploymentError(f"the server cannot load its {name}: {error}") from error
+                    raise DeploymentError(
+                        f"the server cannot load its {name}: {error}; its log may say more: mend the model there"
+                    ) from error
             if found is None:
                 raise DeploymentError(f"the server's {name} is not ready once it is loaded")
             self._bases[name] = _as_written(found)
