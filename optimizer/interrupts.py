@@ -7,8 +7,11 @@ further signals are not, since they would cut the first one's cleaning up short.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -44,6 +47,31 @@ def acknowledge() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """What is done inside is done to its end, however long it takes: an interrupt comes after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where none arrives
+        return
+    came: list[int] = []
+    signums = [*SIGNALS, *([signal.SIGALRM] if _installed and HAS_TIMER else [])]
+    before = {
+        signum: signal.signal(signum, lambda signum, _: came.append(signum))
+        for signum in signums
+        if signal.getsignal(signum) not in (signal.SIG_IGN, None)
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        for signum in came:
+            if HAS_TIMER and signum == signal.SIGALRM:
+                signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+            else:
+                signal.raise_signal(signum)
 
 
 def _interrupt(signum: int, _: FrameType | None) -> None:

@@ -71,9 +71,10 @@ class Stack:
         choose.check(options, say)
         gpus = seen(options)
         hardware = replace(machine.detect(), gpus=gpus.names)
+        fault = gpu_fault(options)
         if "energy" in options.objectives and not hardware.gpus:
-            raise EnvironmentFault(NO_POWER)
-        if fault := nvml.survey().told:
+            raise EnvironmentFault(f"--objective energy: no power can be read: {fault}" if fault else NO_POWER)
+        if fault:
             say(f"GPUs are not measured: {fault}")
         arrivals(options.arrivals)  # a file that is none is told before anything is started
         return cls(options, hardware, gpus, stopwatch, say)
@@ -217,11 +218,16 @@ class Stack:
             notes.append(serving.note(what.source.batched))
         if self._needs_gpus(what) and any(gpu.mig for gpu in self.gpus.here):
             notes.append("under MIG a GPU tells utilisation, power and clocks of no one instance: they stay unknown")
-        notes.append(nvml.survey().told)
+        notes.append(gpu_fault(self.options))
         return tuple(note for note in notes if note)
 
     def _needs_gpus(self, what: Task) -> bool:
         return what.on_gpu or (bool(self.hardware.gpus) and serving.asks_for_gpu(what.problem.space.fields))
+
+
+def gpu_fault(options: RunOptions) -> str:
+    """Why this machine's GPUs tell nothing, and what mends it; empty where they do, or another machine's serve."""
+    return "" if choose.elsewhere(options) else nvml.survey().told
 
 
 def _concurrent(own: PerfAnalyzer, what: Task) -> ConcurrentModels:

@@ -65,16 +65,16 @@ instance_group { count: 1 kind: KIND_CPU }
 """
 
 
-def write_sleeper(repository: Path, milliseconds: float) -> Path:
+def write_sleeper(repository: Path, milliseconds: float, loading_seconds: float = 0.0) -> Path:
     """A model that takes the same time for every batch, however busy the machine is."""
     folder = repository / "sleeper"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
-    (folder / "1" / "model.py").write_text(sleeper_program(milliseconds))
+    (folder / "1" / "model.py").write_text(sleeper_program(milliseconds, loading_seconds))
     return folder
 
 
-def sleeper_program(milliseconds: float) -> str:
+def sleeper_program(milliseconds: float, loading_seconds: float = 0.0) -> str:
     program = f"""\
         import time
 
@@ -82,6 +82,9 @@ def sleeper_program(milliseconds: float) -> str:
 
 
         class TritonPythonModel:
+            def initialize(self, args):
+                time.sleep({loading_seconds})
+
             def execute(self, requests):
                 time.sleep({milliseconds / 1000})
                 answers = []

@@ -58,7 +58,7 @@ commands:
   tune doctor         what this machine has and what it lacks
 
 what may vary is in a profile.yaml (see configs/ and docs/): settings of the model,
-and under space: server: options of the server, where --target is embedded or local
+and under space: server: options of the server, where tune starts it
 
 exit codes: 0 found, 1 none meets the SLA, 2 bad input, 3 environment, 130 interrupted
 

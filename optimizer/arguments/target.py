@@ -37,7 +37,12 @@ FLAGS: Final = {
     "--server-arg": Flag(
         "server_args", ("local", "docker"), "ARG", "local, docker: given to tritonserver, as --server-arg=--x=y"
     ),
-    "--url": Flag("url", ("remote",), "URL", f"remote: HOST:PORT, with http:// or https:// in front ({DEFAULT_URL})"),
+    "--url": Flag(
+        "url",
+        ("remote",),
+        "URL",
+        f"remote: HOST:PORT of gRPC, or with grpcs://, http://, https:// ({DEFAULT_URL})",
+    ),
     "--metrics-url": Flag(
         "metrics_url",
         ("remote",),
@@ -156,6 +161,10 @@ def _check_together(found: Mapping[str, Any]) -> None:
     if (found["tls_cert"] is None) != (found["tls_key"] is None):
         given, other = ("--tls-key", "--tls-cert") if found["tls_cert"] is None else ("--tls-cert", "--tls-key")
         raise BadInputError(f"{given}: a certificate and its key go together; give {other} too")
+    secured = [flag for flag in ("--tls-ca", "--tls-cert", "--tls-key") if found[FLAGS[flag].field] is not None]
+    if secured and not address(found["url"]).tls:
+        url = shown(found["url"] or DEFAULT_URL)
+        raise BadInputError(f"{secured[0]}: --url {url} is not encrypted; write grpcs:// or https:// in front of it")
     if found["target"] == "docker" and found["docker_image"] is None:
         raise BadInputError("--target docker: which image? give --docker-image nvcr.io/nvidia/tritonserver:…-py3")
 

@@ -70,7 +70,7 @@ def target_of(
     """
     check_space(space, options, say)
     if options.target == "remote":
-        return _remote(source, options, metrics, stopwatch)
+        return _remote(source, options, metrics, stopwatch, say)
     if options.target == "docker":
         return _docker(source, options, log, cpus, stopwatch)
     if options.target == "local":
@@ -167,8 +167,10 @@ def connection_of(options: RunOptions) -> Connection:
     return Connection(at.where, at.protocol, expanded(options.headers), tls if at.tls else None)
 
 
-def _remote(source: ModelSource, options: RunOptions, metrics: str, stopwatch: Stopwatch) -> ServerTarget:
+def _remote(
+    source: ModelSource, options: RunOptions, metrics: str, stopwatch: Stopwatch, say: Callable[[str], None]
+) -> ServerTarget:
     from optimizer.deploy.remote import RemoteTarget
 
     keep = runtime.cache_folder() / "remote"
-    return RemoteTarget(connection_of(options), source, keep=keep, metrics=metrics, stopwatch=stopwatch)
+    return RemoteTarget(connection_of(options), source, keep=keep, metrics=metrics, say=say, stopwatch=stopwatch)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer import interrupts
 from optimizer.deploy.container_settings import LOOPBACK, ContainerSettings
 from optimizer.deploy.docker_engine import OWNER, refusals_told, remove, sdk_errors
 from optimizer.deploy.leftovers import this_process
@@ -105,7 +106,7 @@ class Container:
         return float(used) if used > 0 else None
 
     def stop(self) -> None:
-        with refusals_told():
+        with interrupts.deferred(), refusals_told():
             remove(self._client, self._name)
         self._collector.join(LOG_ENDS_SECONDS)
 

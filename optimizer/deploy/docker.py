@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer import interrupts
 from optimizer.deploy import leftovers
 from optimizer.deploy.container import Container
 from optimizer.deploy.container_settings import (
@@ -82,7 +83,7 @@ class DockerTarget(ServingTarget):
 
     def close(self) -> None:
         """Raises EnvironmentFault where the container cannot be removed: the next run does."""
-        with self._open:
+        with interrupts.deferred(), self._open:
             super().close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 OWNER = "tritune.owner"  # the label of every container of ours: the process that started it
+USUAL = "unix:///var/run/docker.sock"
 CALL_SECONDS = 60
 ON_THIS_MACHINE = ("http", "https", "http+docker"), (None, "localhost", "127.0.0.1", "::1")
 
@@ -23,14 +25,16 @@ ON_THIS_MACHINE = ("http", "https", "http+docker"), (None, "localhost", "127.0.0
 MEANINGS = (
     (
         r"PermissionError|permission denied.{0,80}(docker daemon|sock\b)",
-        "no permission for Docker's socket; join its group (sudo usermod -aG docker $USER, then log in again), or "
-        "use rootless Docker",
+        "no permission for Docker's socket ({where}); join its group (sudo usermod -aG docker $USER, then log in "
+        "again), or use rootless Docker",
     ),
     (
         r"FileNotFoundError|Connection ?refused|Connection aborted|RemoteDisconnected|Broken pipe|Max retries",
-        "Docker does not run where it was looked for; start it (systemctl start docker), or set DOCKER_HOST",
+        "Docker does not run at {where}; start it (systemctl start docker), or set DOCKER_HOST",
     ),
-    (r"timed out", "Docker does not answer; see to it (systemctl status docker)"),
+    (r"timed out", "Docker does not answer at {where}; see to it (systemctl status docker)"),
+    (r"bind address format", f"DOCKER_HOST {{where}}: not an address; write one such as {USUAL}"),
+    (r"fetching server API version", "no Docker answers at {where} ({said}); set DOCKER_HOST to its address"),
     (r"no such image|image not known|ImageNotFound", "Docker has no image {image}; fetch it: docker pull {image}"),
     (
         r"could not select device driver|nvidia-container|libnvidia|nvidia\.com/gpu|unknown device|\bCDI\b",
@@ -66,7 +70,7 @@ def connect(base_url: str | None = None) -> DockerClient:
     except ImportError:
         mend = "pip install 'tritune[docker]'"
         raise EnvironmentFault(f"the docker target needs the docker SDK for Python; {mend}") from None
-    with refusals_told():
+    with refusals_told(where=base_url):
         if base_url is None:
             client = docker.from_env(timeout=CALL_SECONDS)
         else:
@@ -84,12 +88,12 @@ def connect(base_url: str | None = None) -> DockerClient:
 
 
 @contextlib.contextmanager
-def refusals_told(image: str = "") -> Iterator[None]:
-    """What the SDK raises comes out as EnvironmentFault: one line, with what mends it."""
+def refusals_told(image: str = "", where: str | None = None) -> Iterator[None]:
+    """What the SDK raises comes out as EnvironmentFault: one line, with what mends it. ``where`` as ``base_url``."""
     try:
         yield
     except sdk_errors() as error:
-        raise EnvironmentFault(meaning(said_by(error), image)) from error
+        raise EnvironmentFault(meaning(said_by(error), image, where)) from error
 
 
 def sdk_errors() -> tuple[type[Exception], ...]:
@@ -105,12 +109,13 @@ def said_by(error: Exception) -> str:
     return str(getattr(error, "explanation", None) or error)
 
 
-def meaning(said: str, image: str) -> str:
+def meaning(said: str, image: str, where: str | None = None) -> str:
     """What ``said`` means, and what mends it."""
+    where = shortened(where or os.environ.get("DOCKER_HOST") or USUAL)
     for pattern, words in MEANINGS:
         if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
-            return words.format(image=image, said=shortened(said))
-    return f"Docker refuses: {shortened(said)}"
+            return words.format(image=image, said=shortened(said), where=where)
+    return f"Docker refuses: {shortened(said)}; its own log may tell more (journalctl -u docker)"
 
 
 def remove_left_containers(client: DockerClient) -> None:

@@ -7,13 +7,13 @@ be killed, the next target for the same server puts it back first.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import model_config
+from optimizer import interrupts, model_config
 from optimizer.deploy.connection import Connection
 from optimizer.deploy.kept_state import KeptState, ServerState
 from optimizer.deploy.listener import listener_pid
@@ -31,7 +31,8 @@ class RemoteTarget:
     there, and how its models belong together.
 
     Only what is tuned changes: the override is the configuration that the server had, with the candidate's settings.
-    ``keep`` is the folder of what is to be put back. ``metrics`` is where it tells of its GPUs, if it does.
+    ``keep`` is the folder of what is to be put back; ``say`` is told where a killed process left something there.
+    ``metrics`` is where it tells of its GPUs, if it does.
 
     Raises EnvironmentFault where the server does not answer, denies what is asked, lacks a model or cannot load it,
     or manages its models itself, or where another process tunes on it. Then nothing there is changed.
@@ -44,6 +45,7 @@ class RemoteTarget:
         *,
         keep: Path,
         metrics: str = "",
+        say: Callable[[str], None] = lambda _: None,
         stopwatch: Stopwatch | None = None,
         load_timeout_seconds: float = 120.0,
     ) -> None:
@@ -60,9 +62,12 @@ class RemoteTarget:
             self._open = undo.pop_all()
         try:
             with self._stopwatch.server(), _no_candidates_fault():
-                self._server.check(list(source.models))
+                self._server.check()
                 self._before = self._kept.read()
+                if self._before is not None:
+                    say(f"putting back what a run that was killed has changed on the server at {connection.address}")
                 self._put_back()
+                self._server.check_has(list(source.models))
                 self._found = self._server.state(list(source.models))
                 for name in (*source.composing, source.name):
                     self._check_steps(name, self._base(name))
@@ -118,14 +123,16 @@ class RemoteTarget:
         before, self._before = self._before, None  # what fails here is for the next target to put right
         if before is None:
             return
-        try:
-            self._server.restore(before)
-        except TuneError as error:
-            raise ServerFault(
-                f"{', '.join(before.configs)} on {self.connection.address}: not as it was: {error}; what it served "
-                f"is kept in {self._kept.path}, and the next run there puts it back"
-            ) from error
-        self._kept.remove()
+        with interrupts.deferred():  # a model may take longer to load than a second interrupt takes to come
+            try:
+                self._server.restore(before)
+            except TuneError as error:
+                raise ServerFault(
+                    f"{', '.join(before.configs)} on {self.connection.address}: not as it was: {error}; what it "
+                    f"served is kept in {self._kept.path}, and the next run there puts it back; remove that file to "
+                    "leave it as it is now"
+                ) from error
+            self._kept.remove()
 
     def _base(self, name: str) -> ModelConfig:
         """The configuration that the server has for it; a model that is not loaded is, to be asked."""
@@ -137,7 +144,9 @@ class RemoteTarget:
                     self._server.load(name)
                     found = self._server.config(name)
                 except DeploymentError as error:
-                    raise DeploymentError(f"the server cannot load its {name}: {error}") from error
+                    raise DeploymentError(
+                        f"the server cannot load its {name}: {error}; its log may say more: mend the model there"
+                    ) from error
             if found is None:
                 raise DeploymentError(f"the server's {name} is not ready once it is loaded")
             self._bases[name] = _as_written(found)

@@ -42,21 +42,24 @@ class RemoteServer:
     def close(self) -> None:
         self._client.close()
 
-    def check(self, models: list[str]) -> None:
-        """Whether ``models`` can be loaded and unloaded there. Nothing is changed."""
+    def check(self) -> None:
+        """Whether models can be loaded and unloaded there. Nothing is changed."""
         try:
             self._client.check()
         except CallError as error:
             raise self._fault(error) from error
         with self._calling():
             self._client.unload(NO_MODEL)  # answered by the mode, before the model is looked for
+
+    def check_has(self, models: list[str]) -> None:
         with self._calling():
             known = self._client.index()
         for model in models:
             if model not in known:
                 others = one_line(", ".join(sorted(known)) or "none", 200)
                 raise EnvironmentFault(
-                    f"the server at {self.address} has no model {model!r} in its repository ({others})"
+                    f"the server at {self.address} has no model {model!r} in its repository ({others}); put it there "
+                    "under that name"
                 )
 
     def version(self) -> str:

@@ -39,6 +39,12 @@ def test_a_driver_mismatch_is_a_line_and_the_run_goes_on(nvml: StandIn, tune: Tu
     assert_says(ended, ("pip could not fetch the server: ",), code=3)
 
 
+def test_energy_is_refused_with_what_mends_the_driver(nvml: StandIn, tune: Tune, playground: Playground) -> None:
+    nvml.tell(init="error 18")
+    ended = tune("--objective", "energy", "dlrm", env=environment(nvml, playground))
+    assert_says(ended, ("--objective energy: no power can be read: NVML: ", "mismatch; ", "reboot"), code=3)
+
+
 def test_energy_needs_a_backend_that_reaches_the_gpu(nvml: StandIn, tune: Tune, playground: Playground) -> None:
     """There is a GPU, but the tests' onnxruntime is its CPU build."""
     nvml.tell(A100)

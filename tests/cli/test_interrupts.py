@@ -68,6 +68,27 @@ def test_more_of_them_do_not_disturb_the_cleaning_up() -> None:
     assert output_of(program) == "cleaned\nended\n"
 
 
+def test_what_must_be_done_is_done_to_its_end() -> None:
+    """Longer than an interrupt waits until it comes again, whether it came before or comes meanwhile."""
+    program = """
+        def put_back():
+            with interrupts.deferred():
+                press(signal.SIGTERM), time.sleep(interrupts.AGAIN_SECONDS + 0.1), print("put back")
+        for first in (press, lambda: None):
+            try:
+                try:
+                    first()
+                finally:
+                    put_back()
+                    print("then", interrupts._pending)
+            except KeyboardInterrupt:
+                print("caught")
+                interrupts._pending = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    """
+    assert output_of(program) == "put back\nthen True\ncaught\nput back\ncaught\n"
+
+
 def test_other_lost_exceptions_are_reported_as_ever() -> None:
     program = """
         import sys

@@ -25,7 +25,7 @@ from optimizer.model_source import ModelSource
 from optimizer.sources.pipeline import read_source
 from optimizer.trial import Candidate
 from tests.production import Production
-from tests.repositories import stored, write_ensemble
+from tests.repositories import stored, write_ensemble, write_sleeper
 
 TUNED = Candidate(16, True, 500, (4, 8), 2)
 
@@ -84,10 +84,56 @@ def test_what_a_killed_process_left_is_put_back_by_the_next(
         pass
     killed._open.close()  # as the kernel does: the lock goes, nothing else happens
     assert production.serving() != before
-    with contextlib.closing(attached(production, tmp_path)):
-        assert production.serving() == before or before is None
+    told: list[str] = []
+    other = replace(production.source, name="other")
+    with pytest.raises(EnvironmentFault, match="has no model 'other'"):  # whichever model the next one is about
+        RemoteTarget(production.grpc, other, keep=tmp_path, say=told.append)
+    assert told == [f"putting back what a run that was killed has changed on the server at {production.server.grpc}"]
     assert production.serving() == before
     assert kept_in(tmp_path) == []
+
+
+SLOW_SECONDS = 2.0  # longer than an interrupt waits to be acknowledged
+INTERRUPTED = """\
+import contextlib, os, signal, sys
+from pathlib import Path
+from optimizer import interrupts
+from optimizer.deploy.connection import Connection
+from optimizer.deploy.remote import RemoteTarget
+from optimizer.trial import Candidate
+from tests.repositories import stored
+
+interrupts.install()
+source = stored(Path(sys.argv[1]))("sleeper")
+try:
+    with contextlib.closing(RemoteTarget(Connection(sys.argv[2]), source, keep=Path(sys.argv[3]))) as target:
+        with target.deploy(Candidate(4)):
+            print("deployed", flush=True)
+            signal.pause()
+except KeyboardInterrupt:
+    interrupts.acknowledge()
+    print("interrupted")
+"""
+
+
+def test_interrupts_do_not_keep_a_model_that_loads_slowly_from_being_put_back(tmp_path: Path) -> None:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    write_sleeper(tmp_path / "models", milliseconds=1, loading_seconds=SLOW_SECONDS)
+    source, keep = stored(tmp_path / "models")("sleeper"), tmp_path / "keep"
+    with contextlib.closing(Production(source, tmp_path / "log")) as server:
+        server.load("sleeper")
+        before = server.serving()
+        command = [sys.executable, "-c", INTERRUPTED, str(source.repository), server.server.grpc, str(keep)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "deployed\n"
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+                process.send_signal(signum)
+            assert process.stdout.read() == "interrupted\n"
+        assert process.returncode == 0
+        assert server.serving() == before
+    assert not [name for name in kept_in(keep) if name.endswith(".json")]
 
 
 def test_two_at_once_do_not_share_a_server(production: Production, tmp_path: Path) -> None:

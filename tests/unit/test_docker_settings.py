@@ -204,10 +204,21 @@ def test_the_configuration_is_a_private_one_and_nothing_can_be_written(
         ("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60)", "does not answer"),
         ("('Connection aborted.', PermissionError(13, 'Permission denied'))", "usermod -aG docker"),
         ("('Connection aborted.', RemoteDisconnected('closed'))", "does not run"),
-        ("something\nelse", "^Docker refuses: something else$"),
+        ("something\nelse", "^Docker refuses: something else; its own log may tell more"),
+        (
+            "Error while fetching server API version: 404 Client Error for http://h:1/version: Not Found",
+            r"^no Docker answers at unix:///var/run/docker\.sock \(.*404.*\); set DOCKER_HOST",
+        ),
+        (
+            "Invalid bind address format: port is required: x",
+            "^DOCKER_HOST .*: not an address; write one such",
+        ),
     ],
 )
-def test_a_refusal_is_told_in_one_line_with_what_mends_it(said: str, told: str) -> None:
+def test_a_refusal_is_told_in_one_line_with_what_mends_it(
+    said: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
     found = meaning(said, "img:1")
     assert "\n" not in found
     assert re.search(told, found)
@@ -220,7 +231,7 @@ def _sdk() -> None:
 
 @pytest.mark.usefixtures("_sdk")
 def test_an_engine_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"^Docker does not run where it was looked for; start it"):
+    with pytest.raises(EnvironmentFault, match=rf"^Docker does not run at unix://{tmp_path}/nothing.sock; start it"):
         connect(f"unix://{tmp_path}/nothing.sock")
 
 
@@ -229,7 +240,7 @@ def test_an_engine_that_has_ended_is_said(tmp_path: Path) -> None:
     path = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    with pytest.raises(EnvironmentFault, match=r"^Docker does not run where it was looked for; start it"):
+    with pytest.raises(EnvironmentFault, match=rf"^Docker does not run at unix://{path}; start it"):
         connect(f"unix://{path}")
 
 

@@ -31,6 +31,7 @@ GIVEN = {  # what the test of a flag gives it
 def test_a_flag_goes_with_its_targets_alone(flag: str, target: str) -> None:
     words = ["--target", target, f"{flag}{GIVEN.get(flag, '=x')}", "m"]
     words += ["--docker-image", "i"] if target == "docker" and flag != "--docker-image" else []
+    words += ["--url", "grpcs://h:1"] if flag.startswith("--tls") and target == "remote" else []
     words += {"--tls-cert": ["--tls-key", "k"], "--tls-key": ["--tls-cert", "c"]}.get(flag, [])
     if target in FLAGS[flag].targets:
         assert getattr(read_run_arguments(words).options, FLAGS[flag].field)
@@ -50,6 +51,11 @@ def test_a_flag_goes_with_its_targets_alone(flag: str, target: str) -> None:
         ("--target remote --metrics-url http://h:1 m", "--metrics-url http://h:1: write host:port alone"),
         ("--target remote --header token m", "--header \\*\\*\\*: write NAME:VALUE"),
         ("--target remote --tls-cert c m", "--tls-cert: a certificate and its key go together; give --tls-key too"),
+        (
+            "--target remote --tls-ca c m",
+            "--tls-ca: --url localhost:8001 is not encrypted; write grpcs:// or https://",
+        ),
+        ("--target remote --url http://h:1 --tls-ca c m", "--tls-ca: --url http://h:1 is not encrypted"),
         ("--target remote --protocol http m", "--protocol http: --url is that of the server's gRPC"),
         ("--target remote --url http://h:1 --load rate m", "--load rate sends by gRPC only"),
         ("--target remote --server-cpus 0 m", "--server-cpus 0: those of a remote server cannot be chosen"),
