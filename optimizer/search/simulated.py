@@ -13,12 +13,13 @@ from optuna.trial import FrozenTrial
 from optimizer.problem import Problem
 from optimizer.search.elsewhere import Elsewhere
 from optimizer.search.encoding import Encoding
-from optimizer.search.guide import Guide
+from optimizer.search.guide import Decision, Guide
 from optimizer.search.ledger import Ledger
 from optimizer.search.result import finished_trials
 from optimizer.trial import Candidate, Trial
 
 LEAST_NOISE, MOST_NOISE = 0.25, 1.5  # of the usual: gains smaller than the noise cannot be told from it
+MUCH = 4.0  # times the gain that ends a search
 FREE = 6  # deployments: where more were needed promises have not been kept, and another must be the larger
 
 
@@ -44,16 +45,28 @@ class SimulatedSearcher:
         self._study = study
         self._ledger = Ledger(problem, study)
         self._guide = Guide(problem, seed, elsewhere)
+        self._alone = None if elsewhere is None else Guide(problem, seed)
         self._smallest_gain = smallest_gain
         self._expected: dict[Candidate, int] = {}
 
     def suggest(self) -> Candidate | None:
-        finished = finished_trials(self._study)
-        decision = self._guide.decide(finished, self._ledger.tried())
-        if decision is None or decision.gain < self._smallest_gain * tolerance(decision.noise, len(finished)):
+        decision = self._decided(finished_trials(self._study))
+        if decision is None:
             return None
         self._expected[decision.candidate] = decision.load
         return self._ledger.start(decision.candidate)
+
+    def _decided(self, finished: list[Trial]) -> Decision | None:
+        """What is worth a deployment more, if anything. Another machine may say where to look; that nothing is left to
+        be found it may say only where this machine alone promises not MUCH either."""
+        tried = self._ledger.tried()
+        for guide, times in ((self._guide, 1.0), (self._alone, MUCH)):
+            decision = guide.decide(finished, tried) if guide else None
+            if decision is None:
+                continue
+            if decision.gain >= times * self._smallest_gain * tolerance(decision.noise, len(finished)):
+                return decision
+        return None
 
     def expected_load(self, candidate: Candidate) -> int | None:
         """The concurrency at which ``candidate`` is predicted to be at its best."""
