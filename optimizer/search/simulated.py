@@ -57,8 +57,8 @@ class SimulatedSearcher:
         return self._ledger.start(decision.candidate)
 
     def _decided(self, finished: list[Trial]) -> Decision | None:
-        """What is worth a deployment more, if anything. Another machine may say where to look; that nothing is left to
-        be found it may say only where this machine alone promises not MUCH either."""
+        """What is worth a deployment more, if anything. Another machine may say where to look; that nothing is left
+        it may say only where this machine's own measurements do not promise MUCH either."""
         tried = self._ledger.tried()
         for guide, times in ((self._guide, 1.0), (self._alone, MUCH)):
             decision = guide.decide(finished, tried) if guide else None
