@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from objectives.metrics import Measurement
-from optimizer.deploy.connection import Connection, ProtocolName
+from optimizer.client.connection import Connection, ProtocolName
 from optimizer.trial import Candidate, LoadPoint, Trial
 
 

@@ -16,8 +16,8 @@ from optimizer.answers.score import read_scorer
 from optimizer.arguments.target import address
 from optimizer.budget import Budget
 from optimizer.deploy import choose
-from optimizer.deploy.docker import ContainerTelemetry
-from optimizer.deploy.sdk_image import SDK_COMMAND, SdkImage
+from optimizer.deploy.docker.sdk_image import SDK_COMMAND, SdkImage
+from optimizer.deploy.docker.target import ContainerTelemetry
 from optimizer.deploy.seen_gpus import SeenGpus, seen
 from optimizer.errors import EnvironmentFault
 from optimizer.interfaces import Guard, LoadGenerator, ServerTarget, Telemetry

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trustme
 
-from optimizer.deploy.connection import Tls
+from optimizer.client.connection import Tls
 
 
 class Certificates:

@@ -9,8 +9,8 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import model_config, runtime
-from optimizer.deploy.client import CallError, open_client
-from optimizer.deploy.connection import Connection, Tls
+from optimizer.client.calls import CallError, open_client
+from optimizer.client.connection import Connection, Tls
 from optimizer.deploy.installation import embedded
 from optimizer.deploy.server_folder import ServerFolder
 from optimizer.deploy.tritonserver import TritonServer

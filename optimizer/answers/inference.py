@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from optimizer.deploy.client import CallError, Client, open_client
+from optimizer.client.calls import CallError, Client, open_client
 from optimizer.errors import DeploymentError, ServerCrashed
 from optimizer.interfaces import Endpoint
 from optimizer.server_health import cause, model_died

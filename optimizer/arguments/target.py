@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast, get_args
 
 from optimizer.arguments.values import shown
-from optimizer.deploy.connection import ProtocolName
+from optimizer.client.connection import ProtocolName
 from optimizer.errors import BadInputError
 from optimizer.headers import NAME, hidden
 from optimizer.options import RunOptions, Target

@@ -10,12 +10,14 @@ from typing import Any
 
 from optimizer import runtime, server_options
 from optimizer.arguments.target import address
-from optimizer.deploy import docker, docker_engine, installation, local
-from optimizer.deploy.connection import Connection, Tls
+from optimizer.client.connection import Connection, Tls
+from optimizer.deploy import installation, local
+from optimizer.deploy.docker import engine as docker_engine
+from optimizer.deploy.docker import target as docker
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.installation import Installation
 from optimizer.deploy.listener import is_loopback
-from optimizer.deploy.remote_server import RemoteServer
+from optimizer.deploy.remote.server import RemoteServer
 from optimizer.errors import BadInputError
 from optimizer.headers import expanded
 from optimizer.interfaces import ServerTarget
@@ -170,7 +172,7 @@ def connection_of(options: RunOptions) -> Connection:
 def _remote(
     source: ModelSource, options: RunOptions, metrics: str, stopwatch: Stopwatch, say: Callable[[str], None]
 ) -> ServerTarget:
-    from optimizer.deploy.remote import RemoteTarget
+    from optimizer.deploy.remote.target import RemoteTarget
 
     keep = runtime.cache_folder() / "remote"
     return RemoteTarget(connection_of(options), source, keep=keep, metrics=metrics, say=say, stopwatch=stopwatch)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimizer.arguments.target import address
-from optimizer.deploy.container_settings import ALL_GPUS, read_gpus
+from optimizer.deploy.docker.settings import ALL_GPUS, read_gpus
 from optimizer.deploy.listener import is_loopback
 from optimizer.machine import nvml, triton_metrics
 from optimizer.machine.gpu_attribution import visible

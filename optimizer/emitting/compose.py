@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.deploy.container_settings import ULIMITS, read_ulimits
+from optimizer.deploy.docker.settings import ULIMITS, read_ulimits
 from optimizer.emitting import server
 from optimizer.emitting.docker import BIND, SERVES_ON, health, mebibytes
 from optimizer.emitting.header import header, of_serving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shlex import quote
 
-from optimizer.deploy.container_settings import ULIMITS
+from optimizer.deploy.docker.settings import ULIMITS
 from optimizer.emitting import server
 from optimizer.emitting.header import commented, header, of_serving
 from optimizer.emitting.pbtxt import text_of

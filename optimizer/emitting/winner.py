@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from objectives.confidence import Verdict
 from optimizer import model_config, server_options
-from optimizer.deploy.container_settings import ALL_GPUS, SHM_SIZE, read_gpus
+from optimizer.deploy.docker.settings import ALL_GPUS, SHM_SIZE, read_gpus
 from optimizer.errors import BadInputError
 from optimizer.machine import cpus
 from optimizer.outcome import Outcome

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.deploy import tls
-from optimizer.deploy.connection import HIDDEN, Connection, Tls
+from optimizer.client import tls
+from optimizer.client.connection import HIDDEN, Connection, Tls
 from optimizer.process import Secret
 
 

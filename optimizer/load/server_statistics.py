@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from objectives.metrics import Measurement
 from optimizer import batch_stats
-from optimizer.deploy.client import CallError, answers, open_client
+from optimizer.client.calls import CallError, answers, open_client
 from optimizer.interfaces import Endpoint
 from optimizer.server_health import PROBE_SECONDS
 

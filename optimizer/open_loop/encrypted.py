@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from optimizer.deploy import tls
-from optimizer.deploy.connection import Tls
+from optimizer.client import tls
+from optimizer.client.connection import Tls
 
 
 class Encrypted:

@@ -13,16 +13,16 @@ import psutil
 import pytest
 
 from optimizer import model_config, runtime
+from optimizer.client.calls import open_client
+from optimizer.client.connection import Connection
 from optimizer.deploy import local
-from optimizer.deploy.client import open_client
-from optimizer.deploy.connection import Connection
-from optimizer.deploy.docker import DockerTarget
-from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.docker.engine import OWNER, connect
+from optimizer.deploy.docker.target import DockerTarget
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.leftovers import this_process
 from optimizer.deploy.local import LocalTarget
 from optimizer.deploy.recorded import RecordedTable
-from optimizer.deploy.remote import RemoteTarget
+from optimizer.deploy.remote.target import RemoteTarget
 from optimizer.errors import DeploymentError, TuneError
 from optimizer.interfaces import Target
 from optimizer.model_source import ModelSource

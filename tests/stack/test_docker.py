@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
-from optimizer.deploy.docker_engine import OWNER, connect
-from optimizer.deploy.sdk_image import SdkImage
+from optimizer.deploy.docker.engine import OWNER, connect
+from optimizer.deploy.docker.sdk_image import SdkImage
+from optimizer.deploy.docker.target import ContainerTelemetry, DockerTarget
 from optimizer.errors import EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.machine.telemetry import ProcessTelemetry
@@ -30,10 +30,10 @@ BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
 LEAVES_ONE = """
 import sys, time
 from pathlib import Path
-from optimizer.deploy.container import Container
-from optimizer.deploy.container_settings import ContainerSettings
-from optimizer.deploy.docker import ContainerTelemetry, DockerTarget
-from optimizer.deploy.docker_engine import connect
+from optimizer.deploy.docker.container import Container
+from optimizer.deploy.docker.settings import ContainerSettings
+from optimizer.deploy.docker.target import ContainerTelemetry, DockerTarget
+from optimizer.deploy.docker.engine import connect
 base_url, image, log = sys.argv[1:]
 Container(connect(base_url), image, ["sleep", "600"], ContainerSettings(host_network=True), log=Path(log))
 print("started", flush=True)

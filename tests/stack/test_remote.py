@@ -15,10 +15,10 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import model_config, runtime
-from optimizer.deploy.connection import Connection
+from optimizer.client.connection import Connection
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.listener import listener_pid
-from optimizer.deploy.remote import RemoteTarget
+from optimizer.deploy.remote.target import RemoteTarget
 from optimizer.deploy.tritonserver import free_port
 from optimizer.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.model_source import ModelSource
@@ -98,8 +98,8 @@ INTERRUPTED = """\
 import contextlib, os, signal, sys
 from pathlib import Path
 from optimizer import interrupts
-from optimizer.deploy.connection import Connection
-from optimizer.deploy.remote import RemoteTarget
+from optimizer.client.connection import Connection
+from optimizer.deploy.remote.target import RemoteTarget
 from optimizer.trial import Candidate
 from tests.repositories import stored
 
@@ -208,8 +208,8 @@ LARGE = Candidate(16, True, 300, (4,), 1, ((WHOLE, 16), (COUNT, 1), (SIZE, 32)))
 KILLED = """\
 import os, sys
 from pathlib import Path
-from optimizer.deploy.connection import Connection
-from optimizer.deploy.remote import RemoteTarget
+from optimizer.client.connection import Connection
+from optimizer.deploy.remote.target import RemoteTarget
 from optimizer.sources.pipeline import read_source
 from tests.repositories import stored
 from tests.stack.test_remote import SMALL

@@ -11,8 +11,8 @@ import pytest
 
 from optimizer import runtime
 from optimizer.answers.guard import OutputGuard
-from optimizer.deploy.connection import Connection, Tls
-from optimizer.deploy.remote import RemoteTarget
+from optimizer.client.connection import Connection, Tls
+from optimizer.deploy.remote.target import RemoteTarget
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.interfaces import Endpoint
 from optimizer.load.perf_analyzer import PerfAnalyzer

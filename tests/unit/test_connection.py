@@ -18,10 +18,10 @@ import grpc
 import pytest
 
 from optimizer.answers import inference
-from optimizer.deploy.client import CallError, answers, open_client
-from optimizer.deploy.connection import Connection, ProtocolName, Tls
-from optimizer.deploy.kept_state import KeptState, ServerState
-from optimizer.deploy.reach import trouble
+from optimizer.client.calls import CallError, answers, open_client
+from optimizer.client.connection import Connection, ProtocolName, Tls
+from optimizer.client.reach import trouble
+from optimizer.deploy.remote.kept_state import KeptState, ServerState
 from optimizer.deploy.tritonserver import free_port
 from optimizer.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
 from optimizer.interfaces import Endpoint

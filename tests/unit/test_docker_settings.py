@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.deploy.container_settings import (
+from optimizer.deploy.docker.engine import connect, meaning
+from optimizer.deploy.docker.mounted_repository import MountedRepository
+from optimizer.deploy.docker.settings import (
     Bind,
     ContainerSettings,
     Ulimit,
@@ -21,9 +23,7 @@ from optimizer.deploy.container_settings import (
     read_shm_size,
     read_ulimits,
 )
-from optimizer.deploy.docker import ContainerTelemetry
-from optimizer.deploy.docker_engine import connect, meaning
-from optimizer.deploy.mounted_repository import MountedRepository
+from optimizer.deploy.docker.target import ContainerTelemetry
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.interfaces import Endpoint, Samples
 from optimizer.model_source import ModelSource

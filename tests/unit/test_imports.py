@@ -22,7 +22,7 @@ NOUNS: tuple[str, ...] = (
     "budget",
 )
 NOUNS += ("server_options", "machine.cpus", "confirm.plan", "confirm.verification", "requests.sizes")
-NOUNS += ("deploy.connection",)
+NOUNS += ("client.connection",)
 ROOMS = ("answers", "confirm", "load", "machine", "requests", "store")  # packages that are nothing but their modules
 READ: tuple[str, ...] = (
     "report",

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import model_config
-from optimizer.deploy.client import CALL_SECONDS, CallError, answers, open_client
-from optimizer.deploy.connection import Connection
-from optimizer.deploy.kept_state import ServerState
-from optimizer.deploy.reach import trouble
+from optimizer.client.calls import CALL_SECONDS, CallError, answers, open_client
+from optimizer.client.connection import Connection
+from optimizer.client.reach import trouble
+from optimizer.deploy.remote.kept_state import ServerState
 from optimizer.errors import DeploymentError, EnvironmentFault, ServerFault
 from optimizer.server_health import cause
 from optimizer.untrusted import one_line

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from optimizer.deploy.connection import Tls
+from optimizer.client.connection import Tls
 from optimizer.errors import BadInputError
 from optimizer.untrusted import one_line, read_bytes
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from optimizer import interrupts
 from optimizer.deploy import leftovers
-from optimizer.deploy.container import Container
-from optimizer.deploy.container_settings import (
+from optimizer.deploy.docker.container import Container
+from optimizer.deploy.docker.engine import connect, remove_left_containers, remove_named
+from optimizer.deploy.docker.mounted_repository import AT, MountedRepository
+from optimizer.deploy.docker.settings import (
     SHM_SIZE,
     ULIMITS,
     ContainerSettings,
@@ -21,8 +23,6 @@ from optimizer.deploy.container_settings import (
     read_shm_size,
     read_ulimits,
 )
-from optimizer.deploy.docker_engine import connect, remove_left_containers, remove_named
-from optimizer.deploy.mounted_repository import AT, MountedRepository
 from optimizer.deploy.server import Server
 from optimizer.deploy.serving import ServingTarget, server_options
 from optimizer.interfaces import Endpoint, Samples, Telemetry

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.deploy import leftovers
-from optimizer.deploy.container import Container
-from optimizer.deploy.container_settings import Bind, ContainerSettings
-from optimizer.deploy.docker_engine import connect, refusals_told
+from optimizer.deploy.docker.container import Container
+from optimizer.deploy.docker.engine import connect, refusals_told
+from optimizer.deploy.docker.settings import Bind, ContainerSettings
 from optimizer.process import Finished, finished
 
 RESULTS = "/results"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer import interrupts
-from optimizer.deploy.container_settings import LOOPBACK, ContainerSettings
-from optimizer.deploy.docker_engine import OWNER, refusals_told, remove, sdk_errors
+from optimizer.deploy.docker.engine import OWNER, refusals_told, remove, sdk_errors
+from optimizer.deploy.docker.settings import LOOPBACK, ContainerSettings
 from optimizer.deploy.leftovers import this_process
 from optimizer.errors import EnvironmentFault
 from optimizer.process import tell_command

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from optimizer.deploy.container_settings import Bind
+from optimizer.deploy.docker.settings import Bind
 from optimizer.deploy.private_repository import PrivateRepository
 from optimizer.model_source import ModelSource
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from optimizer.deploy.connection import Connection
+from optimizer.client.connection import Connection
 from optimizer.server_health import shortened
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ class Client(Protocol):
 def open_client(connection: Connection) -> Client:
     """Nothing is sent yet. Raises BadInputError where the files for TLS cannot be used."""
     if connection.protocol == "grpc":
-        from optimizer.deploy.grpc_client import GrpcClient  # 0.4 s
+        from optimizer.client.grpc_client import GrpcClient  # 0.4 s
 
         return GrpcClient(connection)
-    from optimizer.deploy.http_client import HttpClient
+    from optimizer.client.http_client import HttpClient
 
     return HttpClient(connection)
 

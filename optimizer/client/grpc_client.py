@@ -12,9 +12,9 @@ import grpc
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from optimizer.deploy import tls
-from optimizer.deploy.client import CALL_SECONDS, CallError, Failure
-from optimizer.deploy.connection import Connection
+from optimizer.client import tls
+from optimizer.client.calls import CALL_SECONDS, CallError, Failure
+from optimizer.client.connection import Connection
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig

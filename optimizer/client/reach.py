@@ -6,8 +6,8 @@ import socket
 import ssl
 from typing import Literal, TypeAlias
 
-from optimizer.deploy import tls
-from optimizer.deploy.connection import Connection
+from optimizer.client import tls
+from optimizer.client.connection import Connection
 from optimizer.untrusted import one_line
 
 SECONDS = 3.0

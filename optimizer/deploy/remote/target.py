@@ -14,10 +14,10 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer import interrupts, model_config
-from optimizer.deploy.connection import Connection
-from optimizer.deploy.kept_state import KeptState, ServerState
+from optimizer.client.connection import Connection
 from optimizer.deploy.listener import listener_pid
-from optimizer.deploy.remote_server import RemoteServer
+from optimizer.deploy.remote.kept_state import KeptState, ServerState
+from optimizer.deploy.remote.server import RemoteServer
 from optimizer.deployment import Deployment, deployment
 from optimizer.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
 from optimizer.interfaces import Endpoint

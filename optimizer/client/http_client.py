@@ -26,9 +26,9 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-from optimizer.deploy import tls
-from optimizer.deploy.client import CALL_SECONDS, CallError, Failure
-from optimizer.deploy.connection import Connection
+from optimizer.client import tls
+from optimizer.client.calls import CALL_SECONDS, CallError, Failure
+from optimizer.client.connection import Connection
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics

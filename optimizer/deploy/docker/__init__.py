@@ -1,0 +1,1 @@
+"""The docker target: servers in containers of this machine."""

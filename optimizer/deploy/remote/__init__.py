@@ -1,0 +1,1 @@
+"""The remote target: a server that runs already, left as it was."""
