@@ -54,8 +54,8 @@ WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watc
 
 @dataclass(frozen=True)
 class Stack:
-    """What is measured with. ``hardware`` is this machine with the GPUs that serve. ``say`` gets a line for each slow
-    preparation."""
+    """What is measured with. ``hardware`` is this machine with the GPUs that serve; its CPU is told as that of
+    another machine where that one serves. ``say`` gets a line for each slow preparation."""
 
     options: RunOptions
     hardware: Hardware
@@ -70,7 +70,10 @@ class Stack:
             raise EnvironmentFault(reason)
         choose.check(options, say)
         gpus = seen(options)
-        hardware = replace(machine.detect(), gpus=gpus.names)
+        here = machine.detect()
+        where = choose.elsewhere(options)
+        cpu = f"CPU of {where} unknown; load from {here.cpu}" if where else here.cpu
+        hardware = replace(here, gpus=gpus.names, cpu=cpu)
         fault = gpu_fault(options)
         if "energy" in options.objectives and not hardware.gpus:
             raise EnvironmentFault(f"--objective energy: no power can be read: {fault}" if fault else NO_POWER)

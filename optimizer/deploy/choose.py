@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer import runtime, server_options
 from optimizer.arguments.target import address
-from optimizer.deploy import docker, docker_engine, installation, local
+from optimizer.deploy import docker, docker_engine, installation, kept_state, local
 from optimizer.deploy.connection import Connection, Tls
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.installation import Installation
@@ -172,5 +172,5 @@ def _remote(
 ) -> ServerTarget:
     from optimizer.deploy.remote import RemoteTarget
 
-    keep = runtime.cache_folder() / "remote"
+    keep = runtime.cache_folder() / kept_state.FOLDER
     return RemoteTarget(connection_of(options), what.source, keep=keep, metrics=metrics, say=say, stopwatch=stopwatch)
