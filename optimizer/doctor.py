@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from optimizer import runtime
+from optimizer.errors import EnvironmentFault
 from optimizer.machine import hardware, nvml
 from optimizer.machine.gpu_attribution import CHOSEN, visible
 
@@ -124,6 +126,25 @@ def check_gpu() -> Finding:
     return Finding("GPU", "ok", f"{words}, for {served} models")
 
 
+def check_targets() -> Finding:
+    """What there is beside the embedded server: to lack it is no fault. And remote ones that are not as they were."""
+    from optimizer.deploy.docker.engine import connect
+    from optimizer.deploy.remote.kept_state import FOLDER as REMOTE
+
+    own = shutil.which("tritonserver")
+    found = f"local: {own or 'no tritonserver on PATH (--tritonserver names one)'}"
+    try:
+        with contextlib.closing(connect()) as engine:
+            found += f"; docker: {engine.api.base_url} answers"
+    except EnvironmentFault as error:
+        found += f"; docker: {error}"
+    left = sorted(file.stem for file in (runtime.cache_folder() / REMOTE).glob("*.json"))
+    if not left:
+        return Finding("other targets", "ok", found)
+    found += f"; remote: {', '.join(left)} may serve what a run that was killed tried"
+    return Finding("other targets", "warn", found, "the next tune --target remote with that --url puts it back first")
+
+
 def check_cpu() -> Finding:
     machine = hardware.detect()
     text = f"{machine.cpu}, {machine.cpu_count} cores, {machine.memory_bytes / GIB:.1f} GiB"
@@ -160,6 +181,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_perf_analyzer,
     check_onnxruntime,
     check_gpu,
+    check_targets,
     check_cpu,
     check_ports,
     check_shared_memory,

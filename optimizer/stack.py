@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ from optimizer.machine import cpus, nvml
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
 from optimizer.machine.fingerprint import Fingerprint, fingerprint
+from optimizer.machine.gpu_attribution import CHOSEN
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.telemetry import ProcessTelemetry
@@ -54,8 +56,8 @@ WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watc
 
 @dataclass(frozen=True)
 class Stack:
-    """What is measured with. ``hardware`` is this machine with the GPUs that serve. ``say`` gets a line for each slow
-    preparation."""
+    """What is measured with. ``hardware`` is this machine with the GPUs that serve; its CPU is told as that of
+    another machine where that one serves. ``say`` gets a line for each slow preparation."""
 
     options: RunOptions
     hardware: Hardware
@@ -70,10 +72,15 @@ class Stack:
             raise EnvironmentFault(reason)
         choose.check(options, say)
         gpus = seen(options)
-        hardware = replace(machine.detect(), gpus=gpus.names)
+        here = machine.detect()
+        where = choose.elsewhere(options)
+        cpu = f"CPU of {where} unknown; load from {here.cpu}" if where else here.cpu
+        hardware = replace(here, gpus=gpus.names, cpu=cpu)
         fault = gpu_fault(options)
         if "energy" in options.objectives and not hardware.gpus:
             raise EnvironmentFault(f"--objective energy: no power can be read: {fault}" if fault else NO_POWER)
+        if fault and nvml.survey().unusable and os.environ.get(CHOSEN) != "":
+            raise EnvironmentFault(f"{fault}; or go on without GPUs: {CHOSEN}= tune …")
         if fault:
             say(f"GPUs are not measured: {fault}")
         arrivals(options.arrivals)  # a file that is none is told before anything is started

@@ -17,6 +17,7 @@ from optimizer.deploy.docker import target as docker
 from optimizer.deploy.embedded import EmbeddedTarget
 from optimizer.deploy.installation import Installation
 from optimizer.deploy.listener import is_loopback
+from optimizer.deploy.remote import kept_state
 from optimizer.deploy.remote.server import RemoteServer
 from optimizer.errors import BadInputError
 from optimizer.headers import expanded
@@ -174,5 +175,5 @@ def _remote(
 ) -> ServerTarget:
     from optimizer.deploy.remote.target import RemoteTarget
 
-    keep = runtime.cache_folder() / "remote"
+    keep = runtime.cache_folder() / kept_state.FOLDER
     return RemoteTarget(connection_of(options), source, keep=keep, metrics=metrics, say=say, stopwatch=stopwatch)

@@ -81,12 +81,14 @@ class Gpu:
 @dataclass(frozen=True, slots=True)
 class Survey:
     """``fault`` says what keeps the GPUs, or one of them, from being read, and ``mend`` what helps; empty where all
-    can be read, or there is no NVIDIA driver at all."""
+    can be read, or there is no NVIDIA driver at all. ``unusable``: the driver's parts do not fit each other, so that
+    CUDA does not run either."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     fault: str = ""
     mend: str = ""
+    unusable: bool = False
 
     @property
     def told(self) -> str:
@@ -105,7 +107,8 @@ def survey() -> Survey:
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and not CONTROL_DEVICE.exists():
             return Survey()
-        return Survey(fault=_fault("NVML", error), mend=_mend(error))
+        unusable = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        return Survey(fault=_fault("NVML", error), mend=_mend(error), unusable=unusable)
     gpus, fault, mend = [], "", ""
     for index in range(count):
         try:

@@ -27,6 +27,7 @@ CHECKS = (
     "perf_analyzer",
     "ONNX Runtime",
     "GPU",
+    "other targets",
     "CPU",
     "ports",
     "/dev/shm",
@@ -144,6 +145,20 @@ def test_doctor_before_setup_names_it_and_fetches_nothing(tune: Tune, playground
         assert state == "warn"
         assert mend.startswith("tune setup")
     assert not cache.exists()
+
+
+def test_doctor_tells_of_a_remote_server_that_a_killed_run_left_changed(tune: Tune, playground: Playground) -> None:
+    kept = playground.root / "cache" / "remote" / "triton_8001.json"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    state, text, mend = findings(tune("doctor", env={"TRITUNE_CACHE": playground.root / "cache"}).stdout)[
+        "other targets"
+    ]
+    assert (state, text.rpartition("; ")[2]) == (
+        "warn",
+        "remote: triton_8001 may serve what a run that was killed tried",
+    )
+    assert mend == "the next tune --target remote with that --url puts it back first"
 
 
 def test_doctor_finds_a_cache_that_cannot_be_written(tune: Tune, playground: Playground) -> None:

@@ -26,16 +26,17 @@ def environment(nvml: StandIn, playground: Playground) -> Env:
     return {**without_server(playground), **own, "CUDA_VISIBLE_DEVICES": "0,1"}
 
 
-def test_a_driver_mismatch_is_a_line_and_the_run_goes_on(nvml: StandIn, tune: Tune, playground: Playground) -> None:
-    """As far as the server, which cannot be fetched here."""
+def test_a_driver_mismatch_ends_it_unless_gpus_are_done_without(
+    nvml: StandIn, tune: Tune, playground: Playground
+) -> None:
+    """Without them as far as the server, which cannot be fetched here."""
     nvml.tell(init="error 18")
     write_model(playground.here / "models", "m", CONFIG, doubler())
-    ended = tune("--sla-p95", "20ms", "models/m", env=environment(nvml, playground))
-    (told,) = nvml.run(DETECT)
-    assert told.startswith(
-        "GPUs are not measured: NVML: RM has detected an NVML/RM version mismatch; the driver was "
-    )
-    assert "reboot" in told
+    env = environment(nvml, playground)
+    ended = tune("--sla-p95", "20ms", "models/m", env=env)
+    assert_says(ended, ("NVML: RM has detected an NVML/RM version mismatch; the driver was ", "reboot"), code=3)
+    assert ended.complaints[0].endswith("; or go on without GPUs: CUDA_VISIBLE_DEVICES= tune …")
+    ended = tune("--sla-p95", "20ms", "models/m", env={**env, "CUDA_VISIBLE_DEVICES": ""})
     assert_says(ended, ("pip could not fetch the server: ",), code=3)
 
 

@@ -19,6 +19,8 @@ from optimizer.options import RunOptions
 from optimizer.problem import Problem
 from optimizer.replay.recording import read_recording, read_recordings
 from optimizer.space import Space
+from optimizer.stack import Stack
+from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.study import open_study
 from optimizer.store.trials_table import TrialsTable
@@ -174,3 +176,11 @@ def test_they_are_ranked_one_at_a_time(both: Path, playground: Playground, forke
     text = forked_tune("replay", "--search", "random", both).stdout
     assert f"({HERE.id})" in text
     assert f"({THERE.id})" in text
+
+
+def test_this_machine_is_not_told_as_the_one_that_serves() -> None:
+    elsewhere = RunOptions("m", target="remote", url="192.0.2.1:8001", metrics_url="127.0.0.1:1")
+    stack = Stack.detect(elsewhere, Stopwatch(), print)
+    assert str(stack.hardware).startswith("CPU of 192.0.2.1:8001 unknown; load from ")
+    here = Stack.detect(replace(elsewhere, url="localhost:8001"), Stopwatch(), print)
+    assert "unknown" not in str(here.hardware)

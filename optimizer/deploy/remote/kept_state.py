@@ -17,6 +17,7 @@ from optimizer.store.disk import write_whole
 from optimizer.store.locks import locked
 from optimizer.untrusted import one_line, read_bytes
 
+FOLDER = "remote"  # in tune's cache
 MAX_BYTES = 16 << 20
 _UNREADABLE = (
     BadInputError,
