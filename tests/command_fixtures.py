@@ -25,7 +25,21 @@ Env = Mapping[str, str | Path]
 REPORT = "(with report.html)"
 TUNE = Path(sys.executable).with_name("tune")
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["__main__", "optimizer.cli", "optimizer.session"])
+FORKS.set_forkserver_preload(  # what commands import one by one as they need it: that takes longer than bad input
+    [
+        *("__main__", "optimizer.cli", "optimizer.session"),
+        *(f"optimizer.commands.{name}" for name in ("run", "sweep", "verify")),
+        *(f"optimizer.arguments.{name}" for name in ("run", "sweep", "verify")),
+        *(
+            "optimizer.model_analyzer.reader",
+            "optimizer.models.mlp",
+            "optimizer.report.console",
+            "optimizer.store.study",
+        ),
+        *("onnx", "pynvml", "rich.progress", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql"),
+        *("sqlalchemy.orm", "tests.warm_run"),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,8 @@ class Playground:
         env: Env | None = None,
         under: Sequence[str | Path] = (),
     ) -> subprocess.Popen[str]:
-        """``tune`` with these arguments, its output captured; ``under`` is a command that runs a command. A run leaves
-        its page out unless REPORT is among them: to draw it takes as long as a short run measures."""
+        """``tune`` with these arguments, its output captured; ``under`` is a command that runs a command. A run
+        leaves its page out unless REPORT is among them: to draw it takes as long as a short run measures."""
         words = [word for word in arguments if word != REPORT]
         runs = not (arguments and str(arguments[0]) in COMMANDS) and len(words) == len(arguments)
         return subprocess.Popen(

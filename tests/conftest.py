@@ -51,8 +51,7 @@ def known_server(candidate: Candidate, concurrency: int, request_batch_size: int
     return measurement(1000 * concurrency * request_batch_size / latency, latency)
 
 
-@pytest.fixture
-def problem() -> Problem:
+def known_problem() -> Problem:
     """16 candidates, p95 <= 20 ms, one sample a request."""
     space = Space(
         max_batch_size=(1, 4, 16, 64),
@@ -60,6 +59,11 @@ def problem() -> Problem:
         instance_count=(1, 2),
     )
     return Problem("known", space, 1, 64, (METRICS["throughput"],), (Constraint("latency-p95", 20.0),))
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return known_problem()
 
 
 @pytest.fixture

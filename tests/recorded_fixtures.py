@@ -23,10 +23,7 @@ from tests.command_fixtures import FORKS, Ended, playing_in
 from tests.conftest import known_server, measurement
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
-SPACE = Space(max_batch_size=(1, 4, 16, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2, 3))
-
-# with what a run needs imported already: that takes longer than the run
-FORKS.set_forkserver_preload(["__main__", "optimizer.cli", "optimizer.session", "tests.recorded_run"])
+SPACE = Space(max_batch_size=(1, 4, 16, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import LoadPoint
 from optimizer.tuner import Tuner
 
-MEASURE_SECONDS = 0.02
+MEASURE_SECONDS = 0.01
 BOUND = Constraint("latency-p95", 5.0)
 RESULT = "recommended.json"
 

@@ -259,14 +259,15 @@ def assert_says(ended: Ended, *lines: tuple[str, ...], code: int = 2) -> None:
             at = complaint.index(word, at) + len(word)
 
 
-@pytest.mark.parametrize("case", [*FLAGS, NAMES[0], PROFILES[0]], ids=str)
+@pytest.mark.parametrize("case", [*FLAGS[::17], NAMES[0], PROFILES[0]], ids=str)
 def test_one_line_says_what_is_wrong(case: Bad, tune: Tune, playground: Playground) -> None:
+    """In a process that has imported nothing: as users start it."""
     case.write_files(playground.here)
     assert_says(tune_without_server(tune, playground, *case.arguments.split()), *case.lines)
 
 
-@pytest.mark.parametrize("case", [*NAMES, *PROFILES], ids=str)
-def test_a_bad_name_or_profile(case: Bad, forked_tune: Tune, playground: Playground) -> None:
+@pytest.mark.parametrize("case", [*FLAGS, *NAMES, *PROFILES], ids=str)
+def test_a_bad_flag_name_or_profile(case: Bad, forked_tune: Tune, playground: Playground) -> None:
     case.write_files(playground.here)
     assert_says(tune_without_server(forked_tune, playground, *case.arguments.split()), *case.lines)
 
@@ -366,7 +367,7 @@ REPOSITORIES = {
     "no backend": Repository(
         lambda m: (
             (m / "config.pbtxt").write_text("max_batch_size: 8\n"),
-            (m / "1" / "model.onnx").rename(m / "1" / "model.plan"),
+            (m / "1" / "model.onnx").rename(m / "1" / "model.bin"),
         ),
         ("config.pbtxt: ", "backend ''", "onnxruntime"),
     ),
