@@ -24,7 +24,7 @@ from optimizer.store.study_faults import DRIVERS, dialect_of, name_later_faults,
 
 PROBLEM_ATTRIBUTE, FINGERPRINT_ATTRIBUTE = "problem", "fingerprint"
 CONNECT_SECONDS = 10
-LOCK_SECONDS = 10  # a lock is held for milliseconds
+LOCK_SECONDS = 10  # a lock is held for milliseconds; an SQLite URL may end in ?timeout=SECONDS
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -80,7 +80,7 @@ def _storage(storage: str | None) -> BaseStorage | None:
     if kind in DRIVERS:
         # a connection that was lost since it was last used is made anew
         engine = {"pool_pre_ping": True, "connect_args": {"connect_timeout": CONNECT_SECONDS}}
-    elif dialect == "sqlite":
+    elif dialect == "sqlite" and "timeout=" not in storage:
         engine = {"connect_args": {"timeout": LOCK_SECONDS}}
     return RDBStorage(f"{dialect}://{storage.partition('://')[2]}", engine_kwargs=engine)
 

@@ -104,15 +104,15 @@ def test_a_disk_that_has_become_read_only_is_named_and_left_as_it_is(
 
 def test_a_database_that_stays_locked_ends_the_run(folder: Path, recorded_runs: RecordedRuns) -> None:
     database = folder.with_name("study.db")
-    process = begun(folder, recorded_runs, f"sqlite:///{database}")
+    storage = f"sqlite:///{database}?timeout=1"
+    process = begun(folder, recorded_runs, storage)
     with contextlib.closing(sqlite3.connect(database)) as other:
         other.execute("BEGIN EXCLUSIVE")
         complaint = only_line(process.finish(), code=3)
     assert complaint == (
-        f"tune: sqlite:///{database}: the study cannot be kept: database is locked; "
-        "once that is mended, `tune --resume` goes on"
+        f"tune: {storage}: the study cannot be kept: database is locked; once that is mended, `tune --resume` goes on"
     )
-    assert start(folder, recorded_runs.table, f"sqlite:///{database}").finish().stderr == ""
+    assert start(folder, recorded_runs.table, storage).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
 
