@@ -62,8 +62,9 @@ class PerfAnalyzer:
 
     ``input_data`` is ``random``, ``zero`` or a JSON data file; ``shapes`` are ``name:d1,d2``. What a launch
     printed is kept in ``log``. Without ``patience`` windows that disagree or see few requests are not repeated.
-    The requests in flight may take ``drain_seconds`` once the last window is over, then it is killed. It runs on
-    ``cpus``, as in SupervisedProcess. Where ``launcher`` runs it, ``binary`` is the command as that one knows it.
+    The requests in flight may take ``drain_seconds`` once the last window is over, then it is killed. A server that
+    says nothing for ``probe_seconds`` is dead or hangs. It runs on ``cpus``, as in SupervisedProcess. Where
+    ``launcher`` runs it, ``binary`` is the command as that one knows it.
     """
 
     binary: Path
@@ -76,6 +77,7 @@ class PerfAnalyzer:
     window_ms: int = FIRST_WINDOW_MS
     patience: bool = True
     drain_seconds: float = 30.0
+    probe_seconds: float = PROBE_SECONDS
     cpus: frozenset[int] | None = None
     launcher: Launcher | None = None
 
@@ -166,7 +168,7 @@ class PerfAnalyzer:
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
-        if not text and not (unanswered and is_alive(endpoint)):
+        if not text and not (unanswered and is_alive(endpoint, self.probe_seconds)):
             raise self._fault(endpoint, done)
         if unanswered:
             return None, []
@@ -185,15 +187,15 @@ class PerfAnalyzer:
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with (self.stopwatch or Stopwatch()).server():
-            return read_statistics(endpoint)
+            return read_statistics(endpoint, self.probe_seconds)
 
     def _run(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> Finished:
         """Raises ServerCrashed once perf_analyzer is overdue and the server does not answer either."""
         due = time.monotonic() + windows * STRETCH * window_ms / 1000 + OVERDUE_SECONDS
 
         def check() -> None:
-            if time.monotonic() > due and not is_alive(endpoint):
-                raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
+            if time.monotonic() > due and not is_alive(endpoint, self.probe_seconds):
+                raise ServerCrashed(f"the server did not answer within {self.probe_seconds:g} s", log=self.log)
 
         at = endpoint.connection_for_load(self.protocol)
         launch = self.launcher or OnThisMachine(self.libraries)
@@ -210,7 +212,7 @@ class PerfAnalyzer:
     def _fault(self, endpoint: Endpoint, done: Finished) -> MeasurementError:
         """Whose fault it is that there are no figures."""
         said = fault(done)
-        if not is_alive(endpoint):
+        if not is_alive(endpoint, self.probe_seconds):
             return ServerCrashed(f"{said}; the server no longer answers", log=self.log)
         if done.exit_code is None or model_died(done.output):
             return ServerCrashed(said, log=self.log)

@@ -67,16 +67,16 @@ def executions_by_size(before: ModelStatistics | None, after: ModelStatistics | 
     return entries
 
 
-def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
-    """Of the model that batches, as they are now; None where the server does not tell."""
+def read_statistics(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> ModelStatistics | None:
+    """Of the model that batches, as they are now; None where the server does not tell within ``seconds``."""
     try:
         with closing(open_client(endpoint.connection)) as client:
-            return client.statistics(endpoint.batcher or endpoint.model, PROBE_SECONDS)
+            return client.statistics(endpoint.batcher or endpoint.model, seconds)
     except CallError:
         return None
 
 
-def is_alive(endpoint: Endpoint) -> bool:
-    """Whether the server of ``endpoint`` answers."""
+def is_alive(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> bool:
+    """Whether the server of ``endpoint`` answers within ``seconds``."""
     with closing(open_client(endpoint.connection)) as client:
-        return answers(client, PROBE_SECONDS)
+        return answers(client, seconds)
