@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,31 +189,41 @@ def tune(playground: Playground) -> Tune:
     return functools.partial(run_tune, playground)
 
 
-@pytest.fixture
-def forked_tune(playground: Playground) -> Tune:
-    """As ``tune``, forked from a process that has imported it already: importing takes longer than bad input."""
-
-    def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120, env: Env | None = None) -> Ended:
-        outputs = playground.temporary / "stdout", playground.temporary / "stderr"
-        words = [str(word) for word in arguments]
-        process = FORKS.Process(target=_as_tune, args=(words, cwd or playground.here, dict(env or {}), outputs))
-        process.start()
+def run_forked_tune(
+    playground: Playground,
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    timeout: float = 120,
+    env: Env | None = None,
+) -> Ended:
+    """As ``run_tune``, forked from a process that has imported it already: that takes longer than many a command."""
+    outputs = playground.root / "stdout", playground.root / "stderr"
+    words = [str(word) for word in arguments]
+    environment = {"TMPDIR": playground.temporary, **(env or {})}
+    process = FORKS.Process(target=_as_tune, args=(words, cwd or playground.here, environment, outputs))
+    process.start()
+    try:
         process.join(timeout)
         assert process.exitcode is not None, "still running"
-        assert process.pid is not None
-        stdout, stderr = (path.read_text() for path in outputs)
-        for path in outputs:
-            path.unlink()
-        return Ended(process.exitcode, stdout, stderr, process.pid)
+    finally:
+        process.kill()
+    assert process.pid is not None
+    assert playground.shared_memory(process.pid) == []
+    stdout, stderr = (path.read_text() for path in outputs)
+    return Ended(process.exitcode, stdout, stderr, process.pid)
 
-    return run
+
+@pytest.fixture
+def forked_tune(playground: Playground) -> Tune:
+    return functools.partial(run_forked_tune, playground)
 
 
 def _as_tune(arguments: list[str], cwd: Path, env: dict[str, str | Path], outputs: tuple[Path, Path]) -> None:
     for path, descriptor in zip(outputs, (1, 2), strict=True):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.chdir(cwd)
     os.environ.update({key: str(value) for key, value in env.items()})
+    tempfile.tempdir = None  # that of TMPDIR, not the one that the forking process may have asked for
     sys.argv = ["tune", *arguments]
     from optimizer.cli import main
 

@@ -12,15 +12,15 @@ import pytest
 
 from optimizer import runtime
 from optimizer.cli import COMMANDS
-from tests.command_fixtures import Playground, run_tune
+from tests.command_fixtures import Playground, run_forked_tune
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-SAMPLE, TABLE = "results/dlrm/sample", "benchmarks/tables/dlrm.csv"
+RUNS, TABLE = Path("results/dlrm"), "benchmarks/tables/dlrm.csv"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
-BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check")
+BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check", "--no-report")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
 
@@ -42,7 +42,8 @@ def there(playground: Playground) -> Playground:
     for name in ("doubler", "doubler_int8", "my_model"):
         write_model(models, name, CONFIG, doubler())
     (playground.here / "model.onnx").write_bytes(serialized(doubler()))
-    shutil.copytree(ROOT / SAMPLE, playground.here / SAMPLE)
+    for name in ("sample", "20261121-072139", "20261122-091502"):
+        shutil.copytree(ROOT / RUNS / "sample", playground.here / RUNS / name)
     (playground.here / TABLE).parent.mkdir(parents=True)
     shutil.copy(ROOT / TABLE, playground.here / TABLE)
     return playground
@@ -61,9 +62,9 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
             (there.here / named[1]).write_text(text)
     for command in commands(page):
         words, _, output = command.partition(" > ")
-        arguments = shlex.split(words)[1:]
+        arguments = shlex.split(words, comments=True)[1:]
         more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
-        ended = run_tune(there, *arguments, *more, env=env)
+        ended = run_forked_tune(there, *arguments, *more, env=env)
         assert not [line for line in ended.complaints if line.startswith("tune: ")], command
         assert ended.code in (0, 1), command  # 1: in so short a time no load was steady on a busy machine
         if output:
