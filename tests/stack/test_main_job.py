@@ -215,12 +215,13 @@ def test_the_command_that_reproduces_it_is_the_one_that_was_given(found: Run) ->
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """The small model by its name. Where a busy machine leaves no load steady, the run is given more time."""
     with playing_in(tmp_path_factory.mktemp("built")) as playground:
-        arguments = ["--sla-p95", "500ms", "--budget", "30s", "--max-trials", "2", "--json", "mlp"]
+        arguments = ["--sla-p95", "500ms", "--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms"]
+        arguments += ["--json", "mlp"]
         run = Run(playground, run_tune(playground, *arguments))
         for more in (1, 2, 3):
             if run.ended.code != 1:
                 break
-            arguments = ["--budget", f"{30 + 30 * more}s", "--max-trials", f"{2 + more}", "--json"]
+            arguments = ["--budget", f"{20 + 30 * more}s", "--max-trials", f"{2 + more}", "--json"]
             run = Run(playground, run_tune(playground, "--resume", run.folder, *arguments))
         yield run
 
@@ -329,7 +330,7 @@ def test_a_bare_repository_is_tuned_and_left_as_it_is(playground: Playground) ->
     """Its config.pbtxt names no inputs, outputs or instances; the study goes to a database."""
     write_model(playground.here / "models", "m", BARE, doubler())
     before = bytes_of(playground.here / "models")
-    arguments = ["--sla-p95", "500ms", "--budget", "8s", "--max-trials", "1", "--storage", "sqlite:///study.db"]
+    arguments = ["--sla-p95", "500ms", "--budget", "5s", "--max-trials", "1", "--storage", "sqlite:///study.db"]
     run = Run(playground, run_tune(playground, *arguments, "--json", "--model-repository", "models", "m"))
     assert_measured(run)
     assert bytes_of(playground.here / "models") == before
@@ -363,10 +364,10 @@ def test_what_was_recommended_is_verified(built: Run) -> None:
 def test_a_model_folder_without_batches_is_tuned_and_left_as_it_is(playground: Playground) -> None:
     folder = write_model(playground.here / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
     before = bytes_of(playground.here / "models")
-    arguments = ["--sla-p95", "500ms", "--budget", "8s", "--max-trials", "1"]
+    arguments = ["--sla-p95", "500ms", "--budget", "5s", "--max-trials", "1"]
     run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.here)))
     assert_measured(run)
     assert bytes_of(playground.here / "models") == before
     assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
     assert run.info()["problem"]["space"]["max_batch_size"] == [0]
-    assert "tune --sla-p95 500ms --budget 8s --max-trials 1 --seed 0 models/m" in run.ended.stdout
+    assert "tune --sla-p95 500ms --budget 5s --max-trials 1 --seed 0 models/m" in run.ended.stdout
