@@ -21,7 +21,7 @@ from tests.storage_fixtures import SmallDisk, small_disk
 __all__ = ["small_disk", "steady"]
 
 END_SECONDS = 120.0
-SHORT = ("--sla-p95", "500ms", "--budget", "10s", "--max-trials", "1")
+SHORT = ("--sla-p95", "500ms", "--budget", "7s", "--max-trials", "1")
 
 
 def test_two_runs_at_once(steady: Playground) -> None:
