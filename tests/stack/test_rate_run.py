@@ -15,7 +15,7 @@ from tests.command_fixtures import Run, playing_in, run_tune
 from tests.production import Production
 from tests.repositories import write_sleeper
 
-BATCH_MS = 5
+BATCH_MS = 4
 SLA_MS = 30.0
 ALONE_PER_SECOND = 1000 / BATCH_MS  # requests that one instance serves without batches
 SAMPLES = 1.5  # of a request, on average
@@ -36,8 +36,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with playing_in(tmp_path_factory.mktemp("rate")) as playground:
         write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
         (playground.here / "steady.yaml").write_text(PROFILE)
-        arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "70s", "--max-trials", "2"]
-        arguments += ["--measurement-interval", "100ms", "--confidence", "80%"]
+        arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "85s", "--max-trials", "2"]
+        arguments += ["--measurement-interval", "100ms", "--confidence", "80%", "--arrivals", "constant"]
         yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=280))
 
 

@@ -93,6 +93,7 @@ def load_generator(tmp_path: Path) -> PerfAnalyzer:
         window_ms=100,
         patience=False,
         drain_seconds=4,
+        probe_seconds=2,
     )
 
 
