@@ -198,7 +198,8 @@ def test_the_record_says_what_was_run_and_where_the_time_went(found: Run) -> Non
     waited = sum(times[f"{kind}_seconds"] for kind in ("server", "load_generator", "set_up", "search"))
     assert times["own_seconds"] + waited == pytest.approx(times["wall_seconds"], abs=0.01)
     assert 0 < times["own_seconds"] < times["wall_seconds"]
-    assert found.document["wall_seconds"] <= times["wall_seconds"] < found.document["wall_seconds"] + 5
+    drawn_seconds = times["wall_seconds"] - found.document["wall_seconds"]  # what the page took
+    assert 0 <= drawn_seconds < 30
     assert sum(float(row["measure_seconds"]) for row in found.rows()) < times["load_generator_seconds"]
     assert times["peak_memory_bytes"] < 300e6
 
