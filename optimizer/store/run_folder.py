@@ -171,9 +171,9 @@ class RunFolder:
             raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
     def refuse_other(self, here: Fingerprint) -> None:
-        """Raises BadInputError where the run was measured on another device or server than ``here``; one of an
-        earlier version does not tell."""
-        there = read(self.read_info().get("fingerprint"))
+        """Raises BadInputError where the run was measured on another device or server than ``here``; one that has not
+        begun, or is of an earlier version, does not tell."""
+        there = read(self.read_info().get("fingerprint")) if self.info.exists() else None
         if there is not None and there != here:
             raise BadInputError(
                 f"{one_line(str(self.path))}: was measured elsewhere ({here.differences(there)}), and the two are "

@@ -11,7 +11,7 @@ from tests.command_fixtures import Playground, Run, Tune
 from tests.podman import Engine
 from tests.production import Production
 
-BRIEFLY = ("--budget", "6s", "--max-trials", "2", "--measurement-interval", "100ms", "--confidence", "80%")
+BRIEFLY = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms", "--confidence", "80%")
 
 
 def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
