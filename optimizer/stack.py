@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,7 +26,7 @@ from optimizer.load.launcher import ForEveryServer
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.sweep import latency_bounds
 from optimizer.load.windows import FIRST_WINDOW_MS, RATE_WINDOW_MS
-from optimizer.machine import cpus, nvml
+from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.cpus import Placement
 from optimizer.machine.fingerprint import Fingerprint, fingerprint
@@ -76,10 +75,10 @@ class Stack:
         where = choose.elsewhere(options)
         cpu = f"CPU of {where} unknown; load from {here.cpu}" if where else here.cpu
         hardware = replace(here, gpus=gpus.names, cpu=cpu)
-        fault = gpu_fault(options)
+        fault = gpus.fault
         if "energy" in options.objectives and not hardware.gpus:
             raise EnvironmentFault(f"--objective energy: no power can be read: {fault}" if fault else NO_POWER)
-        if fault and nvml.survey().unusable and os.environ.get(CHOSEN) != "":
+        if gpus.unusable:
             raise EnvironmentFault(f"{fault}; or go on without GPUs: {CHOSEN}= tune …")
         if fault:
             say(f"GPUs are not measured: {fault}")
@@ -225,16 +224,11 @@ class Stack:
             notes.append(serving.note(what.source.batched))
         if self._needs_gpus(what) and any(gpu.mig for gpu in self.gpus.here):
             notes.append("under MIG a GPU tells utilisation, power and clocks of no one instance: they stay unknown")
-        notes.append(gpu_fault(self.options))
+        notes.append(self.gpus.fault)
         return tuple(note for note in notes if note)
 
     def _needs_gpus(self, what: Task) -> bool:
         return what.on_gpu or (bool(self.hardware.gpus) and serving.asks_for_gpu(what.problem.space.fields))
-
-
-def gpu_fault(options: RunOptions) -> str:
-    """Why this machine's GPUs tell nothing, and what mends it; empty where they do, or another machine's serve."""
-    return "" if choose.elsewhere(options) else nvml.survey().told
 
 
 def _concurrent(own: PerfAnalyzer, what: Task) -> ConcurrentModels:
