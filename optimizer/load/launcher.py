@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from optimizer.process import Finished, run
 
+REFUSED = "parameter keys starting with 'triton_' are reserved"  # what servers before 2.34 say of newer requests
 
-class Launcher(Protocol):
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_seconds: float,
-        log: Path,
-        reads: Sequence[Path],
-        cpus: frozenset[int] | None,
-        check: Callable[[], None],
-    ) -> Finished:
-        """As ``process.run``, in a folder whose files come to where ``log`` is. ``reads`` are the files that the
-        command reads."""
-        ...
+
+@dataclass(frozen=True)
+class Launch:
+    """As ``process.run`` takes it. What the command writes into its folder comes to where ``log`` is; ``reads`` are
+    the files that it reads."""
+
+    command: Sequence[str]
+    timeout_seconds: float
+    log: Path
+    reads: Sequence[Path] = ()
+    cpus: frozenset[int] | None = None
+    check: Callable[[], None] = lambda: None
+
+
+Launcher: TypeAlias = Callable[[Launch], Finished]
 
 
 @dataclass(frozen=True)
@@ -34,33 +35,21 @@ class OnThisMachine:
 
     libraries: Path
 
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_seconds: float,
-        log: Path,
-        reads: Sequence[Path],
-        cpus: frozenset[int] | None,
-        check: Callable[[], None],
-    ) -> Finished:
+    def __call__(self, launch: Launch) -> Finished:
         environment = {
             "LD_LIBRARY_PATH": str(self.libraries),
             "PATH": os.environ.get("PATH", ""),
             "HOME": os.environ.get("HOME", ""),
         }
         return run(
-            command,
-            timeout_seconds=timeout_seconds,
-            log=log,
+            launch.command,
+            timeout_seconds=launch.timeout_seconds,
+            log=launch.log,
             env=environment,
-            cwd=log.parent,
-            cpus=cpus,
-            check=check,
+            cwd=launch.log.parent,
+            cpus=launch.cpus,
+            check=launch.check,
         )
-
-
-REFUSED = "parameter keys starting with 'triton_' are reserved"  # what servers before 2.34 say of newer requests
 
 
 @dataclass
@@ -72,21 +61,11 @@ class ForEveryServer:
     older: Callable[[], Path]
     _found: Path | None = field(default=None, init=False)
 
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_seconds: float,
-        log: Path,
-        reads: Sequence[Path],
-        cpus: frozenset[int] | None,
-        check: Callable[[], None],
-    ) -> Finished:
+    def __call__(self, launch: Launch) -> Finished:
         here = OnThisMachine(self.libraries)
-        launch = partial(here, timeout_seconds=timeout_seconds, log=log, reads=reads, cpus=cpus, check=check)
         if self._found is None:
-            done = launch(command)
+            done = here(launch)
             if REFUSED not in done.output:
                 return done
             self._found = self.older()
-        return launch([str(self._found), *command[1:]])
+        return here(replace(launch, command=[str(self._found), *launch.command[1:]]))

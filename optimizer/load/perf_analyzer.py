@@ -17,7 +17,7 @@ from objectives.metrics import Measurement
 from optimizer import batch_stats
 from optimizer.errors import MeasurementError, ServerCrashed
 from optimizer.interfaces import Endpoint
-from optimizer.load.launcher import Launcher, OnThisMachine
+from optimizer.load.launcher import Launch, Launcher, OnThisMachine
 from optimizer.load.perf_connection import connecting, files
 from optimizer.load.perf_output import fault, read_average_ms, read_csv, read_request_count, read_windows
 from optimizer.load.server_statistics import (
@@ -198,16 +198,16 @@ class PerfAnalyzer:
                 raise ServerCrashed(f"the server did not answer within {self.probe_seconds:g} s", log=self.log)
 
         at = endpoint.connection_for_load(self.protocol)
-        launch = self.launcher or OnThisMachine(self.libraries)
+        launch = Launch(
+            self.command(endpoint, load, window_ms, windows),
+            timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
+            log=self.log,
+            reads=[*files(at), *([] if self.input_data in GENERATED else [Path(self.input_data)])],
+            cpus=self.cpus,
+            check=check,
+        )
         with (self.stopwatch or Stopwatch()).load_generator():
-            return launch(
-                self.command(endpoint, load, window_ms, windows),
-                timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
-                log=self.log,
-                reads=[*files(at), *([] if self.input_data in GENERATED else [Path(self.input_data)])],
-                cpus=self.cpus,
-                check=check,
-            )
+            return (self.launcher or OnThisMachine(self.libraries))(launch)
 
     def _fault(self, endpoint: Endpoint, done: Finished) -> MeasurementError:
         """Whose fault it is that there are no figures."""

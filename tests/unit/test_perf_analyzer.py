@@ -8,7 +8,7 @@ from pathlib import Path
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from optimizer.interfaces import Endpoint
-from optimizer.load.launcher import REFUSED, ForEveryServer
+from optimizer.load.launcher import REFUSED, ForEveryServer, Launch
 from optimizer.load.perf_analyzer import PerfAnalyzer
 from optimizer.load.perf_output import read_windows
 from optimizer.load.server_statistics import executions_by_size, mean_batch_size
@@ -68,12 +68,11 @@ def test_a_server_that_refuses_newer_requests_is_measured_with_the_older_one(tmp
         return path
 
     newer = program("newer", f'echo "Thread [0] had error: {REFUSED} for Triton usage"; exit 99')
-    launch = ForEveryServer(tmp_path, older)
-    rest = {"timeout_seconds": 10.0, "log": tmp_path / "log", "reads": (), "cpus": None, "check": lambda: None}
+    launcher = ForEveryServer(tmp_path, older)
     for _ in range(2):
-        done = launch([str(newer), "-m"], **rest)  # type: ignore[arg-type]
+        done = launcher(Launch([str(newer), "-m"], timeout_seconds=10, log=tmp_path / "log"))
         assert (done.exit_code, done.output.split()) == (0, ["measured", "-m"])
     assert asked == ["fetched"]
-    fine = ForEveryServer(tmp_path, older)([str(program("fine", "echo fine")), "-m"], **rest)  # type: ignore[arg-type]
-    assert fine.output.split() == ["fine"]
+    fine = Launch([str(program("fine", "echo fine"))], timeout_seconds=10, log=tmp_path / "log")
+    assert ForEveryServer(tmp_path, older)(fine).output.split() == ["fine"]
     assert asked == ["fetched"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from optimizer.deploy import leftovers
 from optimizer.deploy.docker.container import Container
 from optimizer.deploy.docker.engine import connect, refusals_told
 from optimizer.deploy.docker.settings import Bind, ContainerSettings
+from optimizer.load.launcher import Launch
 from optimizer.process import Finished, finished
 
 RESULTS = "/results"
-
 SDK_COMMAND = "perf_analyzer"  # on the PATH of such an image
 
 
@@ -30,33 +30,24 @@ class SdkImage:
     image: str
     base_url: str | None = None
 
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_seconds: float,
-        log: Path,
-        reads: Sequence[Path] = (),
-        cpus: frozenset[int] | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> Finished:
-        """What the command leaves in its folder comes to where ``log`` is."""
+    def __call__(self, launch: Launch) -> Finished:
+        program, *rest = launch.command
         with contextlib.closing(connect(self.base_url)) as client, _new_folder() as scratch:
             with refusals_told():
                 rootless = any("rootless" in told for told in client.info().get("SecurityOptions") or ())
             settings = ContainerSettings(
-                binds=(Bind(scratch, RESULTS, read_only=False), *(Bind(path, str(path)) for path in reads)),
-                cpus=cpus,
+                binds=(Bind(scratch, RESULTS, read_only=False), *(Bind(path, str(path)) for path in launch.reads)),
+                cpus=launch.cpus,
                 host_network=True,
                 user="" if rootless else f"{os.getuid()}:{os.getgid()}",  # rootless: its root is this user
                 folder=RESULTS,
-                entrypoint=command[0],
+                entrypoint=program,
             )
-            log.unlink(missing_ok=True)
-            container = Container(client, self.image, command[1:], settings, log=log)
-            done = finished(container, timeout_seconds, check)
+            launch.log.unlink(missing_ok=True)
+            container = Container(client, self.image, rest, settings, log=launch.log)
+            done = finished(container, launch.timeout_seconds, launch.check)
             for file in scratch.iterdir():
-                shutil.move(file, log.parent / file.name)
+                shutil.move(file, launch.log.parent / file.name)
             return done
 
 
