@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from optimizer.batches.record import RECORD, BatchRecord
-from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.errors import BadInputError
 from optimizer.profile.safe_paths import is_file
-from optimizer.store.disk import cannot_write, write_whole
-from optimizer.store.locks import locked
+from optimizer.store.disk import write_whole
+from optimizer.store.locks import alone_in
 from optimizer.untrusted import one_line, read_bytes
 
 FILE = "batch.json"
@@ -86,17 +86,6 @@ class BatchFolder:
         """Raises EnvironmentFault where the disk refuses it."""
         write_whole(self.record, RECORD.dump_json(record, indent=2) + b"\n")
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Raises EnvironmentFault naming the process that is at work in the folder."""
-
-        def busy(holder: str) -> None:
-            raise EnvironmentFault(f"{self.path}: {holder} is at work on this batch; wait for its end, or end it")
-
-        lock = self.path / ".lock"
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(locked(lock, busy))
-            except OSError as error:
-                raise cannot_write(lock, error) from error
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep others out of the folder. Raises EnvironmentFault naming the process that is at work in it."""
+        return alone_in(self.path, "this batch")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from optimizer.errors import EnvironmentFault
+from optimizer.store.disk import cannot_write
 from optimizer.untrusted import one_line, read_tail
 
 NAMED_SECONDS = 1.0  # a holder writes at once who it is
@@ -30,6 +32,23 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a disk that has become read-only
             path.unlink()  # while it is held: who waits for it finds that it is no longer the lock
         file.close()
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, doing: str) -> Iterator[None]:
+    """Keep other processes out of ``folder``. Raises EnvironmentFault naming the one that is at work on ``doing`` in
+    it, or where the disk refuses."""
+
+    def busy(holder: str) -> None:
+        raise EnvironmentFault(f"{folder}: {holder} is at work on {doing}; wait for its end, or end it")
+
+    lock = folder / ".lock"
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, busy))
+        except OSError as error:
+            raise cannot_write(lock, error) from error
+        yield
 
 
 def _acquired(path: Path, busy: Callable[[str], None]) -> TextIO:

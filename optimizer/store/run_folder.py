@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.errors import BadInputError
 from optimizer.machine.fingerprint import Fingerprint, read
 from optimizer.options import RunOptions
 from optimizer.profile.safe_paths import is_file
 from optimizer.store.disk import cannot_write, write_whole
-from optimizer.store.locks import locked
+from optimizer.store.locks import alone_in
 from optimizer.store.relative_paths import as_given_in
 from optimizer.untrusted import one_line, read_bytes
 
@@ -127,20 +127,9 @@ class RunFolder:
                 return cls(path)
         raise BadInputError(f"{flag} {run}: no run.json there nor in {Path(out) / run}; give a run's folder")
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other runs out of the folder. Raises EnvironmentFault naming the process that is at work in it."""
-
-        def busy(holder: str) -> None:
-            raise EnvironmentFault(f"{self.path}: {holder} is at work on this run; wait for its end, or end it")
-
-        lock = self.path / ".lock"
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(locked(lock, busy))
-            except OSError as error:
-                raise cannot_write(lock, error) from error
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep others out of the folder. Raises EnvironmentFault naming the process that is at work in it."""
+        return alone_in(self.path, "this run")
 
     def read_options(self) -> RunOptions:
         """The options that the run was started with; relative paths among them as they are seen from here.
