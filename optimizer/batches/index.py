@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
-
 from optimizer.batches.folder import BatchFolder
 from optimizer.batches.record import BatchRecord, EntryRecord
 from optimizer.batches.show import change_words, figure_words, interval_words, state_words, title, totals
 from optimizer.profile.safe_paths import is_file
+from optimizer.report.templates import environment
 from optimizer.store.disk import write_whole
 from optimizer.store.run_folder import RunFolder
 
@@ -18,14 +17,8 @@ TEMPLATE = "index.html.j2"
 
 def write_index(folder: BatchFolder, batch: BatchRecord) -> None:
     """Raises EnvironmentFault where the disk refuses it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template(TEMPLATE).render(
+    templates = environment(Path(__file__).parent, html=True)
+    page = templates.get_template(TEMPLATE).render(
         title=title(batch),
         good=all(entry.state == "found" and not entry.regressed for entry in batch.entries),
         totals=totals(batch),

@@ -6,19 +6,19 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Unpack
 
 from optimizer import process
 from optimizer.deploy import leftovers
 from optimizer.deploy.installation import WITHOUT_TELEMETRY, Installation
-from optimizer.deploy.installed import InstalledTarget
-from optimizer.deploy.tritonserver import free_port
+from optimizer.deploy.installed import InstalledTarget, Settings
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.model_source import ModelSource
 from optimizer.server_health import shortened
 from optimizer.sources.backends import backend_of
-from optimizer.stopwatch import Stopwatch
 from optimizer.untrusted import one_line
 
 USUAL_BACKENDS = Path("/opt/tritonserver/backends")  # where NVIDIA's images and builds have them
@@ -32,28 +32,10 @@ class LocalTarget(InstalledTarget):
     its command line. Raises EnvironmentFault where it has no backend that the models need."""
 
     def __init__(
-        self,
-        source: ModelSource,
-        installation: Installation,
-        *,
-        log: Path,
-        stopwatch: Stopwatch | None = None,
-        load_timeout_seconds: float = 120.0,
-        choose_port: Callable[[], int] = free_port,
-        cpus: frozenset[int] | None = None,
-        gpus: bool = True,
+        self, source: ModelSource, installation: Installation, *, log: Path, **settings: Unpack[Settings]
     ) -> None:
         _check_backends(source, installation)
-        super().__init__(
-            source,
-            installation,
-            log=log,
-            stopwatch=stopwatch,
-            load_timeout_seconds=load_timeout_seconds,
-            choose_port=choose_port,
-            cpus=cpus,
-            gpus=gpus,
-        )
+        super().__init__(source, installation, log=log, **settings)
 
 
 def find(program: str | None = None, backends: str | None = None, arguments: Sequence[str] = ()) -> Installation:
@@ -71,10 +53,16 @@ def find(program: str | None = None, backends: str | None = None, arguments: Seq
 
 def known_options(program: Path, environment: Mapping[str, str]) -> frozenset[str]:
     """The names that its ``--help`` lists. Raises EnvironmentFault where it lists none."""
+    return _known_options(program, program.stat().st_mtime_ns, tuple(sorted(environment.items())))
+
+
+@lru_cache
+def _known_options(program: Path, _: int, environment: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    """Once for each state of the file: a run asks several times."""
     folder = leftovers.new_folder()
     try:
         log = folder / "help.log"
-        told = process.run([program, "--help"], timeout_seconds=HELP_SECONDS, log=log, env=environment)
+        told = process.run([program, "--help"], timeout_seconds=HELP_SECONDS, log=log, env=dict(environment))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     found = frozenset(re.findall(r"^ {1,8}--([a-z][a-z0-9-]*)", told.output, re.MULTILINE))

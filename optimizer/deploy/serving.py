@@ -17,6 +17,8 @@ from optimizer.model_source import ModelSource
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import Candidate
 
+LOAD_SECONDS = 120.0  # the longest that a load may take, unless another is given
+
 
 class ServingTarget:
     """Serves ``source`` on ``server``, from a private copy of its repository.
@@ -38,7 +40,7 @@ class ServingTarget:
         folder: PrivateRepository,
         *,
         stopwatch: Stopwatch | None = None,
-        load_timeout_seconds: float = 120.0,
+        load_timeout_seconds: float = LOAD_SECONDS,
         gpus: bool = True,
     ) -> None:
         self.source = source

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from optimizer.pages.content import Section
 from optimizer.pages.style import PALETTE, Drawing, inline
+from optimizer.report.templates import environment
 
 TEMPLATE = "report.html.j2"
 
@@ -30,12 +30,6 @@ def plot(drawn: Drawing, number: int) -> Plot:
 
 def html(sections: Sequence[Section], plots: Sequence[Mapping[str, Plot]]) -> str:
     """The page; ``plots`` of each section by name, those that there are."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = environment(Path(__file__).parent, html=True)
     told = [(f"run-{number}", *one) for number, one in enumerate(zip(sections, plots, strict=True), start=1)]
-    return environment.get_template(TEMPLATE).render(sections=told, palette=PALETTE)
+    return templates.get_template(TEMPLATE).render(sections=told, palette=PALETTE)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
-
 from optimizer.pages.content import Section
+from optimizer.report.templates import environment
 from optimizer.untrusted import one_line
 
 TEMPLATE = "report.md.j2"
@@ -17,15 +16,9 @@ _SPECIAL = re.compile(r"[\\`*_\[\]<>|~&$!#]|(?<=[a-z]):(?=//)")  # what Markdown
 
 def markdown(sections: Sequence[Section]) -> str:
     """GitHub's dialect, which has tables."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=False,  # it is no HTML: `plain` escapes
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"plain": _plain, "fence": _fence}
-    return environment.get_template(TEMPLATE).render(sections=sections).strip() + "\n"
+    templates = environment(Path(__file__).parent, html=False)  # `plain` escapes
+    templates.filters |= {"plain": _plain, "fence": _fence}
+    return templates.get_template(TEMPLATE).render(sections=sections).strip() + "\n"
 
 
 def _plain(text: str) -> str:
