@@ -76,7 +76,8 @@ class Searcher(Protocol):
         ...
 
     def suggest(self) -> Candidate | None:
-        """The next candidate, valid and canonical and not observed before; None to end the search."""
+        """The next candidate, valid and canonical and not suggested before. None to end the search, or, while some
+        that were suggested are not observed yet, until one of them is."""
         ...
 
     def expected_load(self, candidate: Candidate) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.problem import Problem
+from optimizer.search.correction import settings
 from optimizer.search.elsewhere import Elsewhere, Twin
 from optimizer.search.figures import Array, Cell, is_known, judged_latency
 from optimizer.search.in_flight import in_flight
@@ -47,10 +48,11 @@ class Guide:
         self._shortlist: list[Candidate] = []
         self._twins: dict[str, Twin | None] = {}  # of the machine elsewhere, by the latency that decides
 
-    def decide(self, trials: Sequence[Trial], tried: Set[Candidate]) -> Decision | None:
+    def decide(self, trials: Sequence[Trial], tried: Set[Candidate], running: Sequence[Cell] = ()) -> Decision | None:
         """The most promising candidate of those not ``tried``; None where there is none.
 
-        Before anything was measured it is what was best elsewhere, else the plainest one.
+        ``running`` are being measured at the same time, and count as what they are believed to be. Before anything
+        was measured it is what was best elsewhere, else the plainest one, or what is least like those running.
         """
         left = [candidate for candidate in self._problem.space.candidates() if candidate not in tried]
         if not left:
@@ -62,9 +64,10 @@ class Guide:
         measured = [point for point in points if is_known(point, latency)]
         if not measured:
             known = self._elsewhere.best(self._problem) if self._elsewhere else []
-            first = next((candidate for candidate in known if candidate not in tried), left[0])
+            plain = self._unlike(running, left) if running else left[0]
+            first = next((candidate for candidate in known if candidate not in tried), plain)
             return Decision(first, self._loads(first)[0], math.inf)
-        view = View(Moment(self._problem, trials, latency, self._seed, self._twin(latency)), measured)
+        view = View(Moment(self._problem, trials, latency, self._seed, self._twin(latency)), measured, running)
         cells = [
             (candidate, load)
             for candidate in self._followed(view, left)
@@ -80,6 +83,16 @@ class Guide:
         if view.meets_anywhere:
             return Decision(*cells[chosen], float(gains[chosen]), view.noise_scale)
         return Decision(*cells[chosen], math.inf if view.odds(cells).max() > UNLIKELY else 0.0)
+
+    def _unlike(self, running: Sequence[Cell], left: Sequence[Candidate]) -> Candidate:
+        """Of ``left`` the one that is farthest from all that is ``running`` (a maximin design: Johnson, Moore and
+        Ylvisaker 1990)."""
+        from scipy.spatial.distance import cdist
+
+        space = self._problem.space
+        there = [settings(space, *cell) for cell in running]
+        here = [settings(space, candidate, self._loads(candidate)[0]) for candidate in left]
+        return left[int(np.argmax(cdist(here, there).min(axis=1)))]
 
     def _twin(self, latency: str) -> Twin | None:
         if self._elsewhere is None:

@@ -27,7 +27,7 @@ from optimizer.search.result import (
 )
 from optimizer.trial import Candidate, Trial
 
-WORKER = "worker"
+WORKER, EXPECTED = "worker", "expected_concurrency"
 ABANDONED_AFTER = timedelta(hours=1)  # a trial of another host that has run this long has lost its worker
 
 
@@ -86,11 +86,24 @@ class Ledger:
         assert parameters is not None, candidate
         self._study.enqueue_trial(parameters)
 
-    def start(self, candidate: Candidate) -> Candidate:
-        """Enter a canonical candidate of the space as being tried; returns what to try."""
+    def start(self, candidate: Candidate, concurrency: int | None = None) -> Candidate:
+        """Enter a canonical candidate of the space as being tried, and at which load it is expected to be at its
+        best; returns what to try."""
         self.enqueue(candidate)
         # where another worker took ours from the queue, we may have got its own
-        return self.ask(self.tried()) or candidate
+        asked = self.ask(self.tried()) or candidate
+        if concurrency is not None and asked in self._asked:
+            self._asked[asked].set_user_attr(EXPECTED, concurrency)
+        return asked
+
+    def running(self) -> list[tuple[Candidate, int]]:
+        """What is being tried here or by a living worker elsewhere, with the concurrency that was entered with it."""
+        found = []
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            candidate = self._encoding.decode(trial.params) if _alive(trial) else None
+            if candidate is not None and EXPECTED in trial.user_attrs:
+                found.append((candidate, int(trial.user_attrs[EXPECTED])))
+        return found
 
     def record(self, trial: Trial) -> None:
         """Enter a finished trial, asked for or not; once, however often it is called."""

@@ -48,23 +48,27 @@ class SimulatedSearcher:
         self._alone = None if elsewhere is None else Guide(problem, seed)
         self._smallest_gain = smallest_gain
         self._expected: dict[Candidate, int] = {}
+        self._at_once = 1  # the most that were tried at the same time
 
     def suggest(self) -> Candidate | None:
         decision = self._decided(finished_trials(self._study))
         if decision is None:
             return None
         self._expected[decision.candidate] = decision.load
-        return self._ledger.start(decision.candidate)
+        return self._ledger.start(decision.candidate, decision.load)
 
     def _decided(self, finished: list[Trial]) -> Decision | None:
         """What is worth a deployment more, if anything. Another machine may say where to look; that nothing is left
         it may say only where this machine's own measurements do not promise MUCH either."""
-        tried = self._ledger.tried()
+        tried, running = self._ledger.tried(), self._ledger.running()
+        self._at_once = max(self._at_once, len(running) + 1)
         for guide, times in ((self._guide, 1.0), (self._alone, MUCH)):
-            decision = guide.decide(finished, tried) if guide else None
+            decision = guide.decide(finished, tried, running) if guide else None
             if decision is None:
                 continue
-            if decision.gain >= times * self._smallest_gain * tolerance(decision.noise, len(finished)):
+            if decision.gain >= times * self._smallest_gain * tolerance(
+                decision.noise, len(finished) / self._at_once
+            ):
                 return decision
         return None
 
@@ -111,6 +115,7 @@ class SimulatedSampler(BaseSampler):
         self._independent.reseed_rng()
 
 
-def tolerance(noise: float, deployments: int) -> float:
-    """The gain that is worth a deployment more, as a multiple of its usual value."""
+def tolerance(noise: float, deployments: float) -> float:
+    """The gain that is worth a deployment more, as a multiple of its usual value. Those made at
+    the same time take the time of one."""
     return min(max(noise, LEAST_NOISE), MOST_NOISE) * max(1.0, deployments / FREE) ** 2

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,13 +15,15 @@ from objectives.sla import worst_violation
 from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
-from optimizer.search.correction import Correction, There, features
+from optimizer.search.correction import Correction, Residuals, There, features
 from optimizer.search.elsewhere import Twin
 from optimizer.search.figures import LATENCY_FIELDS, Array, Cell, log_loads, log_simulated, with_tails
-from optimizer.search.learned import learned
+from optimizer.search.learned import Learned, learned
 from optimizer.search.server_model import ServerModel, fit
 from optimizer.search.service import group_of
 from optimizer.trial import Point, Trial
+
+T = TypeVar("T")
 
 FAILURE = 3  # successes that one failure in a group weighs up
 THREADS = max(1, min(4, os.cpu_count() or 1))
@@ -38,9 +41,13 @@ class Moment:
 
 
 class View:
-    """All that is believed after some measurements: a fitted simulation and its correction."""
+    """All that is believed after some measurements: a fitted simulation and its correction.
 
-    def __init__(self, moment: Moment, measured: Sequence[Point]) -> None:
+    Cells that are ``running`` count as measured, each with what is believed of it (a kriging believer: Ginsbourger,
+    Le Riche and Carraro 2010, section 4.2), so that what is like them promises less.
+    """
+
+    def __init__(self, moment: Moment, measured: Sequence[Point], running: Sequence[Cell] = ()) -> None:
         self._moment, self._measured = moment, measured
         self._problem, self._latency = moment.problem, moment.latency
         bounds = (c.bound for c in self._problem.constraints if c.metric == self._latency)
@@ -53,19 +60,44 @@ class View:
         if moment.twin and self._lesson:
             there = There(moment.twin.correction, self._lesson.expected(here.cells, THREADS))
         self._correction = Correction(here.residuals, self._model.error, there)
+        meeting = [i for i, point in enumerate(measured) if self._meets(point)]
+        self.meets_anywhere = bool(meeting)  # a measured point meets the bounds
+        if running:
+            here, there, met = self._with(running, here, there)
+            self._correction = Correction(here.residuals, self._model.error, there)
+            meeting += met
         # noisy measurements flatter: the best so far is what is believed of them
         beliefs = self._correction.predict(here.residuals.inputs, there.expected if there else None)
-        meeting = [i for i, point in enumerate(measured) if self._meets(point)]
         self._best = [float(max((mean + here.simulated)[meeting, 0])) for mean, _ in beliefs] if meeting else None
+
+    def _with(
+        self, running: Sequence[Cell], here: Learned, there: There | None
+    ) -> tuple[Learned, There | None, list[int]]:
+        """What would be known if ``running`` had been measured as they are believed to be, and which of them meet the
+        bound then."""
+        found = self._simulate(running)
+        inputs = self._inputs(running, found)
+        simulated = self._tails(self._figures(found), running)
+        expected = self._lesson.expected(running, THREADS) if self._lesson else None
+        wrong = self._likeliest(self._correction.predict(inputs, expected))[0]
+        throughput, tail = (wrong + simulated + self._longer_tail).T
+        late = tail - throughput + log_loads(running, self._problem.space.request_batch_size) > math.log(self.bound_s)
+        known, first = here.residuals, max(here.residuals.deployments) + 1
+        residuals = Residuals(
+            np.concatenate([known.inputs, inputs]),
+            np.concatenate([known.values, wrong]),
+            [*known.deployments, *range(first, first + len(running))],
+            np.concatenate([known.noise, np.ones(len(running))]),
+        )
+        if there is not None and expected is not None:
+            there = There(there.correction, np.concatenate([there.expected, expected]))
+        all_simulated = np.concatenate([here.simulated, simulated])
+        believed = Learned([*here.cells, *running], all_simulated, residuals, here.longer_tail)
+        return believed, there, [len(here.cells) + i for i in np.flatnonzero(~late).tolist()]
 
     @property
     def noise_scale(self) -> float:
         return self._correction.noise_scale
-
-    @property
-    def meets_anywhere(self) -> bool:
-        """Whether a measured point meets the bounds."""
-        return self._best is not None
 
     def of_first(self, deployments: int) -> View:
         """What was believed after so many deployments: the same, however many have been made since."""
@@ -99,9 +131,12 @@ class View:
 
     def forecast(self, cells: Sequence[Cell]) -> tuple[Array, Array]:
         """Throughput (infer/s) and latency (s), each [cells], as the likeliest belief has them."""
-        belief = self._beliefs(cells)[int(np.argmax(self._correction.odds))]
+        belief = self._likeliest(self._beliefs(cells))
         throughput, tail = belief.mean.T
         return np.exp(throughput), np.exp(tail - throughput + belief.log_loads)
+
+    def _likeliest(self, beliefs: Sequence[T]) -> T:
+        return beliefs[int(np.argmax(self._correction.odds))]
 
     def odds(self, cells: Sequence[Cell]) -> Array:
         """That the latency bound is met."""
@@ -113,8 +148,7 @@ class View:
 
     def _beliefs(self, cells: Sequence[Cell]) -> list[Belief]:
         found = self._simulate(cells)
-        space = self._problem.space
-        inputs = np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
+        inputs = self._inputs(cells, found)
         simulated = self._tails(self._figures(found), cells) + self._longer_tail
         loads = log_loads(cells, self._problem.space.request_batch_size)
         expected = self._lesson.expected(cells, THREADS) if self._lesson else None
@@ -122,6 +156,10 @@ class View:
             Belief(mean + simulated, deviation, loads)
             for mean, deviation in self._correction.predict(inputs, expected)
         ]
+
+    def _inputs(self, cells: Sequence[Cell], found: Sequence[Simulated]) -> Array:
+        space = self._problem.space
+        return np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
         return with_tails(figures, cells, self._problem.space.request_batch_size)
