@@ -29,7 +29,7 @@ RESOLUTION = 0.07  # a bracket this narrow (relative) is closed
 
 @dataclass(frozen=True, slots=True)
 class SweepRules:
-    """``constraints`` are the latency bounds; ``start`` is the first concurrency (or rate) to try.
+    """``constraints`` are the latency bounds; ``start`` is the first concurrency (in an open loop: rate) to try.
 
     ``to_beat`` is a throughput (infer/s): a deployment that misses the bounds before it reaches so much is
     given up. None asks for its best load in any case. ``lowest``: the lowest load that serves
@@ -41,6 +41,7 @@ class SweepRules:
     max_concurrency: int
     constraints: tuple[Constraint, ...]
     start: float = 4
+    open_loop: bool = False
     max_loads: int = 5
     to_beat: float | None = None
     lowest: bool = False

@@ -37,6 +37,8 @@ READ: tuple[str, ...] = (
 READ += ("errors", "budget", "server_options")
 REPORT_READS = ("objectives", *(f"optimizer.{name}" for name in READ))
 TOP = {
+    "course": 3,
+    "trial_runner": 3,
     "tuner": 3,
     "confirm.confirmer": 3,
     "replay": 4,

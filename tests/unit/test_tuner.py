@@ -231,7 +231,7 @@ def test_a_crash_when_the_time_is_up_leaves_what_was_measured(study: Study, know
         def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
             self.measured += 1
             if endpoint.candidate == PLAIN and self.measured > 3:
-                tuner.budget = Budget(0)
+                tuner.budget.seconds = 0
                 raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
             return super().measure(endpoint, load, seconds)
 
