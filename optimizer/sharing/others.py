@@ -28,7 +28,7 @@ class Others(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """At most so long, until something is tried no more, or anew."""
+        """At most so long, until something has changed since ``abandoned`` was called."""
         ...
 
 

@@ -19,7 +19,7 @@ from optimizer.sharing.workers import SharedWorkers
 from optimizer.store.study import Shared
 from optimizer.trial import Candidate, Trial
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # of who has nothing to measure
 
 
 class SharedStudy:
@@ -33,6 +33,7 @@ class SharedStudy:
         self._patience = shared.patience
         self._workers = SharedWorkers(study, shared, folder, one_host=one_host)
         self.number = self._workers.number
+        self._seen: list[tuple[int, str]] = []
         self.ledger = Ledger(problem, study, self._workers)
 
     def __enter__(self) -> SharedStudy:
@@ -50,7 +51,7 @@ class SharedStudy:
         return self.ledger.start(candidate, concurrency) is not None
 
     def abandoned(self) -> list[Candidate]:
-        self._workers.look()
+        self._seen = self._states()  # before anything is decided: what ends from now on is worth deciding anew
         return self.ledger.abandoned()
 
     def trials(self) -> list[Trial]:
@@ -60,9 +61,11 @@ class SharedStudy:
         return self.ledger.others_run()
 
     def wait(self, seconds: float) -> None:
-        until, before = time.monotonic() + seconds, self._state()
-        while (left := until - time.monotonic()) > 0 and self._state() == before:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
             time.sleep(min(POLL_SECONDS, left))
+            if self._states() != self._seen:
+                return
 
     def hand_on(self) -> str:
         """Called when this worker's search has ended: who confirms, where that is not this one; else empty."""
@@ -92,7 +95,7 @@ class SharedStudy:
                 table.append_failure(copy)
         return found
 
-    def _state(self) -> list[tuple[int, str]]:
-        self.ledger.fail_abandoned()
+    def _states(self) -> list[tuple[int, str]]:
         self._workers.look()
+        self.ledger.fail_abandoned()
         return [(trial.number, trial.state.name) for trial in self._study.get_trials(deepcopy=False)]
