@@ -88,7 +88,9 @@ def run(worker: Worker, table: Path, folder: RunFolder, storage: str, study: str
         load = SlowLoad(recording.server, worker.slow_seconds)
         measuring = Measuring(load, recording.server, kept, QuietWatcher())
         budget = Budget(worker.budget_seconds, confirm_share=0.5)
-        patience = Patience(time.monotonic() + worker.budget_seconds, say, str(folder.trials))
+        patience = Patience(
+            time.monotonic() + worker.budget_seconds, say, str(folder.trials), longest_pause_seconds=1.0
+        )
         compared = baselines(problem.space)
         with join(options, problem, folder, None, Shared(patience, BEAT_SECONDS, GRACE_SECONDS)) as shared:
             searcher = searcher_on(shared.ledger, worker.search, problem)

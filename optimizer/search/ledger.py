@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from optimizer.problem import Problem
 from optimizer.search.encoding import Encoding
+from optimizer.search.entries import EXPECTED, Entries
 from optimizer.search.result import (
     CANDIDATE,
     REASON,
@@ -20,14 +19,11 @@ from optimizer.search.result import (
     Result,
     attributes,
     describe,
-    described,
     result_of,
 )
 from optimizer.search.workers import WORKER, OneAtATime, Workers
 from optimizer.trial import Candidate, Trial
 
-EXPECTED = "expected_concurrency"
-ABANDONED = "its worker is gone"
 MOST_ABANDONED = 3  # times that a candidate is tried: it may be what its workers died of
 
 
@@ -44,36 +40,26 @@ class Ledger:
         self._space = problem.space
         self._workers = workers or OneAtATime()
         self._encoding = Encoding(problem.space)
+        self._entries = Entries(study, problem.space, self._encoding, self._workers)
         self._asked: dict[Candidate, optuna.Trial] = {}
         self._observed: set[Candidate] = set()
-        self._recorded: dict[int, Candidate] = {}
-        for trial in self._running():
-            if trial.user_attrs.get(WORKER) == self._workers.name:
-                self._fail(trial)
-        self.fail_abandoned()
+        self._entries.fail_own()
+        self._entries.fail_abandoned()
 
     def fail_abandoned(self) -> None:
         """What no living worker tries any more is tried no more."""
-        for trial in self._running():
-            # of many workers one may be about to enter its name
-            if not self._is_alive(trial) and (WORKER in trial.user_attrs or not self._workers.are_many):
-                self._fail(trial, ABANDONED)
+        self._entries.fail_abandoned()
 
     def abandoned(self) -> list[Candidate]:
         """What workers were trying that are gone, unless it has been tried since, or has cost MOST_ABANDONED."""
-        self.fail_abandoned()
+        self._entries.fail_abandoned()
         tried = self.tried()
-        return [candidate for candidate in self._times_abandoned() if candidate not in tried]
+        return [candidate for candidate in self._entries.times_abandoned() if candidate not in tried]
 
     def tried(self) -> set[Candidate]:
         """Canonical candidates that are finished, or being tried here or by a living worker elsewhere."""
-        found = self._observed | self._asked.keys()
-        found |= {one for one, times in self._times_abandoned().items() if times >= MOST_ABANDONED}
-        for trial in self.study.get_trials(deepcopy=False):
-            candidate = self._tried_by(trial)
-            if candidate is not None:
-                found.add(candidate)
-        return found
+        given_up = {one for one, times in self._entries.times_abandoned().items() if times >= MOST_ABANDONED}
+        return self._entries.tried() | self._observed | self._asked.keys() | given_up
 
     def is_exhausted(self, tried: set[Candidate]) -> bool:
         """Whether every candidate of the space is in ``tried``."""
@@ -86,7 +72,7 @@ class Ledger:
         trial = self.study.ask(self._encoding.distributions)
         trial.set_user_attr(WORKER, self._workers.name)
         candidate = self._encoding.decode(trial.params)
-        if candidate is None or candidate in tried or self._is_tried(candidate, but=trial.number):
+        if candidate is None or candidate in tried or self._entries.is_tried(candidate, but=trial.number):
             self._drop(trial, candidate)
             return None
         self._asked[candidate] = trial
@@ -117,7 +103,7 @@ class Ledger:
             user_attrs=known if concurrency is None else {**known, EXPECTED: concurrency},
         )
         trial = optuna.Trial(self.study, self.study._storage.create_new_trial(self.study._study_id, entered))
-        if self._is_tried(canonical, before=trial.number):
+        if self._entries.is_tried(canonical, before=trial.number):
             self._drop(trial, canonical)
             return None
         self._asked[canonical] = trial
@@ -125,26 +111,18 @@ class Ledger:
 
     def running(self) -> list[tuple[Candidate, int]]:
         """What is being tried here or by a living worker elsewhere, with the concurrency that was entered with it."""
-        found = []
-        for trial in self._running():
-            candidate = self._tried_by(trial)
-            if candidate is not None and trial.params and EXPECTED in trial.user_attrs:
-                found.append((candidate, int(trial.user_attrs[EXPECTED])))
-        return found
+        return self._entries.running()
 
     def others_run(self) -> bool:
         """Whether a living worker elsewhere is trying something."""
-        return any(
-            self._tried_by(trial) is not None and trial.user_attrs[WORKER] != self._workers.name
-            for trial in self._running()
-        )
+        return self._entries.others_run()
 
     def record(self, trial: Trial) -> None:
         """Enter a finished trial, asked for or not; once, however often it is called."""
         candidate = self._space.canonical(trial.candidate)
         asked = self._asked.pop(candidate, None)
         self._observed.add(candidate)
-        if self._is_recorded(trial):
+        if self._entries.is_recorded(trial):
             if asked is not None:
                 self._drop(asked, candidate)
             return
@@ -153,7 +131,7 @@ class Ledger:
         user_attrs = attributes(trial, result)
         if asked is not None and _tell(self.study, asked, self._told(candidate, values), constraints, user_attrs):
             return
-        if not self._is_recorded(trial):  # it may be that only the answer was lost
+        if not self._entries.is_recorded(trial):  # it may be that only the answer was lost
             self._add(candidate, values, constraints, user_attrs)
 
     def _add(
@@ -185,67 +163,12 @@ class Ledger:
         Evolution needs that: a generation is over when its population is complete.
         """
         for other in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            if TRIAL in other.user_attrs and self._candidate(other) == candidate:
+            if TRIAL in other.user_attrs and self._entries.recorded(other) == candidate:
                 reason = f"repeats trial {other.user_attrs[TRIAL]}"
                 _tell(self.study, trial, other.values, other.constraints, {REASON: reason})
                 return
         reason = "not valid" if candidate is None else "tried before"
         _tell(self.study, trial, None, {}, {REASON: reason})
-
-    def _is_recorded(self, trial: Trial) -> bool:
-        same = describe(trial.candidate)
-        return any(
-            TRIAL in other.user_attrs and other.user_attrs[CANDIDATE] == same
-            for other in self.study.get_trials(deepcopy=False)
-        )
-
-    def _is_tried(self, candidate: Candidate, *, before: int | None = None, but: int | None = None) -> bool:
-        """By a trial numbered lower than ``before``, or any other one ``but`` that."""
-        found = False
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.number == but or (before is not None and trial.number >= before):
-                continue
-            if self._tried_by(trial) != candidate:
-                continue
-            if TRIAL not in trial.user_attrs and trial.user_attrs[WORKER] == self._workers.name:
-                self._fail(trial)  # entered by us without our knowing: the answer was lost
-            else:
-                found = True
-        return found
-
-    def _tried_by(self, trial: FrozenTrial) -> Candidate | None:
-        """The canonical candidate of a trial that is recorded or that a living worker tries; else None."""
-        if TRIAL in trial.user_attrs:
-            return self._candidate(trial)
-        return self._entered(trial) if trial.state == TrialState.RUNNING and self._is_alive(trial) else None
-
-    def _entered(self, trial: FrozenTrial) -> Candidate | None:
-        if CANDIDATE in trial.user_attrs:
-            return self._space.canonical(described(trial.user_attrs[CANDIDATE]))
-        return self._encoding.decode(trial.params)
-
-    def _times_abandoned(self) -> Counter[Candidate]:
-        trials = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,)) if self._workers.are_many else []
-        lost = [self._entered(trial) for trial in trials if trial.user_attrs.get(REASON) == ABANDONED]
-        return Counter(candidate for candidate in lost if candidate is not None)
-
-    def _running(self) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-
-    def _is_alive(self, trial: FrozenTrial) -> bool:
-        return WORKER in trial.user_attrs and self._workers.is_alive(trial)
-
-    def _fail(self, trial: FrozenTrial, reason: str = "") -> None:
-        with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # somebody else did
-            if reason:
-                self.study._storage.set_trial_user_attr(trial._trial_id, REASON, reason)
-            self.study.tell(trial.number, state=TrialState.FAIL)
-
-    def _candidate(self, trial: FrozenTrial) -> Candidate:
-        """The canonical candidate of a recorded trial, which changes no more: read once."""
-        if trial.number not in self._recorded:
-            self._recorded[trial.number] = self._space.canonical(described(trial.user_attrs[CANDIDATE]))
-        return self._recorded[trial.number]
 
 
 def _tell(

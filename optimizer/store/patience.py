@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from optimizer.errors import EnvironmentFault
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0
+FIRST_PAUSE_SECONDS = 0.5
 MEND = "once it answers, `tune --resume` goes on"
 
 
@@ -20,6 +20,7 @@ class Patience:
     until: float
     say: Callable[[str], None]
     kept_in: str
+    longest_pause_seconds: float = 10.0
     _pause_seconds: float = field(default=0.0, init=False)
 
     def wait(self, shown: str, cause: str) -> None:
@@ -31,7 +32,7 @@ class Patience:
             )
         if not self._pause_seconds:
             self.say(f"{shown}: the database does not answer; waiting, what was measured is in {self.kept_in}")
-        self._pause_seconds = min(max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        self._pause_seconds = min(max(2 * self._pause_seconds, FIRST_PAUSE_SECONDS), self.longest_pause_seconds)
         time.sleep(min(self._pause_seconds, left))
 
     def answered(self, shown: str) -> None:

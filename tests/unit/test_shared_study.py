@@ -16,7 +16,7 @@ from optimizer.arguments.run import read_run_arguments
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.options import RunOptions
 from optimizer.problem import Problem
-from optimizer.search.ledger import ABANDONED
+from optimizer.search.entries import ABANDONED
 from optimizer.search.result import REASON, finished_trials
 from optimizer.sharing.join import join
 from optimizer.sharing.shared_study import SharedStudy
@@ -64,9 +64,6 @@ class Workers:
     def confirmed(self) -> list[Path]:
         return [folder for folder in self.folders if (folder / RESULT).exists()]
 
-    def said(self, process: RecordedProcess, words: str) -> bool:
-        return words in process.complaints.read_text()
-
 
 @pytest.fixture
 def workers(tmp_path: Path, postgresql: PostgreSQL) -> Iterator[Workers]:
@@ -81,6 +78,10 @@ def trials_in(folder: Path) -> list[str]:
     named = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "instance_count")
     tried = {row["trial"]: " ".join(row[name] for name in named) for row in rows(folder)}
     return [tried[number] for number in sorted(tried, key=int)]
+
+
+def said_to_wait(process: RecordedProcess) -> bool:
+    return "does not answer; waiting" in process.complaints.read_text()
 
 
 def assert_all_recorded_once(workers: Workers) -> None:
@@ -120,8 +121,7 @@ def test_a_database_that_is_gone_is_waited_for(workers: Workers, postgresql: Pos
     waiting, interrupted = workers.start("slow_seconds=0.3"), workers.start("slow_seconds=0.3")
     assert eventually(lambda: all(map(rows, workers.folders)), START_SECONDS)
     postgresql.stop()
-    for process in (waiting, interrupted):
-        assert eventually(lambda process=process: workers.said(process, "does not answer; waiting"), START_SECONDS)
+    assert eventually(lambda: said_to_wait(waiting) and said_to_wait(interrupted), START_SECONDS)
     interrupt(interrupted)
     ended = interrupted.finish(10)
     assert ended.code == 130, ended.stderr
@@ -161,7 +161,7 @@ def test_a_database_that_does_not_exist_is_named(workers: Workers) -> None:
 def joined(problem: Problem, place: Path, worker: str, storage: str = "study.journal") -> SharedStudy:
     folder = RunFolder(place / worker)
     options = RunOptions(problem.model, search="random", storage=str(place / storage), join="s")
-    return join(options, problem, folder, None, Shared(Patience(math.inf, str, "")))
+    return join(options, problem, folder, None, Shared(Patience(math.inf, list[str]().append, "")))
 
 
 def finished(shared: SharedStudy, number: int, candidate: Candidate) -> None:
