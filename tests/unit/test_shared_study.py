@@ -53,7 +53,10 @@ class Workers:
     def start(self, *options: str) -> RecordedProcess:
         self.folders.append(self._place / f"worker{len(self.folders)}")
         self.folders[-1].mkdir()
-        words = [str(self.table), str(self.folders[-1]), self.url, self._place.name, *options]
+        return self.resume(self.folders[-1], *options)
+
+    def resume(self, folder: Path, *options: str) -> RecordedProcess:
+        words = [str(self.table), str(folder), self.url, self._place.name, *options]
         self.processes.append(started(shared_run.main, words, self._place))
         return self.processes[-1]
 
@@ -114,6 +117,25 @@ def test_what_a_killed_worker_tried_is_tried_again(workers: Workers) -> None:
     assert trials_in(workers.folders[0])[0] in trials_in(workers.folders[1])
     lost = [trial for trial in workers.study().trials if trial.user_attrs.get(REASON) == ABANDONED]
     assert len(lost) == 1
+
+
+def test_a_killed_worker_goes_on_with_what_it_was_trying(workers: Workers, tmp_path: Path) -> None:
+    workers.url = f"sqlite:///{tmp_path}/study.db"
+    killed = workers.start("slow_seconds=1")
+    (folder,) = workers.folders
+    assert eventually(lambda: rows(folder) or not killed.is_running, START_SECONDS)
+    killed.kill()
+    killed.finish()
+    before = rows(folder)
+    ended = workers.resume(folder).finish()
+    assert (ended.code, ended.stderr) == (0, "")
+    assert_all_recorded_once(workers)
+    assert rows(folder)[: len(before)] == before
+    assert len(trials_in(folder)) == len(set(trials_in(folder))) == CANDIDATES
+    measured = [row for row in rows(folder) if not row["confirmation"]]
+    assert len({(row["trial"], row["concurrency"]) for row in measured}) == len(measured)
+    ended = workers.resume(folder).finish()  # there is nothing left to do
+    assert (ended.code, [row for row in rows(folder) if not row["confirmation"]]) == (0, measured)
 
 
 def test_a_database_that_is_gone_is_waited_for(workers: Workers, postgresql: PostgreSQL) -> None:
