@@ -62,7 +62,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class SlowLoad:
-    """A LoadGenerator whose measurements take their time."""
+    """A LoadGenerator whose measurements take their time, but for those that confirm."""
 
     table: RecordedTable
     seconds: float
@@ -72,7 +72,7 @@ class SlowLoad:
         return self.table.measure(endpoint, load, seconds)
 
     def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        return [self.measure(endpoint, load, seconds)]
+        return [self.table.measure(endpoint, load, seconds)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
         self.table.warm_up(endpoint, load)
