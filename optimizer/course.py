@@ -63,10 +63,11 @@ class Course:
         for role, candidate in (*self.comparisons, *lost):
             if candidate not in tried and self.others.claim(candidate, FIRST_CONCURRENCY):
                 return role, self._numbered(candidate, running)
+        others_run = self.others.are_running()  # what ends meanwhile may make more worth trying
         with self.stopwatch.searching():
             suggestion = self.searcher.suggest()
         if suggestion is None:
-            self.satisfied = not running and not self.others.are_running()
+            self.satisfied = not running and not others_run
             return None
         return "search", self._numbered(suggestion, running)
 

@@ -58,8 +58,9 @@ class SharedWorkers:
         return f"{self._where[HOST]}:{self._where[PID]}/{self.number}"
 
     def is_alive(self, trial: FrozenTrial) -> bool:
-        """A worker that is not known yet has just begun."""
-        return trial.user_attrs.get(WORKER, "").rpartition("/")[2] not in self._ended
+        """A worker that is not known yet has just begun; one without a number was alone with the study, once."""
+        _, numbered, number = trial.user_attrs.get(WORKER, "").rpartition("/")
+        return bool(numbered) and number not in self._ended
 
     def look(self) -> None:
         """At who is there: workers that have been silent for too long are gone. One that was taken for gone, as when

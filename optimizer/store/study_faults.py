@@ -24,6 +24,7 @@ DRIVERS = {
 }
 _DAMAGED = (ValueError, KeyError, TypeError, AssertionError)  # Optuna replaying a journal that is none
 _REFUSED = (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, OSError)
+_HEARTBEATS = ("record_heartbeat", "_get_stale_trial_ids")  # of a database
 _LOST = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)  # what a restart of the server may mend
 
 
@@ -49,9 +50,9 @@ def opening(storage: str, flag: str = "") -> Iterator[None]:
 def name_later_faults(storage: BaseStorage, url: str, patience: Patience | None = None) -> None:
     """From now on ``storage`` raises an EnvironmentFault where it is locked, lost, damaged or full. With ``patience``
     one that does not answer is asked again."""
-    for name in vars(BaseStorage):
+    for name in (*vars(BaseStorage), *_HEARTBEATS):
         call = getattr(storage, name, None)
-        if callable(call) and not name.startswith("_"):
+        if callable(call) and (name in _HEARTBEATS or not name.startswith("_")):
             setattr(storage, name, _named(call, url, patience))
 
 
