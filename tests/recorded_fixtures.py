@@ -7,10 +7,11 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -53,13 +54,13 @@ def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded
         yield RecordedRuns(table, rows(folder), recommended(folder))
 
 
-def record(path: Path) -> None:
+def record(path: Path, space: Space = SPACE, loads: Sequence[int] = LOADS) -> None:
     """A server that is better or worse at some configurations than any simulation can tell."""
     table = TrialsTable(path, "known", {})
     chance = random.Random(1)
-    for number, candidate in enumerate(SPACE.candidates()):
+    for number, candidate in enumerate(space.candidates()):
         luck = chance.uniform(0.6, 1.4)
-        for concurrency in LOADS:
+        for concurrency in loads:
             found = _lucky(candidate, concurrency, luck)
             table.append(Trial(number, candidate), LoadPoint(1, concurrency), found)
 
@@ -101,10 +102,14 @@ class RecordedProcess:
 
 def start(folder: Path, table: Path, storage: str | None = None) -> RecordedProcess:
     """A process that begins the run in ``folder``, or goes on with it."""
-    descriptor, complaints = tempfile.mkstemp(prefix="stderr-", dir=folder.parent)
+    return started(recorded_run.main, [str(table), str(folder), *([storage] if storage else [])], folder.parent)
+
+
+def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path) -> RecordedProcess:
+    """A process that is a command; its standard error is kept in the folder ``place``."""
+    descriptor, complaints = tempfile.mkstemp(prefix="stderr-", dir=place)
     os.close(descriptor)
-    words = [str(table), str(folder), *([storage] if storage else [])]
-    process = FORKS.Process(target=_as_recorded_run, args=(words, complaints))
+    process = FORKS.Process(target=_command, args=(main, words, complaints))
     process.start()
     return RecordedProcess(process, Path(complaints))
 
@@ -125,6 +130,6 @@ def recommended(folder: Path) -> dict[str, object]:
     return found
 
 
-def _as_recorded_run(words: list[str], complaints: str) -> None:
+def _command(main: Callable[[list[str]], NoReturn], words: list[str], complaints: str) -> None:
     os.dup2(os.open(complaints, os.O_WRONLY), 2)
-    recorded_run.main(words)
+    main(words)

@@ -102,7 +102,8 @@ def options(draw: st.DrawFn) -> RunOptions:
         ranges=tuple(draw(st.lists(st.sampled_from(["x:0..9", "a,b:-1.5..2", "y:1..1e3"]), max_size=2))),
         string_data=draw(st.one_of(st.none(), TEXTS)),
         string_length=draw(st.one_of(st.none(), st.integers(1, 999))),
-        storage=draw(WITHOUT_PASSWORD),
+        storage=(storage := draw(WITHOUT_PASSWORD)),
+        join=None if storage is None else draw(st.sampled_from([None, "s1", "-a study"])),
         out=draw(TEXTS),
     )
 
