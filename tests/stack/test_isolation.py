@@ -27,6 +27,8 @@ from optimizer.trial import SERVER_CPUS, Candidate, LoadPoint
 from tests.stack_fixtures import embedded, mlp, perf_analyzer
 
 __all__ = ["embedded", "mlp", "perf_analyzer"]
+
+pytestmark = pytest.mark.alone
 CANDIDATE = Candidate(64, dynamic_batching=True)
 LOAD = LoadPoint(1, 16)
 THREADS = "parameters.intra_op_thread_count.string_value"

@@ -25,6 +25,8 @@ from optimizer.trial import Candidate
 from tests.command_fixtures import Ended, Playground, eventually, run_tune
 from tests.repositories import write_sleeper
 
+pytestmark = pytest.mark.alone
+
 PROFILE = """\
 model: {repository: models, name: sleeper}
 load: {max_concurrency: 2}

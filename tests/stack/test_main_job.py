@@ -29,6 +29,8 @@ from optimizer.sources.repository import read_repository_model
 from tests.command_fixtures import REPORT, Playground, Run, playing_in, run_tune
 from tests.repositories import doubler, write_model, write_sleeper
 
+pytestmark = pytest.mark.alone
+
 SLEEPER = """\
 model: {repository: models, name: sleeper}
 load: {max_concurrency: 4}

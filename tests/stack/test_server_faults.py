@@ -32,6 +32,8 @@ from optimizer.trial import Candidate, LoadPoint
 from tests.command_fixtures import Playground, eventually, run_tune
 from tests.repositories import FAULT, FAULTY_BATCH, write_faulty
 
+pytestmark = pytest.mark.alone
+
 LOAD_SECONDS = 3.0  # that a load may take here; a healthy one takes a fraction
 MEMORY_LIMIT = 6 * 2**30  # bytes of address space: more than the server has, less than "allocate" wants
 HARMLESS, HARMFUL = LoadPoint(1, 2), LoadPoint(FAULTY_BATCH, 1)

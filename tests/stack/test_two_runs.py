@@ -7,6 +7,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.command_fixtures import Ended, Playground, eventually, run_tune
 from tests.stack.test_kill import (
     a_load_is_measured,
@@ -19,6 +21,8 @@ from tests.stack.test_kill import (
 from tests.storage_fixtures import SmallDisk, small_disk
 
 __all__ = ["small_disk", "steady"]
+
+pytestmark = pytest.mark.alone
 
 END_SECONDS = 120.0
 SHORT = ("--sla-p95", "500ms", "--budget", "7s", "--max-trials", "1")
