@@ -27,8 +27,6 @@ from optimizer.trial import SERVER_CPUS, Candidate, LoadPoint
 from tests.stack_fixtures import embedded, mlp, perf_analyzer
 
 __all__ = ["embedded", "mlp", "perf_analyzer"]
-
-pytestmark = pytest.mark.alone
 CANDIDATE = Candidate(64, dynamic_batching=True)
 LOAD = LoadPoint(1, 16)
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -138,12 +136,14 @@ def affinities(pid: int) -> list[frozenset[int]]:
 # -- what others take -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_the_load_itself_is_no_neighbour(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     share = measure(embedded, perf_analyzer).other_cpu_share
     assert share is not None
     assert share < 0.5  # server and load generator take nearly all; on a shared machine others some of it
 
 
+@pytest.mark.alone
 def test_a_noisy_neighbour_is_noticed(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     with neighbours():
         measurement = measure(embedded, perf_analyzer)

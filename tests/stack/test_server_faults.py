@@ -32,8 +32,6 @@ from optimizer.trial import Candidate, LoadPoint
 from tests.command_fixtures import Playground, eventually, run_tune
 from tests.repositories import FAULT, FAULTY_BATCH, write_faulty
 
-pytestmark = pytest.mark.alone
-
 LOAD_SECONDS = 3.0  # that a load may take here; a healthy one takes a fraction
 MEMORY_LIMIT = 6 * 2**30  # bytes of address space: more than the server has, less than "allocate" wants
 HARMLESS, HARMFUL = LoadPoint(1, 2), LoadPoint(FAULTY_BATCH, 1)
@@ -383,6 +381,7 @@ space:
 """
 
 
+@pytest.mark.alone
 def test_a_run_goes_on_where_one_batch_size_crashes(playground: Playground) -> None:
     """Batches of three form where three requests wait: not without dynamic batching, not with batches up to two."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
