@@ -38,6 +38,7 @@ CHECKS = (
 # -- help and models --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_help_takes_less_than_half_a_second(record_property: Callable[[str, object], None]) -> None:
     """In the median; on a busy machine more runs are made, the bound stays."""
     seconds: list[float] = []

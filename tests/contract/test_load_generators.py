@@ -19,6 +19,8 @@ from optimizer.open_loop.generator import OpenLoop
 from optimizer.trial import Candidate, LoadPoint, Trial
 from tests.conftest import measurement
 
+pytestmark = pytest.mark.alone
+
 CANDIDATE = Candidate(max_batch_size=64, dynamic_batching=True)
 LOAD = LoadPoint(request_batch_size=2, concurrency=4)
 

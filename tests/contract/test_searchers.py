@@ -226,6 +226,7 @@ class SearcherContract:
         searcher = self.make(method, problem_of(WIDE, "throughput", "memory"))
         assert len(run(searcher, self.many)) == self.many
 
+    @pytest.mark.alone
     def test_a_suggestion_takes_less_than_a_measurement(self, method: str) -> None:
         run(self.make(method, problem_of(WIDE)), 2)  # what is imported and compiled at first use
         searcher = self.make(method, problem_of(WIDE), 1)

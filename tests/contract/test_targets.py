@@ -293,6 +293,7 @@ class TestRemoteTargetOnAServerOfYourOwn(TestRemoteTarget):
         return told_by(target.connection, model)
 
 
+@pytest.mark.alone  # counts the containers of all
 class TestDockerTarget(TargetContract):
     """On a server in a container, where an engine runs."""
 

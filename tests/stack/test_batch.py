@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.command_fixtures import Ended, Playground, Tune
 from tests.repositories import write_sleeper
 from tests.stack.test_main_job import write_steady
+
+pytestmark = pytest.mark.alone
 
 SUITE = """\
 budget: 6s

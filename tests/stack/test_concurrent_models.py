@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import json
 
+import pytest
+
 from optimizer import model_config
 from tests.command_fixtures import Playground, run_tune
 from tests.repositories import sleeper_program, write_python_model, write_sleeper
+
+pytestmark = pytest.mark.alone
 
 SLA_MS = 200.0
 PROFILE = """\

@@ -26,6 +26,8 @@ from tests.podman import Engine
 if TYPE_CHECKING:
     from docker import DockerClient
 
+pytestmark = pytest.mark.alone
+
 BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
 LEAVES_ONE = """
 import sys, time

@@ -136,12 +136,14 @@ def affinities(pid: int) -> list[frozenset[int]]:
 # -- what others take -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_the_load_itself_is_no_neighbour(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     share = measure(embedded, perf_analyzer).other_cpu_share
     assert share is not None
     assert share < 0.5  # server and load generator take nearly all; on a shared machine others some of it
 
 
+@pytest.mark.alone
 def test_a_noisy_neighbour_is_noticed(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     with neighbours():
         measurement = measure(embedded, perf_analyzer)

@@ -145,6 +145,7 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
+@pytest.mark.alone
 def test_kill_9_at_any_moment(steady: Playground) -> None:
     """One study, killed at every moment in turn and resumed each time, comes to its end."""
     killed: list[int] = []
@@ -263,6 +264,7 @@ def test_what_nohup_ignores_stays_ignored(steady: Playground) -> None:
 # -- kill -9 of what tune runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_a_server_that_is_killed_costs_one_measurement(steady: Playground) -> None:
     """Killed under the baseline, which all else is compared with: it is deployed again."""
     process = steady.start(*STUDY[:-1], "2", "--json", "steady.yaml")
@@ -321,6 +323,7 @@ def test_nothing_of_a_killed_server_survives_and_another_takes_its_place(victim:
     assert not any(process.is_running() for process in after)
 
 
+@pytest.mark.alone  # no other server may run
 def test_the_folders_that_triton_makes_in_tmp_go_once_no_server_runs(target: EmbeddedTarget) -> None:
     ours = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
     with contextlib.closing(target):
@@ -332,7 +335,7 @@ def test_the_folders_that_triton_makes_in_tmp_go_once_no_server_runs(target: Emb
         remove_environment_folders()
         return not ours.exists()
 
-    assert eventually(gone, START_SECONDS)  # other tests' servers may be running
+    assert eventually(gone, START_SECONDS)
 
 
 def test_nothing_of_a_killed_stub_survives(target: EmbeddedTarget) -> None:

@@ -27,7 +27,9 @@ from optimizer.profile.reader import load_profile
 from optimizer.profile.schema import BuiltModel
 from optimizer.sources.repository import read_repository_model
 from tests.command_fixtures import REPORT, Playground, Run, playing_in, run_tune
-from tests.repositories import doubler, write_model, write_sleeper
+from tests.repositories import write_sleeper
+
+pytestmark = pytest.mark.alone
 
 SLEEPER = """\
 model: {repository: models, name: sleeper}
@@ -270,6 +272,25 @@ def test_the_best_configuration_loads_as_it_is(built: Run, tmp_path: Path) -> No
         assert client.is_model_ready("mlp")
 
 
+def test_what_was_recommended_is_verified(built: Run) -> None:
+    ended = run_tune(built.playground, "verify", built.folder.relative_to(built.playground.here), "--json")
+    assert ended.stderr == ""
+    document = json.loads(ended.stdout)
+    assert ended.code == (0 if document["holds"] else 1)
+    assert document["holds"] == (document["verdict_holds"] and document["ranking_holds"])
+    assert document["failed"] == []
+    winner = document["found"][0]
+    assert winner["confirmation"]["servers"] == 3
+    assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
+    for name in PARAMETERS:
+        assert winner[name] == built.document["recommended"][name]
+    kept = built.playground.here / document["results_dir"]
+    assert kept.parent == built.folder / "verify"
+    assert (kept / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
+    assert json.loads((kept / "verify.json").read_text()) == document
+    assert (kept / "trials.csv").read_text().count("\n") > 24
+
+
 # -- none -------------------------------------------------------------------------------------------------------
 
 
@@ -295,80 +316,3 @@ def test_where_none_meets_the_sla_the_closest_is_shown_with_what_holds_it_back(p
     assert not (run.folder / "best").exists()
     (shown,) = (line for line in run.ended.stdout.splitlines() if line.startswith("results "))
     assert playground.here / shown.removeprefix("results ").strip() == run.folder
-
-
-# -- a repository of one's own ----------------------------------------------------------------------------------
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def assert_measured(run: Run) -> None:
-    """Every load gave figures; whether any was steady enough to recommend is this machine's affair."""
-    status = run.info()["status"]
-    assert (run.ended.code, run.ended.stderr) == ({"found": 0, "none": 1}[status], "")
-    rows = run.rows()
-    assert rows
-    for row in rows:
-        assert row["status"] == "ok"
-        assert float(row["throughput_infer_per_sec"]) > 0
-        assert 0 < float(row["latency_p95_ms"]) < SLA_MS
-    assert (status == "found") is any(row["stable"] == "true" for row in rows)
-
-
-BARE = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-UNBATCHED = """\
-name: "m"
-platform: "onnxruntime_onnx"
-max_batch_size: 0
-input { name: "x" data_type: TYPE_FP32 dims: [16, 4] }
-output { name: "y" data_type: TYPE_FP32 dims: [16, 4] }
-"""
-
-
-def test_a_bare_repository_is_tuned_and_left_as_it_is(playground: Playground) -> None:
-    """Its config.pbtxt names no inputs, outputs or instances; the study goes to a database."""
-    write_model(playground.here / "models", "m", BARE, doubler())
-    before = bytes_of(playground.here / "models")
-    arguments = ["--sla-p95", "500ms", "--budget", "5s", "--max-trials", "1", "--storage", "sqlite:///study.db"]
-    run = Run(playground, run_tune(playground, *arguments, "--json", "--model-repository", "models", "m"))
-    assert_measured(run)
-    assert bytes_of(playground.here / "models") == before
-    # what Triton makes of it on a CPU: two instances
-    settings = {(row["max_batch_size"], row["dynamic_batching"], row["instance_count"]) for row in run.rows()}
-    assert settings == {("8", "false", "1" if hardware.gpu_names() else "2")}
-    assert run.document["trials"] == 1
-    assert (playground.here / "study.db").stat().st_size > 0
-    assert not (run.folder / "study.journal").exists()
-
-
-def test_what_was_recommended_is_verified(built: Run) -> None:
-    ended = run_tune(built.playground, "verify", built.folder.relative_to(built.playground.here), "--json")
-    assert ended.stderr == ""
-    document = json.loads(ended.stdout)
-    assert ended.code == (0 if document["holds"] else 1)
-    assert document["holds"] == (document["verdict_holds"] and document["ranking_holds"])
-    assert document["failed"] == []
-    winner = document["found"][0]
-    assert winner["confirmation"]["servers"] == 3
-    assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
-    for name in PARAMETERS:
-        assert winner[name] == built.document["recommended"][name]
-    kept = built.playground.here / document["results_dir"]
-    assert kept.parent == built.folder / "verify"
-    assert (kept / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
-    assert json.loads((kept / "verify.json").read_text()) == document
-    assert (kept / "trials.csv").read_text().count("\n") > 24
-
-
-def test_a_model_folder_without_batches_is_tuned_and_left_as_it_is(playground: Playground) -> None:
-    folder = write_model(playground.here / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
-    before = bytes_of(playground.here / "models")
-    arguments = ["--sla-p95", "500ms", "--budget", "5s", "--max-trials", "1"]
-    run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.here)))
-    assert_measured(run)
-    assert bytes_of(playground.here / "models") == before
-    assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
-    assert run.info()["problem"]["space"]["max_batch_size"] == [0]
-    assert "tune --sla-p95 500ms --budget 5s --max-trials 1 --seed 0 models/m" in run.ended.stdout

@@ -31,6 +31,8 @@ from optimizer.sources.repository import read_repository_model
 from optimizer.trial import Candidate, LoadPoint
 from tests.repositories import write_sleeper
 
+pytestmark = pytest.mark.alone
+
 MLP = Candidate(8, dynamic_batching=True)
 ALONE = Candidate(8)
 SLEEP_MS = 10.0  # of one request after the other: 100 a second at most

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import onnx_model, serialized
+
+pytestmark = pytest.mark.alone
 
 
 def test_a_bare_file_with_its_weights_beside_is_tuned_and_left_as_it_is(playground: Playground) -> None:

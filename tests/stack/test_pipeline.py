@@ -101,6 +101,7 @@ def test_a_step_that_is_refused_is_a_failed_candidate_and_the_next_is_served(cha
         assert answer(chain, "chain", "X", "Y") == [0, 1, 2, 3]
 
 
+@pytest.mark.alone
 def test_the_batches_that_are_counted_are_those_of_the_model_that_is_tuned(
     chain: EmbeddedTarget, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from optimizer.deploy.embedded import EmbeddedTarget
@@ -21,6 +23,8 @@ from optimizer.planning.replica import replica
 from optimizer.problem import Problem
 from optimizer.space import Space
 from optimizer.trial import Candidate, LoadPoint, Trial
+
+pytestmark = pytest.mark.alone
 
 SIZE = 32  # samples of a request: few requests, so that it is the server that is busy
 THREADS = "parameters.intra_op_thread_count.string_value"

@@ -162,6 +162,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.alone
 def test_torchscript_is_tuned(playground: Playground) -> None:
     folder = write_model(playground.here / "models", "m", CONFIG, None)
     save_script(folder, Two())

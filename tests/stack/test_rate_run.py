@@ -15,6 +15,8 @@ from tests.command_fixtures import Run, playing_in, run_tune
 from tests.production import Production
 from tests.repositories import write_sleeper
 
+pytestmark = pytest.mark.alone
+
 BATCH_MS = 4
 SLA_MS = 30.0
 ALONE_PER_SECOND = 1000 / BATCH_MS  # requests that one instance serves without batches

@@ -63,6 +63,7 @@ def endpoint(connection: Connection) -> Endpoint:
     return Endpoint("mlp", Candidate(64), remote=connection)
 
 
+@pytest.mark.alone
 def test_everything_that_asks_a_server_gets_through(
     production: Production, certificates: Certificates, generators: tuple[PerfAnalyzer, OpenLoop], tmp_path: Path
 ) -> None:

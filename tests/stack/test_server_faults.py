@@ -381,6 +381,7 @@ space:
 """
 
 
+@pytest.mark.alone
 def test_a_run_goes_on_where_one_batch_size_crashes(playground: Playground) -> None:
     """Batches of three form where three requests wait: not without dynamic batching, not with batches up to two."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import simulator_proof as proof
 from simulator_proof import batching, cells, unbatched
 
+pytestmark = pytest.mark.alone
+
 CALIBRATION = [
     *cells(batching(20, 0), 1, 9, 40),
     *cells(batching(6, 0, instances=2), 5),

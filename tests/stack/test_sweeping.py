@@ -14,6 +14,8 @@ from optimizer import runtime
 from tests.command_fixtures import Run, playing_in, run_tune
 from tests.repositories import write_sleeper
 
+pytestmark = pytest.mark.alone
+
 BATCH_MS = 10
 CONCURRENCY = 4
 LISTS = (

@@ -6,10 +6,14 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
+
 from optimizer.model_source import ModelSource
 from tests.command_fixtures import Playground, Run, Tune
 from tests.podman import Engine
 from tests.production import Production
+
+pytestmark = pytest.mark.alone
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms", "--confidence", "80%")
 

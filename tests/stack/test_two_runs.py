@@ -7,6 +7,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.command_fixtures import Ended, Playground, eventually, run_tune
 from tests.stack.test_kill import (
     a_load_is_measured,
@@ -48,6 +50,7 @@ def test_two_runs_at_once(steady: Playground) -> None:
         assert not list(folder.glob(".*"))
 
 
+@pytest.mark.alone
 def test_a_run_is_gone_on_with_from_another_folder(steady: Playground) -> None:
     storage = ("--storage", "sqlite:///study.db")
     process = steady.start(*SHORT, *storage, "steady.yaml")
@@ -64,6 +67,7 @@ def test_a_run_is_gone_on_with_from_another_folder(steady: Playground) -> None:
     assert list(elsewhere.iterdir()) == []  # no database of its own
 
 
+@pytest.mark.alone
 def test_a_disk_that_fills_up(steady: Playground, small_disk: SmallDisk) -> None:
     def on_the_disk(*arguments: str | Path) -> Ended:
         process = steady.start(*arguments, under=small_disk.under)

@@ -50,13 +50,15 @@ def where(draw: st.DrawFn) -> dict[str, Any]:
             "docker_ulimits": tuple(draw(st.lists(PRINTABLE, max_size=2))),
         }
     if target == "remote":
-        certificate = draw(SOMETIMES)
+        url = draw(st.sampled_from([None, "triton:8001", "grpcs://10.0.0.1:1", "https://[::1]:8000/"]))
+        if_encrypted = SOMETIMES if address(url).tls else st.none()
+        certificate = draw(if_encrypted)
         return {
             "target": target,
-            "url": draw(st.sampled_from([None, "triton:8001", "grpcs://10.0.0.1:1", "https://[::1]:8000/"])),
+            "url": url,
             "metrics_url": draw(st.sampled_from([None, "triton:8002"])),
             "headers": tuple(draw(st.lists(st.sampled_from(["a:$B", "X-Key:Bearer ${T}"]), max_size=2))),
-            "tls_ca": draw(SOMETIMES),
+            "tls_ca": draw(if_encrypted),
             "tls_cert": certificate,
             "tls_key": None if certificate is None else draw(PRINTABLE),
         }
