@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from objectives.metrics import Measurement
 from optimizer import interrupts
@@ -14,6 +14,7 @@ from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import CONFIRM_SHARE, Budget, spent_seconds
 from optimizer.command_line import command_line
 from optimizer.confirm.confirmer import Confirmer
+from optimizer.course import Course
 from optimizer.errors import BadInputError, TuneError
 from optimizer.interfaces import Searcher
 from optimizer.machine.fingerprint import Fingerprint
@@ -33,6 +34,9 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.task import Task
 from optimizer.trial import Trial
 from optimizer.tuner import Tuner
+
+if TYPE_CHECKING:
+    from optimizer.cluster.study import ClusterStudy
 
 SATISFIED = f"the search ended early: another deployment promised less than about {SMALLEST_GAIN:.0%} more throughput"
 Status = Literal["found", "none", "interrupted"]
@@ -68,7 +72,26 @@ def tune(
     An interrupt (KeyboardInterrupt) ends it early with the best so far. Raises TuneError.
     """
     stopwatch = Stopwatch()
-    stack = Stack.detect(options, stopwatch, say)
+    if options.cluster is None:
+        return _tune(Stack.detect(options, stopwatch, say), None, resumed, watch, confirm_share, report=report)
+    from optimizer.cluster.study import on_cluster
+
+    wanted = resumed.fingerprint() if resumed else None
+    with on_cluster(options, stopwatch, say, wanted) as cluster:
+        return _tune(cluster.stack, cluster, resumed, watch, confirm_share, report=report)
+
+
+def _tune(
+    stack: Stack,
+    cluster: ClusterStudy | None,
+    resumed: RunFolder | None,
+    watch: WatcherMaker,
+    confirm_share: float,
+    *,
+    report: bool,
+) -> Result:
+    """``stack`` and ``cluster`` are of one kind of machine."""
+    options, stopwatch = stack.options, stack.stopwatch
     if resumed is None:
         RunFolder.check(options.out)
     if options.storage is not None:
@@ -76,7 +99,7 @@ def tune(
 
         check_storage(options.storage)
     what = stack.task()
-    here = stack.fingerprint(what)
+    here = cluster.furnish(what) if cluster else stack.fingerprint(what)
     if resumed is not None:
         resumed.refuse_other(here)
     elsewhere, begun = _elsewhere(options, what, resumed)
@@ -89,7 +112,10 @@ def tune(
         interrupted = False
         try:
             search = partial(_searcher, options, what.problem, folder, here, elsewhere)
-            trials, notes = _study(stack, what, record, table, search, spent, watch, confirm_share)
+            if cluster:
+                trials, notes = _study_on(cluster, what, record, table, search, spent, watch, confirm_share)
+            else:
+                trials, notes = _study(stack, what, record, table, search, spent, watch, confirm_share)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -133,10 +159,47 @@ def _study(
                 with stopwatch.confirming():
                     confirmer = Confirmer(what.problem, target, measuring, budget, trials, speed.probe)
                     trials = confirmer.run(what.baseline)
-    satisfied = SATISFIED if tuner.satisfied and len(trials) < len(what.problem.space) else ""
+    return trials, _notes(what, trials, tuner.satisfied, measuring.guard.note, speed.note())
+
+
+def _study_on(
+    cluster: ClusterStudy,
+    what: Task,
+    record: RunRecord,
+    table: TrialsTable,
+    search: Callable[[], Searcher],
+    spent: float,
+    watch: WatcherMaker,
+    confirm_share: float,
+) -> tuple[list[Trial], tuple[str, ...]]:
+    """As ``_study``, on the workers of a cluster: what was spent, several of them spent at the same time."""
+    from optimizer.cluster.keeper import Keeper
+
+    stack, pool = cluster.stack, cluster.workers.pool
+    options, stopwatch = stack.options, stack.stopwatch
+    with record.naming(cluster.workers):
+        if options.search == "simulated":
+            with stopwatch.set_up():
+                compile_ahead(stack.say)
+        spent /= max(1, len(pool.places))
+        budget = Budget(options.budget_seconds, options.max_trials, spent, confirm_share)
+        with watch(what.problem, budget, stack.hardware) as watcher:
+            keeper = Keeper(table, watcher, record.folder, stack.say)
+            with stopwatch.searching():
+                searcher = search()
+            course = Course(what.problem, searcher, budget, stopwatch, what.comparisons())
+            trials, notes = cluster.search(course, keeper), list[str]()
+            if confirm_share > 0:
+                with stopwatch.confirming():
+                    trials, notes = cluster.confirm(keeper, budget, trials)
+    return trials, _notes(what, trials, course.satisfied, *pool.notes, *notes)
+
+
+def _notes(what: Task, trials: list[Trial], satisfied: bool, *notes: str) -> tuple[str, ...]:
+    """``notes`` and those that follow from the trials."""
+    early = SATISFIED if satisfied and len(trials) < len(what.problem.space) else ""
     throttled = throttle_note([one.gpu_throttling for one in _measured(trials)])
-    notes = (measuring.guard.note, speed.note(), throttled, satisfied)
-    return trials, tuple(note for note in notes if note)
+    return tuple(note for note in (*notes, throttled, early) if note)
 
 
 def _elsewhere(

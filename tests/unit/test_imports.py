@@ -41,6 +41,7 @@ TOP = {
     "trial_runner": 3,
     "tuner": 3,
     "confirm.confirmer": 3,
+    "cluster": 3,
     "replay": 4,
     "session": 4,
     "confirm.verify": 4,

@@ -1,0 +1,104 @@
+"""A study whose trials run on a cluster: what the session asks in place of this machine's stack."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from optimizer.budget import Budget
+from optimizer.cluster.confirming import Confirming
+from optimizer.cluster.connect import connected
+from optimizer.cluster.driver import Driver
+from optimizer.cluster.keeper import Keeper
+from optimizer.cluster.parcel import pack
+from optimizer.cluster.pool import Pool
+from optimizer.cluster.share import Share, read_nodes, share_of
+from optimizer.cluster.worker import About
+from optimizer.cluster.workers import Workers
+from optimizer.course import Course
+from optimizer.deploy.seen_gpus import SeenGpus
+from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.machine.cpus import Placement
+from optimizer.machine.fingerprint import Fingerprint
+from optimizer.options import RunOptions
+from optimizer.stack import Stack
+from optimizer.stopwatch import Stopwatch
+from optimizer.task import Task
+from optimizer.trial import SERVER_CPUS, Trial
+
+ON_GPU = "KIND_GPU"
+
+
+@dataclass(frozen=True)
+class ClusterStudy:
+    """``stack`` is that of a node that is like all others: it prepares the task, and deploys nothing here."""
+
+    stack: Stack
+    share: Share
+    workers: Workers
+
+    def furnish(self, what: Task) -> Fingerprint:
+        """Send the model to the nodes; what measurements there depend on. Raises TuneError."""
+        if SERVER_CPUS in what.problem.space.fields:
+            raise BadInputError(
+                f"space: {SERVER_CPUS}: a trial on a cluster gets CPUs of its node that are free: leave it out"
+            )
+        kinds = {group.kind for config in what.source.models.values() for group in config.instance_group}
+        if not self.share.gpus and any(_name(kind) == ON_GPU for kind in kinds):
+            raise EnvironmentFault(
+                f"{what.source.name}: its instances are {ON_GPU}, and trials have no GPU: "
+                + (
+                    "leave --cluster-cpus out"
+                    if self.stack.options.cluster_cpus
+                    else "no node of the cluster has one"
+                )
+            )
+        if self.share.gpus and not what.on_gpu:
+            self.stack.say(f"{what.source.name} is served on CPUs, and each trial takes a GPU: see --cluster-cpus")
+        return self.workers.pool.furnish(pack(what, self.stack.options))
+
+    def search(self, course: Course, keeper: Keeper) -> list[Trial]:
+        """All trials by number, once the search is over."""
+        return Driver(self.workers, course, keeper).run()
+
+    def confirm(self, keeper: Keeper, budget: Budget, trials: list[Trial]) -> tuple[list[Trial], list[str]]:
+        """The trials with their confirmations, and notes of how it went."""
+        confirming = Confirming(self.workers, keeper, budget)
+        return confirming.run(trials), confirming.notes
+
+
+@contextlib.contextmanager
+def on_cluster(
+    options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None], wanted: Fingerprint | None
+) -> Iterator[ClusterStudy]:
+    """Workers on the cluster that ``options`` names, gone at the end. ``wanted`` is that of a run which is continued.
+    Raises EnvironmentFault where there is none that can be used."""
+    assert options.cluster is not None
+    with stopwatch.set_up(), contextlib.ExitStack() as undo:
+        ray = undo.enter_context(connected(options.cluster))
+        share = share_of(read_nodes(ray.nodes()), options.cluster_cpus)
+        pool = Pool(ray, options, share, say)
+        undo.callback(pool.close)
+        about = pool.first(wanted)
+        ending = undo.pop_all()
+    with ending:
+        yield ClusterStudy(_stack(options, about, share, stopwatch, say), share, Workers(pool, stopwatch))
+
+
+def _stack(
+    options: RunOptions, about: About, share: Share, stopwatch: Stopwatch, say: Callable[[str], None]
+) -> Stack:
+    server, client = about.placement.server, about.placement.client
+    apart = "" if server & client else f", {len(client)} of them for the load generator"
+    note = f"each trial had {share} of a node of the cluster for itself{apart}"
+    placed = Placement(server, client, note)
+    return Stack(
+        options, about.hardware, SeenGpus(about.hardware.gpus, fault=about.gpus_fault), stopwatch, say, placed
+    )
+
+
+def _name(kind: int) -> str:
+    from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+
+    return str(ModelInstanceGroup.Kind.Name(kind))
