@@ -48,7 +48,7 @@ class Place:
 
     actor: Any
     node: Node
-    state: Literal["starting", "started", "furnishing", "ready"] = "starting"
+    state: Literal["starting", "started", "furnishing", "ready", "leaving"] = "starting"
     about: About | None = None
     waited: dict[Any, str] = field(default_factory=dict)  # what its answers are to: a call's name by Ray's reference
 
@@ -78,7 +78,7 @@ class Pool:
         began, alone_since, told = time.monotonic(), None, False
         while True:
             self._look()
-            started = [place.about for place in self.places if place.about]
+            started = [place.about for place in self.places if place.about and place.state == "started"]
             now = time.monotonic()
             if started and alone_since is None:
                 alone_since = now
@@ -98,7 +98,7 @@ class Pool:
         """Send the model to every worker, and to those that will join. That of the first to be ready is what all the
         others are held to. Raises EnvironmentFault where none gets ready."""
         self._parcel = self._ray.put(parcel)
-        for place in [place for place in self.places if place.about]:
+        for place in [place for place in self.places if place.state == "started"]:
             self._check_kind(place)
         while self._fingerprint is None:
             for _ in self._happened(0.2):
@@ -126,12 +126,12 @@ class Pool:
         if place.node.id not in self._left_out:
             self._left_out[place.node.id] = line
             self._tell(line)
-        self._drop(place)
+        place.state, place.waited = "leaving", {place.actor.close.remote(): "close"}
 
     @property
     def is_hopeless(self) -> bool:
         """Whether there is no worker, and none is to be expected."""
-        return not self.places and bool(self._left_out)
+        return bool(self._left_out) and all(place.state == "leaving" for place in self.places)
 
     def why_none(self) -> str:
         return list(self._left_out.values())[-1] if self._left_out else "its nodes are gone; `ray status` tells"
@@ -214,6 +214,8 @@ class Pool:
         elif call == "told":
             self._listen(place)
             yield from ((place, event) for event in answer)
+        elif call == "close":
+            self._drop(place)
 
     def _started(self, place: Place, about: About) -> None:
         place.about, place.state = about, "started"

@@ -82,7 +82,8 @@ class Confirmer:
 
     def _put(self, trial: Trial) -> None:
         """In the place of what it was."""
-        self.trials = [trial if other.number == trial.number else other for other in self.trials]
+        place = next(i for i, other in enumerate(self.trials) if other.number == trial.number)
+        self.trials[place] = trial
 
     def _measure_on(self, server: int, one: Entrant) -> None:
         trial = self._trial(one)
