@@ -1,0 +1,109 @@
+"""A run on a real Ray cluster of this machine, on whose workers real servers measure."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizer import runtime
+from tests.command_fixtures import Playground, eventually, run_tune
+from tests.local_cluster import NODE_CPUS, LocalCluster, local_cluster
+from tests.repositories import write_sleeper
+
+PROFILE = """\
+model: {repository: models, name: sleeper}
+load: {max_concurrency: 1}
+space:
+  max_batch_size: [1, 2, 4]
+  max_queue_delay_microseconds: [off, 0]
+  instance_group_count: [1]
+"""
+STUDY = ("--sla-p95", "500ms", "--search", "random", "--no-output-check", "--cluster", "auto")
+ROW_SECONDS, GONE_SECONDS = 40.0, 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two nodes, each with room for one trial."""
+    with local_cluster(nodes=2) as found:
+        yield found
+
+
+@pytest.fixture
+def steady(playground: Playground) -> Playground:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    write_sleeper(playground.here / "models", milliseconds=8)
+    (playground.here / "steady.yaml").write_text(PROFILE)
+    return playground
+
+
+def table(playground: Playground) -> str:
+    found = list((playground.here / "results").glob("*/*/trials.csv"))
+    return found[0].read_text() if found else ""
+
+
+def wait_for_a_row(playground: Playground, process: subprocess.Popen[str]) -> None:
+    before = table(playground).count("\n")
+    more = max(before, 1)  # the header
+    assert eventually(lambda: table(playground).count("\n") > more or process.poll() is not None, ROW_SECONDS)
+    assert process.poll() is None, process.communicate()
+
+
+def test_whatever_is_lost_no_measurement_is(cluster: LocalCluster, steady: Playground) -> None:
+    """A worker is killed, the run is interrupted, continued, and a node is killed: it comes to its end as if nothing
+    had happened."""
+    env = {"RAY_ADDRESS": cluster.address}
+    first = steady.start(*STUDY, "--budget", "60s", "--max-trials", "5", "steady.yaml", env=env)
+    wait_for_a_row(steady, first)
+    (killed,) = cluster.workers(0)
+    killed.kill()
+    wait_for_a_row(steady, first)
+    first.send_signal(signal.SIGINT)
+    stdout, stderr = first.communicate(timeout=30)
+    assert (first.returncode, stderr) == (130, ""), stdout
+    assert eventually(lambda: cluster.servers() == [], GONE_SECONDS)
+    before = table(steady)
+
+    (run,) = (steady.here / "results").glob("*/*")
+    second = steady.start("--resume", run, "--budget", "25s", "--json", env=env)
+    wait_for_a_row(steady, second)
+    cluster.raylet(1).kill()
+    stdout, stderr = second.communicate(timeout=90)
+    assert (second.returncode, stderr) == (0, "")
+    assert eventually(lambda: cluster.servers() == [], GONE_SECONDS)
+    assert table(steady).startswith(before)
+    rows = list(csv.DictReader(table(steady).splitlines()))
+    measured = [row for row in rows if not row["confirmation"]]
+    assert {row["trial"] for row in measured} == {"0", "1", "2", "3", "4"}
+    assert len({(row["max_batch_size"], row["dynamic_batching"]) for row in measured}) == 5
+    assert all(row["throughput_infer_per_sec"] for row in measured)
+    document = json.loads(stdout)
+    assert document["trials"] == 5
+    assert document["recommended"]["confirmed"] is not None
+    assert not Path(run, "running.txt").exists()
+
+
+def test_more_cpus_than_any_node_has_are_told(cluster: LocalCluster, steady: Playground) -> None:
+    env = {"RAY_ADDRESS": cluster.address}
+    ended = run_tune(steady, *STUDY, "--cluster-cpus", str(NODE_CPUS + 1), "steady.yaml", env=env)
+    assert ended.code == 3
+    assert ended.complaints == [
+        f"tune: --cluster-cpus {NODE_CPUS + 1}: the largest node of the cluster has {NODE_CPUS}; ask for less"
+    ]
+
+
+def test_a_model_that_needs_a_gpu_is_told(cluster: LocalCluster, steady: Playground) -> None:
+    config = steady.here / "models/sleeper/config.pbtxt"
+    config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
+    ended = run_tune(steady, *STUDY, "steady.yaml", env={"RAY_ADDRESS": cluster.address})
+    assert ended.code == 3
+    assert ended.complaints == [
+        "tune: sleeper: its instances are KIND_GPU, and trials have no GPU: no node of the cluster has one"
+    ]
