@@ -4,9 +4,9 @@
 
 The cluster is local: its nodes are raylets of this machine, and each has room for one trial. The model takes
 LOADING_SECONDS to load and MILLISECONDS for each batch without computing, so that trials side by side hardly take
-each other's CPUs: what is left is what the driver, Ray and the workers add. Searched at random, without confirmation and
-without comparing answers. Prints a Markdown table; the one last measured is kept in cluster.md. The target: at least
-3.5 times the trials per hour on four workers.
+each other's CPUs: what is left is what the driver, Ray and the workers add. Searched at random, without confirmation
+and without comparing answers. Prints a Markdown table; the one last measured is kept in cluster.md. The target: at
+least 3.5 times the trials per hour on four workers.
 """
 
 from __future__ import annotations
