@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: a head that serves nothing, and nodes with more CPUs than there are."""
+"""A Ray cluster on this machine, of nodes with more CPUs than there are."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ def local_cluster(nodes: int) -> Iterator[LocalCluster]:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", MARK: uuid.uuid4().hex}  # Ray reports to its maker
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    head = {"num_cpus": NODE_CPUS, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     found = LocalCluster(Cluster(initialize_head=True, head_node_args=head), os.environ[MARK])
+    found.nodes.append(found.ray.head_node)
     try:
-        for _ in range(nodes):
+        for _ in range(nodes - 1):
             found.add_node()
         yield found
     finally:

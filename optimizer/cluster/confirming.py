@@ -9,7 +9,7 @@ from optimizer.budget import Budget
 from optimizer.cluster.events import Broken, Confirmed, Failed, Measured
 from optimizer.cluster.jobs import ConfirmJob
 from optimizer.cluster.keeper import Keeper
-from optimizer.cluster.pool import Lost, Place
+from optimizer.cluster.place import Lost, Place
 from optimizer.cluster.workers import Workers
 from optimizer.crashes import CRASHES
 from optimizer.trial import Confirmation, Trial

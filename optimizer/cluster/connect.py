@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import signal
 import socket
@@ -37,7 +38,7 @@ def connected(address: str) -> Iterator[Any]:
     with _quiet():
         try:
             with _own_signals():
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except Exception as error:  # of a client that cannot connect anything may come
             raise EnvironmentFault(f"--cluster {address}: {told(error)}") from None
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.cluster.events import Broken, Ended, Measured
 from optimizer.cluster.jobs import SearchJob
 from optimizer.cluster.keeper import Keeper
-from optimizer.cluster.pool import Happening, Joined, Lost, Place
+from optimizer.cluster.place import Happening, Joined, Lost, Place
 from optimizer.cluster.unfinished import Unfinished
 from optimizer.cluster.workers import Workers
 from optimizer.course import Course

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optimizer.cluster.events import Failed, Finished, Measured, Said, Started
-from optimizer.cluster.pool import Happening
+from optimizer.cluster.place import Happening
 from optimizer.cluster.worker import REFERENCES
 from optimizer.measuring import Record, Watcher
 from optimizer.store.disk import write_whole

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from optimizer.cluster.events import Event
+from optimizer.cluster.alike import Kind, kind, usual
 from optimizer.cluster.jobs import ConfirmJob, Job
 from optimizer.cluster.parcel import Parcel
+from optimizer.cluster.place import Happening, Joined, Lost, Place
 from optimizer.cluster.share import Node, Share, read_nodes
 from optimizer.cluster.worker import About, Worker, check_version
-from optimizer.errors import EnvironmentFault, TuneError
+from optimizer.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.machine.fingerprint import Fingerprint
-from optimizer.machine.hardware import Hardware
 from optimizer.options import RunOptions
 from optimizer.untrusted import one_line
 
@@ -25,36 +24,6 @@ FIRST_SECONDS = 60.0  # to the first worker, before the user is told what is wai
 OTHERS_SECONDS = 3.0  # that the others get once there is one, before it is decided whose hardware counts
 CLOSE_SECONDS = 5.0
 CALLS_AT_ONCE = 4  # of one worker: work, telling, closing
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The worker can be sent work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The worker is gone, and what it was doing with it."""
-
-    reason: str
-
-
-Happening: TypeAlias = Event | Joined | Lost
-
-
-@dataclass(eq=False)
-class Place:
-    """One worker. ``about`` is known once it has started."""
-
-    actor: Any
-    node: Node
-    state: Literal["starting", "started", "furnishing", "ready", "leaving"] = "starting"
-    about: About | None = None
-    waited: dict[Any, str] = field(default_factory=dict)  # what its answers are to: a call's name by Ray's reference
-
-    @property
-    def host(self) -> str:
-        return self.about.host if self.about else self.node.host
 
 
 class Pool:
@@ -68,7 +37,7 @@ class Pool:
         self._left_out: dict[str, str] = {}  # why, by the node's id
         self._actor = ray.remote(Worker)
         self._parcel: Any = None
-        self._kind: tuple[object, ...] | None = None  # of hardware, that counts
+        self._kind: Kind | None = None  # that counts
         self._fingerprint: Fingerprint | None = None
         self._looked = -LOOK_SECONDS
 
@@ -83,8 +52,8 @@ class Pool:
             if started and alone_since is None:
                 alone_since = now
             if alone_since is not None and (len(started) == len(self.places) or now - alone_since > OTHERS_SECONDS):
-                about = _usual(started, wanted)
-                self._kind = _kind(about.hardware)
+                about = usual(started, wanted)
+                self._kind = kind(about)
                 return about
             if self.is_hopeless:
                 raise EnvironmentFault(f"--cluster: no node can be used: {self.why_none()}")
@@ -190,10 +159,13 @@ class Pool:
         more, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
         for ref in dict.fromkeys([*answered, *more]):
             place = asked[ref]
-            if place in self.places:
-                yield from self._answered(place, place.waited.pop(ref), ref)
+            if place in self.places and (call := place.waited.pop(ref, None)):
+                yield from self._answered(place, call, ref)
 
     def _answered(self, place: Place, call: str, ref: Any) -> Iterator[tuple[Place, Happening]]:
+        if call == "close":
+            self._drop(place)
+            return
         try:
             answer = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
@@ -202,9 +174,6 @@ class Pool:
             return
         except self._ray.exceptions.RayError as error:
             self._drop(place)
-            if call == "about" and "creation task" in str(error):
-                self._left_out[place.node.id] = f"{place.host} is left out: {_last_line(error)}"
-                self._tell(self._left_out[place.node.id])
             yield place, Lost(_last_line(error))
             return
         if call == "about":
@@ -214,8 +183,6 @@ class Pool:
         elif call == "told":
             self._listen(place)
             yield from ((place, event) for event in answer)
-        elif call == "close":
-            self._drop(place)
 
     def _started(self, place: Place, about: About) -> None:
         place.about, place.state = about, "started"
@@ -231,7 +198,7 @@ class Pool:
 
     def _check_kind(self, place: Place) -> None:
         assert place.about is not None
-        if _kind(place.about.hardware) != self._kind:
+        if kind(place.about) != self._kind:
             self.leave_out(place, f"{place.about.hardware}: measurements there would not be comparable")
             return
         place.state = "furnishing"
@@ -252,22 +219,16 @@ class Pool:
         place.waited[place.actor.told.remote(TOLD_SECONDS)] = "told"
 
     def _refused(self, place: Place, call: str, error: Any) -> None:
-        """A fault of the node's leaves it out; one of tune's own is raised."""
+        """A fault of the node's leaves it out; one of tune's own is raised, as is what no node could do."""
         cause = getattr(error, "cause", None)
-        if not isinstance(cause, TuneError):
+        if call == "about" and "No module named 'optimizer'" in str(error):
+            self.leave_out(place, "it has no tritune; pip install 'tritune[ray]' there")
+        elif call == "furnish" and isinstance(cause, BadInputError):
+            raise BadInputError(str(cause)) from None
+        elif isinstance(cause, TuneError):
+            self.leave_out(place, str(cause))
+        else:
             raise error
-        self.leave_out(place, str(cause))
-
-
-def _kind(hardware: Hardware) -> tuple[object, ...]:
-    return hardware.cpu, hardware.cpu_count, hardware.gpus
-
-
-def _usual(started: list[About], wanted: Fingerprint | None) -> About:
-    kinds = [_kind(about.hardware) for about in started]
-    if wanted is not None and (kind := (wanted.cpu, wanted.cpu_count, wanted.gpus)) in kinds:
-        return started[kinds.index(kind)]
-    return max(started, key=lambda about: kinds.count(_kind(about.hardware)))
 
 
 def _last_line(error: Exception) -> str:

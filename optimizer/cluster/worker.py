@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -57,7 +57,7 @@ class Worker:
         self._options, self._own_cpus, self._own_gpus, self._node_cpus = options, own_cpus, own_gpus, node_cpus
         self._outbox = Outbox()
         self._deadline = 0.0
-        self._told_references = False
+        self._told_references = self._closed = False
 
     def about(self) -> About:
         """Takes its CPUs. Raises TuneError where this node cannot do what is asked."""
@@ -98,33 +98,44 @@ class Worker:
 
     def run(self, job: SearchJob) -> None:
         """Ends with Ended or Broken among what is told."""
-        self._deadline = time.monotonic() + job.seconds_left
-        self._runner.log = None
-        try:
-            self._compare_with(job.references)
-            trial = self._runner.run(job.trial, job.role, job.rules)
-        except TuneError as error:
-            self._outbox.put(_broken(error))
-            return
-        self._outbox.put(Ended(trial, _tail(self._runner.log), self._references(), self._target.server_version))
+        with self._faults_told():
+            self._search(job)
 
     def confirm(self, job: ConfirmJob) -> None:
         """Ends with Confirmed or Broken among what is told."""
-        speed, budget = SpeedLog(), Budget(job.seconds_left)
+        with self._faults_told():
+            self._confirm(job)
+
+    @contextlib.contextmanager
+    def _faults_told(self) -> Iterator[None]:
         try:
-            self._compare_with(job.references)
-            confirmer = Confirmer(
-                self._task.problem, self._target, self._measuring, budget, list(job.trials), speed.probe
-            )
-            trials = confirmer.run(self._task.baseline)
+            yield
         except TuneError as error:
-            self._outbox.put(_broken(error))
-            return
+            self._outbox.put(Broken(str(error), _tail(error.log), isinstance(error, BadInputError)))
+        except Exception:
+            if not self._closed:  # else nobody waits for it
+                raise
+
+    def _search(self, job: SearchJob) -> None:
+        self._deadline = time.monotonic() + job.seconds_left
+        self._runner.log = None
+        self._compare_with(job.references)
+        trial = self._runner.run(job.trial, job.role, job.rules)
+        self._outbox.put(Ended(trial, _tail(self._runner.log), self._references(), self._target.server_version))
+
+    def _confirm(self, job: ConfirmJob) -> None:
+        speed, budget = SpeedLog(), Budget(job.seconds_left)
+        self._compare_with(job.references)
+        confirmer = Confirmer(
+            self._task.problem, self._target, self._measuring, budget, list(job.trials), speed.probe
+        )
+        trials = confirmer.run(self._task.baseline)
         notes = tuple(note for note in (self._measuring.guard.note, speed.note()) if note)
         self._outbox.put(Confirmed(tuple(trials), notes, self._target.server_version))
 
     def close(self) -> None:
         """Leave nothing on the node. May be called whatever else is going on."""
+        self._closed = True
         with contextlib.suppress(AttributeError):  # it was not furnished
             self._target.close()
         with contextlib.suppress(AttributeError):
@@ -169,10 +180,6 @@ def check_version(about: About) -> None:
     """Raises BadInputError where a worker is of another version than the driver."""
     if about.version != (own := metadata.version("tritune")):
         raise BadInputError(f"has tritune {about.version}, and here it is {own}; install the same there")
-
-
-def _broken(error: TuneError) -> Broken:
-    return Broken(str(error), _tail(error.log), isinstance(error, BadInputError))
 
 
 def _tail(log: Path | None) -> str:

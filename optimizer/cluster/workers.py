@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from optimizer.cluster.events import Broken, Confirmed, Ended
 from optimizer.cluster.jobs import Job
-from optimizer.cluster.pool import Happening, Place, Pool
+from optimizer.cluster.place import Happening, Place
+from optimizer.cluster.pool import Pool
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.stopwatch import Stopwatch
 
