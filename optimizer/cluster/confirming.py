@@ -9,8 +9,7 @@ from optimizer.budget import Budget
 from optimizer.cluster.events import Broken, Confirmed, Failed, Measured
 from optimizer.cluster.jobs import ConfirmJob
 from optimizer.cluster.keeper import Keeper
-from optimizer.cluster.place import Lost, Place
-from optimizer.cluster.workers import Workers
+from optimizer.cluster.place import Crew, Lost, Place
 from optimizer.crashes import CRASHES
 from optimizer.trial import Confirmation, Trial
 
@@ -19,7 +18,7 @@ from optimizer.trial import Confirmation, Trial
 class Confirming:
     """``notes``: what the user should know of how it went."""
 
-    workers: Workers
+    workers: Crew
     keeper: Keeper
     budget: Budget
     notes: list[str] = field(default_factory=list)

@@ -9,9 +9,8 @@ from pathlib import Path
 from optimizer.cluster.events import Broken, Ended, Measured
 from optimizer.cluster.jobs import SearchJob
 from optimizer.cluster.keeper import Keeper
-from optimizer.cluster.place import Happening, Joined, Lost, Place
+from optimizer.cluster.place import Crew, Happening, Joined, Lost, Place
 from optimizer.cluster.unfinished import Unfinished
-from optimizer.cluster.workers import Workers
 from optimizer.course import Course
 from optimizer.crashes import CRASHES
 from optimizer.trial import Trial
@@ -21,7 +20,7 @@ from optimizer.trial import Trial
 class Driver:
     """Drives the search of one study over ``workers``."""
 
-    workers: Workers
+    workers: Crew
     course: Course
     keeper: Keeper
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from optimizer.cluster.events import Event
+from optimizer.cluster.jobs import Job
 from optimizer.cluster.share import Node
 from optimizer.cluster.worker import About
 
@@ -38,3 +39,17 @@ class Place:
     @property
     def host(self) -> str:
         return self.about.host if self.about else self.node.host
+
+
+class Crew(Protocol):
+    """The workers as a study sees them."""
+
+    def ready(self) -> list[Place]:
+        """Those that can be sent work, whether or not they have some."""
+        ...
+
+    def send(self, place: Place, job: Job) -> None: ...
+
+    def happened(self) -> list[tuple[Place, Happening]]:
+        """What has happened, after a short wait where nothing has. Raises TuneError where nobody can go on."""
+        ...

@@ -21,6 +21,7 @@ from optimizer.deploy.seen_gpus import SeenGpus
 from optimizer.errors import BadInputError, EnvironmentFault
 from optimizer.machine.cpus import Placement
 from optimizer.machine.fingerprint import Fingerprint
+from optimizer.open_loop.arrivals import arrivals
 from optimizer.options import RunOptions
 from optimizer.stack import Stack
 from optimizer.stopwatch import Stopwatch
@@ -75,6 +76,7 @@ def on_cluster(
     """Workers on the cluster that ``options`` names, gone at the end. ``wanted`` is that of a run which is continued.
     Raises EnvironmentFault where there is none that can be used."""
     assert options.cluster is not None
+    arrivals(options.arrivals)  # a file that is none is told before anything is started
     with stopwatch.set_up(), contextlib.ExitStack() as undo:
         ray = undo.enter_context(connected(options.cluster))
         share = share_of(read_nodes(ray.nodes()), options.cluster_cpus)

@@ -16,6 +16,7 @@ from optimizer.budget import Budget
 from optimizer.cluster import held_cpus
 from optimizer.cluster.events import Broken, Confirmed, Ended, Event, Outbox
 from optimizer.cluster.jobs import ConfirmJob, SearchJob
+from optimizer.cluster.orphans import end_with_parent
 from optimizer.cluster.parcel import Parcel, unpack
 from optimizer.confirm.confirmer import Confirmer
 from optimizer.deploy import leftovers
@@ -36,6 +37,7 @@ from optimizer.untrusted import read_tail
 
 LOG_BYTES = 1 << 16
 REFERENCES = "reference*.npz"
+DEFAULT_ARRIVALS = RunOptions("").arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,13 @@ class Worker:
 
     def about(self) -> About:
         """Takes its CPUs. Raises TuneError where this node cannot do what is asked."""
+        end_with_parent()
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the server is to find what it finds without Ray
         if not self._own_gpus:
             os.environ[CHOSEN] = ""
         note = self._take_cpus()
-        self._stack = Stack.detect(self._options, Stopwatch(), self._outbox.say)
+        before = replace(self._options, arrivals=DEFAULT_ARRIVALS)  # a file of them has yet to come
+        self._stack = Stack.detect(before, Stopwatch(), self._outbox.say)
         self._folder = leftovers.new_folder()
         return About(
             socket.gethostname(),
