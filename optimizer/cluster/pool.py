@@ -34,6 +34,7 @@ class Pool:
         self._ray, self._options, self._share, self._say = ray, options, share, say
         self.places: list[Place] = []
         self.notes: list[str] = []
+        self._nodes: list[Node] = []
         self._left_out: dict[str, str] = {}  # why, by the node's id
         self._actor = ray.remote(Worker)
         self._parcel: Any = None
@@ -99,8 +100,9 @@ class Pool:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether there is no worker, and none is to be expected."""
-        return bool(self._left_out) and all(place.state == "leaving" for place in self.places)
+        """Whether there is no worker, and none is to be expected: each node is left out."""
+        others = [node for node in self._nodes if node.id not in self._left_out and self._share.rooms(node)]
+        return bool(self._left_out) and not others and all(place.state == "leaving" for place in self.places)
 
     def why_none(self) -> str:
         return list(self._left_out.values())[-1] if self._left_out else "its nodes are gone; `ray status` tells"
@@ -120,7 +122,8 @@ class Pool:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        for node in read_nodes(self._ray.nodes()):
+        self._nodes = read_nodes(self._ray.nodes())
+        for node in self._nodes:
             there = sum(place.node.id == node.id for place in self.places)
             for _ in range(self._share.rooms(node) - there if node.id not in self._left_out else 0):
                 self._begin(node)
