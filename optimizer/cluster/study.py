@@ -93,7 +93,7 @@ def _stack(
 ) -> Stack:
     server, client = about.placement.server, about.placement.client
     apart = "" if server & client else f", {len(client)} of them for the load generator"
-    note = f"each trial had {share} of a node of the cluster for itself{apart}"
+    note = f"each trial took {share} of a node of the cluster{apart}"
     placed = Placement(server, client, note)
     return Stack(
         options, about.hardware, SeenGpus(about.hardware.gpus, fault=about.gpus_fault), stopwatch, say, placed
