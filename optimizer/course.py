@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 from objectives import pareto
@@ -107,9 +106,7 @@ class Course:
         )
 
     def _numbered(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:
-        """The first number that is free: a trial that ran beside others may have left nothing."""
-        taken = {trial.number for trial in (*self.trials, *running)}
-        return Trial(next(number for number in count() if number not in taken), candidate)
+        return Trial(max((trial.number for trial in (*self.trials, *running)), default=-1) + 1, candidate)
 
     def _is_over(self, running: Sequence[Trial]) -> bool:
         begun = len(self.trials) + len(running)

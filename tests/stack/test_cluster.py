@@ -89,7 +89,7 @@ def test_whatever_is_lost_no_measurement_is(cluster: LocalCluster, steady: Playg
     assert eventually(lambda: cluster.servers() == [], GONE_SECONDS)
     assert table(steady).startswith(before)
     measured = [row for row in rows(steady) if not row["confirmation"]]
-    assert {row["trial"] for row in measured} == {"0", "1", "2", "3", "4"}
+    assert len({row["trial"] for row in measured}) == 5
     assert len({(row["max_batch_size"], row["dynamic_batching"]) for row in measured}) == 5
     assert all(row["throughput_infer_per_sec"] for row in measured)
     info = json.loads(Path(run, "run.json").read_text())
