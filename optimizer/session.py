@@ -14,7 +14,6 @@ from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import CONFIRM_SHARE, Budget, spent_seconds
 from optimizer.command_line import command_line
 from optimizer.confirm.confirmer import Confirmer
-from optimizer.course import Course
 from optimizer.errors import BadInputError, TuneError
 from optimizer.interfaces import Searcher
 from optimizer.machine.fingerprint import Fingerprint
@@ -159,7 +158,10 @@ def _study(
                 with stopwatch.confirming():
                     confirmer = Confirmer(what.problem, target, measuring, budget, trials, speed.probe)
                     trials = confirmer.run(what.baseline)
-    return trials, _notes(what, trials, tuner.satisfied, measuring.guard.note, speed.note())
+    satisfied = SATISFIED if tuner.satisfied and len(trials) < len(what.problem.space) else ""
+    throttled = throttle_note([one.gpu_throttling for one in _measured(trials)])
+    notes = (measuring.guard.note, speed.note(), throttled, satisfied)
+    return trials, tuple(note for note in notes if note)
 
 
 def _study_on(
@@ -172,34 +174,11 @@ def _study_on(
     watch: WatcherMaker,
     confirm_share: float,
 ) -> tuple[list[Trial], tuple[str, ...]]:
-    """As ``_study``, on the workers of a cluster: what was spent, several of them spent at the same time."""
-    from optimizer.cluster.keeper import Keeper
-
-    stack, pool = cluster.stack, cluster.workers.pool
-    options, stopwatch = stack.options, stack.stopwatch
-    with record.naming(cluster.workers):
-        if options.search == "simulated":
-            with stopwatch.set_up():
-                compile_ahead(stack.say)
-        spent /= max(1, len(pool.places))
-        budget = Budget(options.budget_seconds, options.max_trials, spent, confirm_share)
-        with watch(what.problem, budget, stack.hardware) as watcher:
-            keeper = Keeper(table, watcher, record.folder, stack.say)
-            with stopwatch.searching():
-                searcher = search()
-            course = Course(what.problem, searcher, budget, stopwatch, what.comparisons())
-            trials, notes = cluster.search(course, keeper), list[str]()
-            if confirm_share > 0:
-                with stopwatch.confirming():
-                    trials, notes = cluster.confirm(keeper, budget, trials)
-    return trials, _notes(what, trials, course.satisfied, *pool.notes, *notes)
-
-
-def _notes(what: Task, trials: list[Trial], satisfied: bool, *notes: str) -> tuple[str, ...]:
-    """``notes`` and those that follow from the trials."""
-    early = SATISFIED if satisfied and len(trials) < len(what.problem.space) else ""
-    throttled = throttle_note([one.gpu_throttling for one in _measured(trials)])
-    return tuple(note for note in (*notes, throttled, early) if note)
+    """As ``_study``, on the workers of a cluster."""
+    found = cluster.run(what, record, table, search, spent, watch, confirm_share)
+    early = SATISFIED if found.satisfied and len(found.trials) < len(what.problem.space) else ""
+    throttled = throttle_note([one.gpu_throttling for one in _measured(found.trials)])
+    return found.trials, tuple(note for note in (*found.notes, throttled, early) if note)
 
 
 def _elsewhere(

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from optimizer.batcher.ahead import compile_ahead
 from optimizer.budget import Budget
 from optimizer.cluster.confirming import Confirming
 from optimizer.cluster.connect import connected
@@ -19,16 +20,28 @@ from optimizer.cluster.workers import Workers
 from optimizer.course import Course
 from optimizer.deploy.seen_gpus import SeenGpus
 from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.interfaces import Searcher
 from optimizer.machine.cpus import Placement
 from optimizer.machine.fingerprint import Fingerprint
 from optimizer.open_loop.arrivals import arrivals
 from optimizer.options import RunOptions
-from optimizer.stack import Stack
+from optimizer.stack import Stack, WatcherMaker
 from optimizer.stopwatch import Stopwatch
+from optimizer.store.run_record import RunRecord
+from optimizer.store.trials_table import TrialsTable
 from optimizer.task import Task
 from optimizer.trial import SERVER_CPUS, Trial
 
 ON_GPU = "KIND_GPU"
+
+
+@dataclass(frozen=True)
+class Found:
+    """All trials; whether the searcher ended the search, not the budget; what the user should know of it."""
+
+    trials: list[Trial]
+    satisfied: bool
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -59,14 +72,35 @@ class ClusterStudy:
             self.stack.say(f"{what.source.name} is served on CPUs, and each trial takes a GPU: see --cluster-cpus")
         return self.workers.pool.furnish(pack(what, self.stack.options))
 
-    def search(self, course: Course, keeper: Keeper) -> list[Trial]:
-        """All trials by number, once the search is over."""
-        return Driver(self.workers, course, keeper).run()
-
-    def confirm(self, keeper: Keeper, budget: Budget, trials: list[Trial]) -> tuple[list[Trial], list[str]]:
-        """The trials with their confirmations, and notes of how it went."""
-        confirming = Confirming(self.workers, keeper, budget)
-        return confirming.run(trials), confirming.notes
+    def run(
+        self,
+        what: Task,
+        record: RunRecord,
+        table: TrialsTable,
+        search: Callable[[], Searcher],
+        spent: float,
+        watch: WatcherMaker,
+        confirm_share: float,
+    ) -> Found:
+        """Search, then confirm. ``spent`` seconds of the budget were several trials' at the same time."""
+        options, stopwatch, pool = self.stack.options, self.stack.stopwatch, self.workers.pool
+        with record.naming(self.workers):
+            if options.search == "simulated":
+                with stopwatch.set_up():
+                    compile_ahead(self.stack.say)
+            spent /= max(1, len(pool.places))
+            budget = Budget(options.budget_seconds, options.max_trials, spent, confirm_share)
+            with watch(what.problem, budget, self.stack.hardware) as watcher:
+                keeper = Keeper(table, watcher, record.folder, self.stack.say)
+                with stopwatch.searching():
+                    searcher = search()
+                course = Course(what.problem, searcher, budget, stopwatch, what.comparisons())
+                trials = Driver(self.workers, course, keeper).run()
+                confirming = Confirming(self.workers, keeper, budget)
+                if confirm_share > 0:
+                    with stopwatch.confirming():
+                        trials = confirming.run(trials)
+        return Found(trials, course.satisfied, (*pool.notes, *confirming.notes))
 
 
 @contextlib.contextmanager
