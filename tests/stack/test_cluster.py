@@ -13,7 +13,7 @@ import pytest
 
 from optimizer import runtime
 from tests.command_fixtures import Playground, eventually, run_tune
-from tests.local_cluster import NODE_CPUS, LocalCluster, local_cluster
+from tests.local_cluster import LocalCluster, local_cluster
 from tests.repositories import write_sleeper
 
 PROFILE = """\
@@ -25,7 +25,7 @@ space:
   instance_group_count: [1]
 """
 STUDY = ("--sla-p95", "500ms", "--search", "random", "--no-output-check", "--cluster", "auto")
-ROW_SECONDS, GONE_SECONDS = 40.0, 10.0
+ROW_SECONDS, GONE_SECONDS = 60.0, 10.0
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +95,6 @@ def test_whatever_is_lost_no_measurement_is(cluster: LocalCluster, steady: Playg
     info = json.loads(Path(run, "run.json").read_text())
     assert (info["status"], info["result"]["trials"]) == ("interrupted", 5)
     assert not Path(run, "running.txt").exists()
-
-
-def test_more_cpus_than_any_node_has_are_told(cluster: LocalCluster, steady: Playground) -> None:
-    env = {"RAY_ADDRESS": cluster.address}
-    ended = run_tune(steady, *STUDY, "--cluster-cpus", str(NODE_CPUS + 1), "steady.yaml", env=env)
-    assert ended.code == 3
-    assert ended.complaints == [
-        f"tune: --cluster-cpus {NODE_CPUS + 1}: the largest node of the cluster has {NODE_CPUS}; ask for less"
-    ]
 
 
 def test_a_model_that_needs_a_gpu_is_told(cluster: LocalCluster, steady: Playground) -> None:
