@@ -20,8 +20,8 @@ PROFILE = """\
 model: {repository: models, name: sleeper}
 load: {max_concurrency: 1}
 space:
-  max_batch_size: [1, 2, 4]
-  max_queue_delay_microseconds: [off, 0]
+  max_batch_size: [2, 4, 8]
+  max_queue_delay_microseconds: [off, 0, 1000]
   instance_group_count: [1]
 """
 STUDY = ("--sla-p95", "500ms", "--search", "random", "--no-output-check", "--cluster", "auto")
@@ -90,7 +90,8 @@ def test_whatever_is_lost_no_measurement_is(cluster: LocalCluster, steady: Playg
     assert table(steady).startswith(before)
     measured = [row for row in rows(steady) if not row["confirmation"]]
     assert len({row["trial"] for row in measured}) == 5
-    assert len({(row["max_batch_size"], row["dynamic_batching"]) for row in measured}) == 5
+    settings = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "preferred_batch_sizes")
+    assert len({tuple(row[name] for name in settings) for row in measured}) == 5
     assert all(row["throughput_infer_per_sec"] for row in measured)
     info = json.loads(Path(run, "run.json").read_text())
     assert (info["status"], info["result"]["trials"]) == ("interrupted", 5)
