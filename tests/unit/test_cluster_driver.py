@@ -36,11 +36,12 @@ LOADS = tuple(LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32))
 @dataclass
 class Played:
     """Workers of which ``is_lost`` says which loses its trial after the first measurement. The first that was sent
-    work has done it first."""
+    work has done it first, or last."""
 
     count: int
     is_lost: Callable[[SearchJob], bool] = lambda job: False
     confirmations_lost: int = 0
+    newest_first: bool = False
     jobs: list[Job] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class Played:
         self._at_work.append((place, job))
 
     def happened(self) -> list[tuple[Place, Happening]]:
-        place, job = self._at_work.pop(0)
+        place, job = self._at_work.pop(-1 if self.newest_first else 0)
         if isinstance(job, ConfirmJob):
             self.confirmations_lost -= 1
             return [(place, Lost("killed") if self.confirmations_lost >= 0 else Confirmed(job.trials, (), "2.51"))]
@@ -101,6 +102,13 @@ def test_no_configuration_is_tried_twice(bench: Bench) -> None:
     assert trials[0].candidate == BASELINE
     assert bench.keeper().table.read() == trials
     assert Unfinished(bench.folder.path).read() == set()
+
+
+def test_each_configuration_is_tried_once_until_none_is_left(bench: Bench) -> None:
+    """What runs from the beginning to the end, too."""
+    trials = bench.driver(Played(4, newest_first=True), max_trials=100).run()
+    canonical = bench.problem.space.canonical
+    assert len({canonical(trial.candidate) for trial in trials}) == len(trials) == len(bench.problem.space)
 
 
 def test_a_lost_trial_goes_on_where_it_was(bench: Bench) -> None:
