@@ -59,6 +59,8 @@ def command_line(options: RunOptions) -> str:
         else None,
         "--server-cpus": options.server_cpus,
         "--client-cpus": options.client_cpus,
+        "--cluster": options.cluster,
+        "--cluster-cpus": options.cluster_cpus,
         "--storage": without_password(options.storage),
         "--join": options.join,
         "--out": options.out if options.out != default.out else None,

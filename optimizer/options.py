@@ -71,6 +71,8 @@ class RunOptions:
     arrivals: str = "poisson"  # or constant, or a file; of the rate
     server_cpus: str | None = None  # such as 0-3
     client_cpus: str | None = None
+    cluster: str | None = None  # auto, or ray://host:port; cluster_cpus are those of a trial there
+    cluster_cpus: int | None = None
     storage: str | None = None
     join: str | None = None  # a study in that storage, which other workers share
     out: str = "results"

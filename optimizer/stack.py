@@ -56,13 +56,15 @@ WatcherMaker = Callable[[Problem, Budget, Hardware], AbstractContextManager[Watc
 @dataclass(frozen=True)
 class Stack:
     """What is measured with. ``hardware`` is this machine with the GPUs that serve; its CPU is told as that of
-    another machine where that one serves. ``say`` gets a line for each slow preparation."""
+    another machine where that one serves. ``say`` gets a line for each slow preparation. ``placed``: where server and
+    load generator run, for whoever has been told; None: it follows from the CPUs of this process."""
 
     options: RunOptions
     hardware: Hardware
     gpus: SeenGpus
     stopwatch: Stopwatch
     say: Callable[[str], None]
+    placed: Placement | None = None
 
     @classmethod
     def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Stack:
@@ -88,7 +90,7 @@ class Stack:
     def task(self) -> Task:
         """The model, found or built, and what is to be reached. Raises BadInputError."""
         with self.stopwatch.set_up():
-            seen = replace(self.hardware, cpu_count=len(self._placement().server))
+            seen = replace(self.hardware, cpu_count=len(self.placement().server))
             found = task.prepare(self.options, seen, self.say)
             if "energy" in self.options.objectives and not found.on_gpu:
                 raise EnvironmentFault(NO_POWER)
@@ -114,7 +116,7 @@ class Stack:
             what.problem.space,
             self.options,
             log=folder.server_log,
-            cpus=self._placement(what).server,
+            cpus=self.placement(what).server,
             gpus=self._needs_gpus(what),
             metrics=self.gpus.metrics,
             stopwatch=self.stopwatch,
@@ -133,7 +135,7 @@ class Stack:
         return f"measured on the server at {where}: the model was loaded afresh, the server ran on"
 
     def measuring(self, what: Task, folder: RunFolder, table: Record, watcher: Watcher) -> Measuring:
-        placement = self._placement(what)
+        placement = self.placement(what)
         client = placement.server | placement.client if self._is_remote else placement.client
         load_generator: LoadGenerator = self._load_generator(what, folder, client)
         if what.source.concurrent:
@@ -200,8 +202,10 @@ class Stack:
         }
         return Guards({what.source.name: own, **beside}) if beside else own
 
-    def _placement(self, what: Task | None = None) -> Placement:
+    def placement(self, what: Task | None = None) -> Placement:
         """``what`` may list CPUs of the server to choose from: the load generator gets none of them."""
+        if self.placed is not None:
+            return self.placed
         choices = what.problem.space.fields.get(SERVER_CPUS, ()) if what else ()
         texts = [self.options.server_cpus] if self.options.server_cpus else [str(choice) for choice in choices]
         server = frozenset[int]().union(*map(cpus.parse, texts)) or None
@@ -214,7 +218,7 @@ class Stack:
         own = f"served by tritune's own Python-based {backend} backend: a production build's native one is faster"
         notes = [
             own if backend in ("onnxruntime", "pytorch") and self.options.target == "embedded" else "",
-            "" if self._is_remote else self._placement(what).note,
+            "" if self._is_remote else self.placement(what).note,
             self.where(),
             what.request_note,
         ]

@@ -34,6 +34,11 @@ class Stopwatch:
         """Ranking what could be deployed next."""
         return self._spend("search")
 
+    def cluster(self) -> contextlib.AbstractContextManager[None]:
+        """Waiting for workers, whatever they do; among what is reported where there are some."""
+        self._spent.setdefault("cluster", 0.0)
+        return self._spend("cluster")
+
     @contextlib.contextmanager
     def confirming(self) -> Iterator[None]:
         """The last phase, told apart from the search; the server and the load generator work in it as well."""

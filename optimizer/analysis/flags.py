@@ -40,6 +40,8 @@ class Flags(TypedDict, total=False):
     measurement_interval: str
     server_cpus: str
     client_cpus: str
+    cluster: str
+    cluster_cpus: int
     request_batch_size: Number
     input_data: str | Path
     shape: list[str]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from objectives.metrics import METRICS
 from objectives.sla import parse_bytes, parse_rate
+from optimizer.arguments.cluster import add_cluster, cluster, cluster_address
 from optimizer.arguments.requests import add_requests, requests
 from optimizer.arguments.target import add_target, address, target
 from optimizer.arguments.values import (
@@ -42,7 +43,17 @@ if TYPE_CHECKING:
 LONGEST_STUDY_NAME = 400
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # that is memory, on a GPU
-ANEW = ("budget", "max_trials", "storage", "header", "out", "json", "no_report", "log")  # may be given with --resume
+ANEW = (
+    "budget",
+    "max_trials",
+    "storage",
+    "cluster",
+    "header",
+    "out",
+    "json",
+    "no_report",
+    "log",
+)  # may be given with --resume
 EPILOG = """\
 commands:
   tune [run] MODEL    find the best configuration (this page)
@@ -170,6 +181,7 @@ def _run_parser() -> argparse.ArgumentParser:
     tuned.add_argument("--client-cpus", metavar="CPUS", help="that the load generator runs on, such as 4-5")
     add_requests(parser.add_argument_group("what is sent"))
     add_target(parser)
+    add_cluster(parser)
     search = parser.add_argument_group("how long and how")
     search.add_argument("--budget", metavar="TIME", help="wall time of the whole search: 5m, 90s (4m)")
     search.add_argument("--max-trials", metavar="N", help="configurations to try, the baselines included")
@@ -255,6 +267,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         server_cpus=_cpus("--server-cpus", given.server_cpus),
         client_cpus=_cpus("--client-cpus", given.client_cpus),
         arrivals=given.arrivals or default.arrivals,
+        **cluster(given),
         storage=given.storage,
         join=_study_name(given),
         out=given.out,
@@ -344,6 +357,7 @@ def _resumed(given: argparse.Namespace, budget: float | None, trials: int | None
         budget_seconds=options.budget_seconds if budget is None else budget,
         max_trials=options.max_trials if trials is None else trials,
         storage=given.storage or options.storage,
+        cluster=cluster_address(given) or options.cluster,
         headers=tuple(given.header or options.headers),
     )
     if options.storage and HIDDEN in options.storage:

@@ -35,7 +35,7 @@ MOST_LOST = 1  # measurements that give no figures, on one server: measured agai
 
 @dataclass
 class Confirmer:
-    """Goes on where ``trials`` end, whose numbers are their places; what it measures is in the table at once.
+    """Goes on where ``trials`` end; what it measures is in the table at once.
 
     ``probe`` is called between two servers: it looks at how fast the machine is.
     """
@@ -53,7 +53,7 @@ class Confirmer:
         for _ in range(ATTEMPTS):
             entrants = plan(self.trials, self.problem, baseline, self.budget.left_seconds())
             self.measure(entrants)
-            left = {one.candidate for one in entrants if self.trials[one.trial].status == "ok"}
+            left = {one.candidate for one in entrants if self._trial(one).status == "ok"}
             finalists = left - {baseline} or left
             if finalists - {baseline} or all(one.candidate == baseline for one in entrants):
                 break
@@ -74,11 +74,19 @@ class Confirmer:
         for server in range(1, SERVERS + 1):
             self.probe()
             for one in entrants:
-                if done(self.trials[one.trial], one, server) < one.windows and self.budget.left_seconds() > 0:
+                if done(self._trial(one), one, server) < one.windows and self.budget.left_seconds() > 0:
                     self._measure_on(server, one)
 
+    def _trial(self, one: Entrant) -> Trial:
+        return next(trial for trial in self.trials if trial.number == one.trial)
+
+    def _put(self, trial: Trial) -> None:
+        """In the place of what it was."""
+        place = next(i for i, other in enumerate(self.trials) if other.number == trial.number)
+        self.trials[place] = trial
+
     def _measure_on(self, server: int, one: Entrant) -> None:
-        trial = self.trials[one.trial]
+        trial = self._trial(one)
         if trial.status == "failed":
             return
         watcher = self.measuring.watcher
@@ -90,9 +98,9 @@ class Confirmer:
         except DeploymentError as error:
             trial = replace(trial, status="failed", reason=str(error), measurements=(), confirmations=())
             self.measuring.table.append_failure(trial)
-            self.trials[one.trial] = trial
+            self._put(trial)
         best = pareto.best(latest_points(self.trials), self.problem.objectives, self.problem.constraints)
-        watcher.trial_finished(self.trials[one.trial], best)
+        watcher.trial_finished(self._trial(one), best)
 
     def _deploy_and_measure(self, server: int, one: Entrant) -> None:
         with self.target.deploy_as_written(one.candidate) as endpoint:
@@ -100,12 +108,12 @@ class Confirmer:
             self.measuring.load_generator.warm_up(endpoint, one.load)
             lost = 0
             while self.budget.left_seconds() > 0 and lost <= MOST_LOST:
-                trial = self.trials[one.trial]
+                trial = self._trial(one)
                 missing = one.windows - done(trial, one, server)
                 if missing <= 0:
                     return
                 trial = self.measuring.confirm(trial, endpoint, one.load, server, one.seconds, missing)
-                self.trials[one.trial] = trial
+                self._put(trial)
                 last = trial.confirmations[-1]
                 lost += last.is_lost
                 if last.measurement.is_overloaded:

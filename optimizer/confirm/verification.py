@@ -44,7 +44,7 @@ def verify(trials: Sequence[Trial], wanted: Sequence[Entrant], problem: Problem)
     """What the confirmations of ``wanted``, the winner first, say."""
     found, failed = list[Confirmed](), list[tuple[Candidate, str]]()
     for one in wanted:
-        trial = trials[one.trial]
+        trial = next(trial for trial in trials if trial.number == one.trial)
         again = confirmed(trial, one.load, problem)
         if again is None:
             failed.append((one.candidate, trial.reason))

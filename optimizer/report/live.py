@@ -67,7 +67,7 @@ class LiveWatcher:
         self._hardware = hardware
         self._latency = words.judged_latency(problem.constraints)
         self._finished: tuple[tuple[str, Trial], ...] = ()
-        self._current: tuple[str, Trial] | None = None
+        self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last has news
         self._best: Point | None = None
         self._drawn: tuple[list[Point], list[Point]] = ([], [])  # of the finished trials: points, and their front
         # stdout may be a pipe that takes the result: it is left alone
@@ -89,23 +89,23 @@ class LiveWatcher:
         self._live.stop()
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
-        self._current = (role, Trial(number, candidate))
+        self._running = (*_others(self._running, number), (role, Trial(number, candidate)))
         self._live.refresh()
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
-        if self._current is not None:
-            role, trial = self._current
-            measurements = (*trial.measurements, (load, measurement))
-            self._current = (role, Trial(number, trial.candidate, measurements))
+        for role, trial in self._running:
+            if trial.number == number:
+                known = Trial(number, trial.candidate, (*trial.measurements, (load, measurement)))
+                self._running = (*_others(self._running, number), (role, known))
+                break
         self._live.refresh()
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
-        role = self._current[0] if self._current and self._current[1].number == trial.number else ""
-        others = tuple(pair for pair in self._finished if pair[1].number != trial.number)
-        self._finished = (*others, (role, trial))
+        role = next((role for role, one in self._running if one.number == trial.number), "")
+        self._finished = (*_others(self._finished, trial.number), (role, trial))
         known = self._known([one for _, one in self._finished])
         self._drawn = known, self._front(known)
-        self._current, self._best = None, best
+        self._running, self._best = _others(self._running, trial.number), best
         self._live.refresh()
 
     # -- the picture: read by the redrawing thread, so each attribute is replaced as a whole ----------------
@@ -126,7 +126,7 @@ class LiveWatcher:
 
     def _plot(self) -> list[Text]:
         """The front as it grows, of all that was measured so far; empty where there is no room."""
-        (finished, front), current = self._drawn, self._known([self._current[1]] if self._current else [])
+        (finished, front), current = self._drawn, self._known([trial for _, trial in self._running])
         bound = min((c.bound for c in self._problem.constraints if c.metric == self._latency), default=None)
         return scatter(
             self._places([*finished, *current]),
@@ -159,11 +159,11 @@ class LiveWatcher:
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
         room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES - plot_lines))
-        for role, trial in self._finished[-room:]:
+        for role, trial in self._finished[-max(1, room - len(self._running[1:])) :]:
             cells = self._row(role, trial)
             table.add_row(*cells if roomy else cells[:4])
-        if self._current is not None:
-            cells = self._row(*self._current)
+        for role, trial in self._running[-room:]:
+            cells = self._row(role, trial)
             table.add_row(*cells if roomy else cells[:4], style="cyan")
         return table
 
@@ -187,9 +187,9 @@ class LiveWatcher:
         return words.number(measurement.throughput_infer_per_sec), words.number(latency)
 
     def _now(self) -> RenderableType:
-        if self._current is None:
+        if not self._running:
             return Text("")
-        trial = self._current[1]
+        trial = self._running[-1][1]
         gave = "deploying and warming up"
         if trial.measurements:
             load, measurement = trial.measurements[-1]
@@ -221,3 +221,8 @@ class LiveWatcher:
         bar = ProgressBar(total=total, completed=total - left)
         row.add_row(bar, f"{words.clock(left)} left · {elapsed} elapsed · {done}")
         return row
+
+
+def _others(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
+    """Without the trial ``number``."""
+    return tuple(pair for pair in pairs if pair[1].number != number)

@@ -28,8 +28,8 @@ class PlainWatcher:
         self._console, self._problem, self._budget = console, problem, budget
         self._started = time.monotonic()
         self._latency = words.judged_latency(problem.constraints)
-        self._role = ""
-        self._last: tuple[int, LoadPoint, Measurement] | None = None
+        self._roles: dict[int, str] = {}  # of the trials that run, by number
+        self._last: dict[int, tuple[LoadPoint, Measurement]] = {}
 
     def __enter__(self) -> PlainWatcher:
         self._say(f"{self._problem.model}, {words.bounds(self._problem.constraints) or 'no bound'}")
@@ -39,13 +39,15 @@ class PlainWatcher:
         pass
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
-        self._role, self._last = role, None
+        self._roles[number] = role
+        self._last.pop(number, None)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
-        self._last = (number, load, measurement)
+        self._last[number] = load, measurement
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
-        role = "" if self._role in ("", "search") else f" ({self._role.replace('_', ' ')})"
+        asked = self._roles.get(trial.number, "")
+        role = "" if asked in ("", "search") else f" ({asked.replace('_', ' ')})"
         left = words.clock(self._budget.left_seconds())
         better = "" if best is None else f"; best so far: trial {best.trial}, {words.of(best, 'throughput')}"
         self._say(
@@ -56,8 +58,9 @@ class PlainWatcher:
     def _figures(self, trial: Trial) -> str:
         if trial.status == "failed":
             return f"failed: {trial.reason}"
-        if self._role == "confirm" and self._last is not None:
-            _, load, measurement = self._last
+        last = self._last.get(trial.number)
+        if self._roles.get(trial.number) == "confirm" and last is not None:
+            load, measurement = last
             return self._told(Point(trial.number, trial.candidate, load, measurement))
         shown, met = summary.best_load(trial, self._problem)
         if shown is None:

@@ -159,10 +159,14 @@ class RunFolder:
         except (KeyError, TypeError) as error:
             raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
+    def fingerprint(self) -> Fingerprint | None:
+        """Of what it was measured on, where that is told."""
+        return read(self.read_info().get("fingerprint")) if self.info.exists() else None
+
     def refuse_other(self, here: Fingerprint) -> None:
         """Raises BadInputError where the run was measured on another device or server than ``here``; one that has not
         begun, or is of an earlier version, does not tell."""
-        there = read(self.read_info().get("fingerprint")) if self.info.exists() else None
+        there = self.fingerprint()
         if there is not None and there != here:
             raise BadInputError(
                 f"{one_line(str(self.path))}: was measured elsewhere ({here.differences(there)}), and the two are "

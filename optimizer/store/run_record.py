@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from optimizer import model_config, server_options
 from optimizer.command_line import command_line, without_password
 from optimizer.deployment import deployment
 from optimizer.errors import TuneError
 from optimizer.headers import hidden, hidden_in
-from optimizer.interfaces import ServerTarget
 from optimizer.machine.fingerprint import Fingerprint
 from optimizer.machine.hardware import Hardware
 from optimizer.machine.notes import Note, machine_notes
@@ -32,6 +31,13 @@ from optimizer.task import Task
 from optimizer.trial import Candidate, Trial
 
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
+
+
+class ToldVersion(Protocol):
+    """A target, or whoever else knows the version of the server."""
+
+    @property
+    def server_version(self) -> str: ...
 
 
 def _versions() -> dict[str, str]:
@@ -58,7 +64,7 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=_versions)
 
     @contextlib.contextmanager
-    def naming(self, target: ServerTarget) -> Iterator[None]:
+    def naming(self, target: ToldVersion) -> Iterator[None]:
         """Whatever ends it, the version of the server that was measured is known afterwards, if it told it."""
         try:
             yield

@@ -76,6 +76,9 @@ def options(draw: st.DrawFn) -> RunOptions:
     over_http = served["target"] == "remote" and address(served["url"]).protocol == "http"
     protocols = ["http"] if over_http else ["grpc"] if served["target"] == "remote" else ["grpc", "http"]
     search = draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"]))
+    on_nodes = served["target"] in ("embedded", "local") and served.get("perf_analyzer_image") is None
+    cluster = draw(st.sampled_from([None, "auto", "ray://head:10001"])) if on_nodes else None
+    cpus = st.sampled_from([None] if cluster else [None, "0"])
     return RunOptions(
         **served,
         model=draw(TEXTS),
@@ -95,8 +98,10 @@ def options(draw: st.DrawFn) -> RunOptions:
         min_score=draw(st.one_of(st.none(), st.floats(-1e6, 1e6))),
         output_check=draw(st.booleans()),
         confidence=draw(st.sampled_from([0.99, 0.8, 0.95, 0.999, 0.9999])),
-        server_cpus=None if served["target"] == "remote" else draw(st.sampled_from([None, "0"])),
-        client_cpus=draw(st.sampled_from([None, "0"])),
+        server_cpus=None if served["target"] == "remote" else draw(cpus),
+        client_cpus=draw(cpus),
+        cluster=cluster,
+        cluster_cpus=draw(st.one_of(st.none(), st.integers(1, 10**6))) if cluster else None,
         measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
         request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1), st.sampled_from(["1*9|8", "1..4"]))),
         input_data=draw(st.sampled_from([None, "random", "zero", "a b.npz", "-folder"])),

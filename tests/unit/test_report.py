@@ -529,6 +529,24 @@ class TestWatchers:
         assert re.search(r"best so far  12,345 infer/s, p95 18.2 ms, concurrency 12", shown)
         assert re.search(r"4:00 left · 0:0\d elapsed · 6 trials of at most 30", shown)
 
+    def test_trials_side_by_side(self) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        first, second, third, *_ = study()
+        with LiveWatcher(console, problem(), Budget(240.0), time.monotonic()) as watcher:
+            watcher.trial_started(0, first.candidate, "baseline")
+            watcher.trial_started(1, second.candidate, "dynamic_batching")
+            watcher.trial_started(2, third.candidate, "search")
+            watcher.measured(0, *first.measurements[0])
+            watcher.trial_finished(second, None)
+            watcher.measured(0, *first.measurements[1])
+        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
+        lines = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines() if "batch 128 ·" in line]
+        assert len(lines) == 1
+        assert re.search(r"^ *1 +dynamic batching: batch 64 .* 6,000 +18\.0 +2 *$", last, re.M)
+        assert re.search(r"^ *0 +baseline: batch 64 .* 3,000 +19\.0 +2 *$", last, re.M)
+        assert "trial 0: 3,000 infer/s" in last
+
     def test_an_interruption_restores_the_cursor(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24)

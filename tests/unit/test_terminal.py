@@ -107,6 +107,16 @@ class TestPlain:
         assert re.search(r"; best so far: trial \d+, [\d,]+ infer/s; 4:00 left$", lines[-1])
         assert "\x1b" not in text.getvalue()
 
+    def test_each_line_is_about_its_own_trial(self, run: FinishedRun) -> None:
+        text, (first, second, *_) = io.StringIO(), run.trials
+        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
+            watcher.trial_started(0, first.candidate, "baseline")
+            watcher.trial_started(1, second.candidate, "dynamic_batching")
+            watcher.trial_finished(first, None)
+            watcher.trial_finished(second, None)
+        told = [line.partition("  ")[2] for line in text.getvalue().splitlines()[1:]]
+        assert [line.partition(":")[0] for line in told] == ["trial 0 (baseline)", "trial 1 (dynamic batching)"]
+
     def test_which_watcher(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
             console = Console(file=io.StringIO(), force_terminal=terminal)

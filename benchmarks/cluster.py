@@ -1,0 +1,110 @@
+"""Trials per hour on a Ray cluster of one worker and of several, with a model that sleeps.
+
+    python benchmarks/cluster.py [--workers 1 4] [--trials 12]
+
+The cluster is local: its nodes are raylets of this machine, and each has room for one trial. The model takes
+LOADING_SECONDS to load and MILLISECONDS for each batch without computing, so that trials side by side hardly take
+each other's CPUs: what is left is what the driver, Ray and the workers add. Searched at random, without confirmation
+and without comparing answers. Prints a Markdown table; the one last measured is kept in cluster.md. The target: at
+least 3.5 times the trials per hour on four workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from optimizer.errors import TuneError
+from optimizer.machine import hardware
+from optimizer.options import RunOptions
+from optimizer.report.live import QuietWatcher
+from optimizer.session import tune
+from optimizer.trial import Point, Trial
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.local_cluster import local_cluster
+from tests.repositories import write_sleeper
+
+LOADING_SECONDS, MILLISECONDS = 6.0, 50.0
+PROFILE = """\
+model: {repository: models, name: sleeper}
+load: {max_concurrency: 1}
+space:
+  max_batch_size: [1, 2, 4, 8]
+  max_queue_delay_microseconds: [off, 0, 500, 1000, 2000, 5000]
+  instance_group_count: [1]
+"""
+
+
+class Clock(QuietWatcher):
+    """From the first worker's readiness to the last trial's end."""
+
+    def __init__(self) -> None:
+        self.ended: list[float] = []
+        self.failed = 0
+
+    def __enter__(self) -> Clock:
+        self.began = time.monotonic()
+        return self
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        self.ended.append(time.monotonic())
+        self.failed += trial.status == "failed"
+
+    @property
+    def seconds(self) -> float:
+        return self.ended[-1] - self.began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--trials", type=int, default=12)
+    given = parser.parse_args()
+    print("| workers | trials | failed | seconds | trials per hour | of one worker |")
+    print("| --: | --: | --: | --: | --: | --: |")
+    alone = 0.0
+    for workers in given.workers:
+        clock = measure(workers, given.trials)
+        rate = 3600 * len(clock.ended) / clock.seconds
+        alone = alone or rate
+        figures = f"{len(clock.ended)} | {clock.failed} | {clock.seconds:.0f} | {rate:,.0f} | {rate / alone:.2f}x"
+        print(f"| {workers} | {figures} |", flush=True)
+    print(f"\n{hardware.detect()}; {time.strftime('%Y-%m-%d')}")
+
+
+def measure(workers: int, trials: int) -> Clock:
+    """One study on a cluster of its own."""
+    with tempfile.TemporaryDirectory() as root, local_cluster(nodes=workers) as cluster:
+        write_sleeper(Path(root, "models"), MILLISECONDS, LOADING_SECONDS)
+        profile = Path(root, "steady.yaml")
+        profile.write_text(PROFILE)
+        os.environ["RAY_ADDRESS"] = cluster.address
+        options = RunOptions(
+            str(profile),
+            {"p95": 500.0},
+            search="random",
+            output_check=False,
+            max_trials=trials,
+            budget_seconds=600.0,
+            cluster="auto",
+            out=str(Path(root, "results")),
+        )
+        clock = Clock()
+        tune(options, None, say, lambda *_: clock, 0.0, report=False)
+        return clock
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TuneError as error:
+        sys.exit(str(error))

@@ -1,0 +1,108 @@
+"""A run on a real Ray cluster of this machine, on whose workers real servers measure."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizer import runtime
+from tests.command_fixtures import Playground, eventually, run_tune
+from tests.local_cluster import LocalCluster, local_cluster
+from tests.repositories import write_sleeper
+
+PROFILE = """\
+model: {repository: models, name: sleeper}
+load: {max_concurrency: 1}
+space:
+  max_batch_size: [2, 4, 8]
+  max_queue_delay_microseconds: [off, 0, 1000]
+  instance_group_count: [1]
+"""
+STUDY = ("--sla-p95", "500ms", "--search", "random", "--no-output-check", "--cluster", "auto")
+ROW_SECONDS, GONE_SECONDS = 60.0, 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two nodes, each with room for one trial."""
+    with local_cluster(nodes=2) as found:
+        yield found
+
+
+@pytest.fixture
+def steady(playground: Playground) -> Playground:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    write_sleeper(playground.here / "models", milliseconds=8)
+    (playground.here / "steady.yaml").write_text(PROFILE)
+    return playground
+
+
+def table(playground: Playground) -> str:
+    found = list((playground.here / "results").glob("*/*/trials.csv"))
+    return found[0].read_text() if found else ""
+
+
+def wait_for_a_row(playground: Playground, process: subprocess.Popen[str]) -> None:
+    before = table(playground).count("\n")
+    more = max(before, 1)  # the header
+    assert eventually(lambda: table(playground).count("\n") > more or process.poll() is not None, ROW_SECONDS)
+    assert process.poll() is None, process.communicate()
+
+
+def rows(playground: Playground) -> list[dict[str, str]]:
+    return list(csv.DictReader(table(playground).rpartition("\n")[0].splitlines()))
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, ""), stdout
+
+
+def test_whatever_is_lost_no_measurement_is(cluster: LocalCluster, steady: Playground) -> None:
+    """A worker is killed, the run is interrupted and continued, a node is killed: what was lost runs again, and what
+    was found is confirmed."""
+    env = {"RAY_ADDRESS": cluster.address}
+    first = steady.start(*STUDY, "--budget", "4m", "--max-trials", "5", "steady.yaml", env=env)
+    wait_for_a_row(steady, first)
+    (killed,) = cluster.workers(0)
+    killed.kill()
+    wait_for_a_row(steady, first)
+    interrupt(first)
+    assert eventually(lambda: cluster.servers() == [], GONE_SECONDS)
+    before = table(steady)
+
+    (run,) = (steady.here / "results").glob("*/*")
+    second = steady.start("--resume", run, env=env)
+    wait_for_a_row(steady, second)
+    cluster.raylet(1).kill()
+    confirmed = eventually(lambda: any(row["confirmation"] for row in rows(steady)), ROW_SECONDS)
+    interrupt(second)
+    assert confirmed
+    assert eventually(lambda: cluster.servers() == [], GONE_SECONDS)
+    assert table(steady).startswith(before)
+    measured = [row for row in rows(steady) if not row["confirmation"]]
+    assert len({row["trial"] for row in measured}) == 5
+    settings = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "preferred_batch_sizes")
+    assert len({tuple(row[name] for name in settings) for row in measured}) == 5
+    assert all(row["throughput_infer_per_sec"] for row in measured)
+    info = json.loads(Path(run, "run.json").read_text())
+    assert (info["status"], info["result"]["trials"]) == ("interrupted", 5)
+    assert not Path(run, "running.txt").exists()
+
+
+def test_a_model_that_needs_a_gpu_is_told(cluster: LocalCluster, steady: Playground) -> None:
+    config = steady.here / "models/sleeper/config.pbtxt"
+    config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
+    ended = run_tune(steady, *STUDY, "steady.yaml", env={"RAY_ADDRESS": cluster.address})
+    assert ended.code == 3
+    assert ended.complaints == [
+        "tune: sleeper: its instances are KIND_GPU, and trials have no GPU: no node of the cluster has one"
+    ]
