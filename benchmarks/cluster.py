@@ -95,7 +95,8 @@ def measure(workers: int, trials: int) -> Clock:
             out=str(Path(root, "results")),
         )
         clock = Clock()
-        tune(options, None, say, lambda *_: clock, 0.0, report=False)
+        if tune(options, None, say, lambda *_: clock, 0.0, report=False).status == "interrupted":
+            raise KeyboardInterrupt
         return clock
 
 
