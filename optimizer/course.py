@@ -55,6 +55,8 @@ class Course:
                 return role, self._numbered(candidate, running)
         with self.stopwatch.searching():
             suggestion = self.searcher.suggest()
+            while suggestion in tried:  # what is compared with is not the searcher's own, and may be running
+                suggestion = self.searcher.suggest()
         if suggestion is None:
             self.satisfied = not running
             return None

@@ -6,6 +6,7 @@ for throughput, one for the tail (the judged latency over the mean latency).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +93,17 @@ class Correction:
         self._alone = pairs[0]
         self._believed = [pair for pair, own in zip(pairs, odds, strict=True) if own]
         self.odds: list[float] = (odds[odds > 0] / odds.sum()).tolist()
+
+    def given(self, residuals: Residuals, expected: Array | None = None) -> Correction:
+        """After other ``residuals``, its scales and odds as they are. ``expected`` as in ``There``."""
+        other, noise = copy.copy(self), _noise(residuals)
+
+        def process(i: int, own: Process) -> Process:
+            like = None if expected is None else expected[:, i]
+            return own.given(residuals.inputs, noise[i], residuals.values[:, i], like)
+
+        other._believed = [(process(0, speed), process(1, tail)) for speed, tail in self._believed]
+        return other
 
     @property
     def noise_scale(self) -> float:

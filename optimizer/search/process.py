@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ Array = npt.NDArray[np.float64]
 Kernel: TypeAlias = Callable[[Array, Array], Array]
 
 # How much larger or smaller errors and noise are on this server than usual is told by the measurements
-ERROR_SCALES, NOISE_SCALES = (0.6, 1.0), (0.1, 0.3, 1.0, 2.0)
+SCALES = tuple(itertools.product((0.6, 1.0), (0.1, 0.3, 1.0, 2.0)))
 SCALE_SPREAD = 0.8  # of the logarithm of either scale, before anything is measured
 
 
@@ -36,6 +37,7 @@ class Process:
 
     With ``likeness`` it goes on where a process elsewhere ended (intrinsic coregionalization: Alvarez, Rosasco and
     Lawrence 2012, section 4.2); ``expected`` [points] is then what is to be learned here if the two are alike.
+    ``scales``: pairs to choose from.
 
     ``usual_density`` is the logarithm of that of what was learned under the usual scales, but for a constant: those
     that fit best would flatter a simulation, which was fitted to the same points.
@@ -49,6 +51,7 @@ class Process:
         learned: Array,
         likeness: Likeness | None = None,
         expected: Array | None = None,
+        scales: Sequence[tuple[float, float]] = SCALES,
     ) -> None:
         self._kernel, self._inputs, self._likeness = kernel, inputs, likeness
         errors = kernel(inputs, inputs)
@@ -56,14 +59,18 @@ class Process:
             self._told, there = likeness.elsewhere.told(inputs)
             errors = errors - likeness.of**2 * self._told.T @ self._told
             learned = learned - likeness.of * (there if expected is None else there + expected)
-        fits = list(_fits(errors, noise, learned))
+        fits = list(_fits(errors, noise, learned, scales))
         self._fit = max(fits, key=lambda one: one.density)
-        self.usual_density = next(one.density for one in fits if (one.scale, one.noise_scale) == (1.0, 1.0))
+        self.usual_density = next((one.density for one in fits if one.scales == (1.0, 1.0)), math.nan)
+
+    def given(self, inputs: Array, noise: Array, learned: Array, expected: Array | None = None) -> Process:
+        """The same process after other points, its scales as they are; without a ``usual_density``."""
+        return Process(self._kernel, inputs, noise, learned, self._likeness, expected, (self._fit.scales,))
 
     @property
     def noise_scale(self) -> float:
         """The noise as a multiple of the usual."""
-        return self._fit.noise_scale
+        return self._fit.scales[1]
 
     def told(self, inputs: Array) -> tuple[Array, Array]:
         """[points, cells]: the product of two columns is what these points explain of the cells' covariance; and
@@ -94,20 +101,23 @@ class Process:
 @dataclass(frozen=True, eq=False)
 class _Fit:
     density: float
-    scale: float
-    noise_scale: float
+    scales: tuple[float, float]
     factor: Any
     weights: Array
 
+    @property
+    def scale(self) -> float:
+        """Of the covariances of the errors."""
+        return self.scales[0] ** 2
 
-def _fits(errors: Array, noise: Array, learned: Array) -> Iterator[_Fit]:
+
+def _fits(errors: Array, noise: Array, learned: Array, scales: Sequence[tuple[float, float]]) -> Iterator[_Fit]:
     """One for each pair of scales."""
     from scipy.linalg import cho_factor, cho_solve
 
-    for error_scale in ERROR_SCALES:
-        for noise_scale in NOISE_SCALES:
-            factor = cho_factor(error_scale**2 * errors + noise_scale**2 * noise, lower=True)
-            weights = cho_solve(factor, learned)
-            density = -0.5 * float(learned @ weights) - float(np.log(np.diag(factor[0])).sum())
-            density -= 0.5 * (math.log(error_scale) ** 2 + math.log(noise_scale) ** 2) / SCALE_SPREAD**2
-            yield _Fit(density, error_scale**2, noise_scale, factor, weights)
+    for error_scale, noise_scale in scales:
+        factor = cho_factor(error_scale**2 * errors + noise_scale**2 * noise, lower=True)
+        weights = cho_solve(factor, learned)
+        density = -0.5 * float(learned @ weights) - float(np.log(np.diag(factor[0])).sum())
+        density -= 0.5 * (math.log(error_scale) ** 2 + math.log(noise_scale) ** 2) / SCALE_SPREAD**2
+        yield _Fit(density, (error_scale, noise_scale), factor, weights)

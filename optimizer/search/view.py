@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections import Counter
@@ -43,12 +44,12 @@ class Moment:
 class View:
     """All that is believed after some measurements: a fitted simulation and its correction.
 
-    Cells that are ``running`` count as measured, each with what is believed of it (a kriging believer: Ginsbourger,
-    Le Riche and Carraro 2010, section 4.2), so that what is like them promises less.
+    What is simulated for one question is kept for the next.
     """
 
-    def __init__(self, moment: Moment, measured: Sequence[Point], running: Sequence[Cell] = ()) -> None:
+    def __init__(self, moment: Moment, measured: Sequence[Point]) -> None:
         self._moment, self._measured = moment, measured
+        self._kept: dict[Cell, tuple[Simulated, list[float]]] = {}  # with its features
         self._problem, self._latency = moment.problem, moment.latency
         bounds = (c.bound for c in self._problem.constraints if c.metric == self._latency)
         self.bound_s = min(bounds, default=math.inf) / 1e3
@@ -60,23 +61,39 @@ class View:
         if moment.twin and self._lesson:
             there = There(moment.twin.correction, self._lesson.expected(here.cells, THREADS))
         self._correction = Correction(here.residuals, self._model.error, there)
-        meeting = [i for i, point in enumerate(measured) if self._meets(point)]
-        self.meets_anywhere = bool(meeting)  # a measured point meets the bounds
-        if running:
-            here, there, met = self._with(running, here, there)
-            self._correction = Correction(here.residuals, self._model.error, there)
-            meeting += met
-        # noisy measurements flatter: the best so far is what is believed of them
-        beliefs = self._correction.predict(here.residuals.inputs, there.expected if there else None)
-        self._best = [float(max((mean + here.simulated)[meeting, 0])) for mean, _ in beliefs] if meeting else None
+        self._meeting = [i for i, point in enumerate(measured) if self._meets(point)]
+        self.meets_anywhere = bool(self._meeting)  # a measured point meets the bounds
+        self._here, self._expected = here, there.expected if there else None
+        self._best = self._believed_best()
 
-    def _with(
-        self, running: Sequence[Cell], here: Learned, there: There | None
-    ) -> tuple[Learned, There | None, list[int]]:
-        """What would be known if ``running`` had been measured as they are believed to be, and which of them meet the
-        bound then."""
-        found = self._simulate(running)
-        inputs = self._inputs(running, found)
+    def is_of(self, moment: Moment, measured: Sequence[Point]) -> bool:
+        return (moment, measured) == (self._moment, self._measured)
+
+    def with_running(self, running: Sequence[Cell]) -> View:
+        """What is believed while ``running`` are being measured: each counts as measured with what is believed of
+        it (a kriging believer: Ginsbourger, Le Riche and Carraro 2010, section 4.2), so that what is like them
+        promises less. How large errors and noise are, only what was measured tells."""
+        if not running:
+            return self
+        view = copy.copy(self)
+        view._here, view._expected, met = self._with(running)
+        view._correction = self._correction.given(view._here.residuals, view._expected)
+        view._meeting = self._meeting + met
+        view._best = view._believed_best()
+        return view
+
+    def _believed_best(self) -> list[float] | None:
+        """Noisy measurements flatter: the best so far is what each belief has of them."""
+        if not self._meeting:
+            return None
+        beliefs = self._correction.predict(self._here.residuals.inputs, self._expected)
+        return [float(max((mean + self._here.simulated)[self._meeting, 0])) for mean, _ in beliefs]
+
+    def _with(self, running: Sequence[Cell]) -> tuple[Learned, Array | None, list[int]]:
+        """What would be known if ``running`` had been measured as they are believed to be, what the machine elsewhere
+        lets expect of that, and which of them meet the bound then."""
+        here = self._here
+        found, inputs = self._simulated(running)
         simulated = self._tails(self._figures(found), running)
         expected = self._lesson.expected(running, THREADS) if self._lesson else None
         wrong = self._likeliest(self._correction.predict(inputs, expected))[0]
@@ -89,11 +106,11 @@ class View:
             [*known.deployments, *range(first, first + len(running))],
             np.concatenate([known.noise, np.ones(len(running))]),
         )
-        if there is not None and expected is not None:
-            there = There(there.correction, np.concatenate([there.expected, expected]))
+        if self._expected is not None and expected is not None:
+            expected = np.concatenate([self._expected, expected])
         all_simulated = np.concatenate([here.simulated, simulated])
         believed = Learned([*here.cells, *running], all_simulated, residuals, here.longer_tail)
-        return believed, there, [len(here.cells) + i for i in np.flatnonzero(~late).tolist()]
+        return believed, expected, [len(here.cells) + i for i in np.flatnonzero(~late).tolist()]
 
     @property
     def noise_scale(self) -> float:
@@ -107,10 +124,15 @@ class View:
 
     def simulated(self, cells: Sequence[Cell]) -> Array:
         """Log throughput and log latency [cells, 2]."""
-        return self._figures(self._simulate(cells))
+        return self._figures(self._model.simulate(cells, THREADS))
 
-    def _simulate(self, cells: Sequence[Cell]) -> list[Simulated]:
-        return self._model.simulate(cells, THREADS)
+    def _simulated(self, cells: Sequence[Cell]) -> tuple[list[Simulated], Array]:
+        """And its features [cells, features]; each cell once."""
+        new = [cell for cell in dict.fromkeys(cells) if cell not in self._kept]
+        for cell, one in zip(new, self._model.simulate(new, THREADS), strict=True):
+            self._kept[cell] = one, features(self._problem.space, *cell, one)
+        kept = [self._kept[cell] for cell in cells]
+        return [one for one, _ in kept], np.array([inputs for _, inputs in kept])
 
     def _figures(self, simulated: Sequence[Simulated]) -> Array:
         return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)
@@ -147,8 +169,7 @@ class View:
         return np.asarray(sum(share * one for share, one in zip(self._correction.odds, values, strict=True)))
 
     def _beliefs(self, cells: Sequence[Cell]) -> list[Belief]:
-        found = self._simulate(cells)
-        inputs = self._inputs(cells, found)
+        found, inputs = self._simulated(cells)
         simulated = self._tails(self._figures(found), cells) + self._longer_tail
         loads = log_loads(cells, self._problem.space.request_batch_size)
         expected = self._lesson.expected(cells, THREADS) if self._lesson else None
@@ -156,10 +177,6 @@ class View:
             Belief(mean + simulated, deviation, loads)
             for mean, deviation in self._correction.predict(inputs, expected)
         ]
-
-    def _inputs(self, cells: Sequence[Cell], found: Sequence[Simulated]) -> Array:
-        space = self._problem.space
-        return np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
         return with_tails(figures, cells, self._problem.space.request_batch_size)
