@@ -31,7 +31,8 @@ SPREAD = 0.1  # of the time that a trial takes, relative: no two workers keep in
 
 @dataclass(frozen=True)
 class Pace:
-    """Virtual seconds. ``charged``: a suggestion takes what it really took, and workers wait for it; else nothing."""
+    """Virtual seconds. ``charged``: a suggestion takes the seconds of a CPU that it really took, and workers wait for
+    it; else nothing."""
 
     deploy_s: float = 2.0
     measure_s: float = 2.4
@@ -40,7 +41,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question for what is next, with what was known then. ``took_s`` is real."""
+    """One question for what is next, with what was known then. ``took_s``: of a CPU, so that neighbours on the machine
+    hardly count; with what was learned since the question before."""
 
     at_s: float
     finished: int
@@ -94,11 +96,13 @@ def search(
     history = History(workers)
     running: list[tuple[float, int, Trial]] = []  # a heap: when each ends
     found: list[tuple[float, float]] = []
-    now_s, idle_from, blocked = 0.0, [0.0] * workers, False
+    now_s, idle_from, blocked, learning_s = 0.0, [0.0] * workers, False, 0.0
     while True:
         while running and running[0][0] <= now_s:
             ended_s, _, trial = heapq.heappop(running)
+            started = time.process_time()
             course.finished(trial)
+            learning_s += time.process_time() - started
             idle_from.append(ended_s)
             blocked = False
             best = course.best()
@@ -113,9 +117,9 @@ def search(
             idle_from = [ends_s] * len(idle_from)
             now_s = ends_s
             continue
-        started = time.perf_counter()
+        started = time.process_time()
         following = course.next([trial for *_, trial in running])
-        took_s = time.perf_counter() - started
+        took_s, learning_s = time.process_time() - started + learning_s, 0.0
         history.asked.append(Asked(now_s, len(course.trials), len(running), took_s, following is not None))
         now_s += took_s if pace.charged else 0.0
         if following is None:
