@@ -60,6 +60,7 @@ def command_line(options: RunOptions) -> str:
         "--server-cpus": options.server_cpus,
         "--client-cpus": options.client_cpus,
         "--storage": without_password(options.storage),
+        "--join": options.join,
         "--out": options.out if options.out != default.out else None,
     }
     words += [] if options.output_check else ["--no-output-check"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from objectives import pareto
@@ -13,6 +13,7 @@ from optimizer.errors import ServerFault
 from optimizer.interfaces import Searcher
 from optimizer.load.sweep import SweepRules, doubled, latency_bounds
 from optimizer.problem import Problem
+from optimizer.sharing.others import Nobody, Others
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import Candidate, Point, Trial, latest_points
 
@@ -27,7 +28,8 @@ class Course:
     """``comparisons`` (role, candidate) come first, the baseline first of them; then what the searcher proposes,
     until it or the budget ends the search.
 
-    ``trials`` are those that are finished. ``satisfied``: the searcher ended the search, not the budget.
+    ``trials`` are those that are finished. ``satisfied``: the searcher ended the search, not the budget. Where the
+    study is shared with ``others``, what they have tried or are trying is left to them.
     """
 
     problem: Problem
@@ -35,6 +37,7 @@ class Course:
     budget: Budget
     stopwatch: Stopwatch
     comparisons: Sequence[tuple[str, Candidate]]
+    others: Others = field(default_factory=Nobody)
     trials: list[Trial] = field(default_factory=list)
     satisfied: bool = False
 
@@ -43,24 +46,44 @@ class Course:
         return self.comparisons[0][1]
 
     def best(self) -> Point | None:
-        return pareto.best(latest_points(self.trials), self.problem.objectives, self.problem.constraints)
+        """Of all workers' trials."""
+        own = {trial.candidate for trial in self.trials}
+        theirs = [trial for trial in self.others.trials() if trial.candidate not in own]
+        first = self._free_number(())
+        numbered = [replace(trial, number=first + place) for place, trial in enumerate(theirs)]
+        points = latest_points([*self.trials, *numbered])
+        return pareto.best(points, self.problem.objectives, self.problem.constraints)
 
     def next(self, running: Sequence[Trial] = ()) -> tuple[str, Trial] | None:
         """The next trial and its role. None where the search is over, or has to wait for one of ``running``."""
         if self._is_over(running):
             return None
         tried = {trial.candidate for trial in (*self.trials, *running)}
-        for role, candidate in self.comparisons:
-            if candidate not in tried:
+        lost = [("abandoned", candidate) for candidate in self.others.abandoned()]
+        for role, candidate in (*self.comparisons, *lost):
+            if candidate not in tried and self.others.claim(candidate, FIRST_CONCURRENCY):
                 return role, self._numbered(candidate, running)
         with self.stopwatch.searching():
             suggestion = self.searcher.suggest()
             while suggestion in tried:  # what is compared with is not the searcher's own, and may be running
                 suggestion = self.searcher.suggest()
         if suggestion is None:
-            self.satisfied = not running
+            self.satisfied = not running and not self.others.are_running()
             return None
         return "search", self._numbered(suggestion, running)
+
+    def awaited(self) -> tuple[str, Trial] | None:
+        """As ``next``, which is asked again once others have finished what may make more worth trying."""
+        while (following := self.next()) is None and self._has_to_wait():
+            self.others.wait(self.budget.search_seconds_left())
+        return following
+
+    def taken_up(self, unfinished: Trial) -> tuple[str, Trial] | None:
+        """What an earlier session had begun, unless another worker has taken it up; then as ``awaited``."""
+        if self.others.claim(unfinished.candidate, FIRST_CONCURRENCY):
+            return "resumed", unfinished
+        self.trials.append(unfinished)
+        return self.awaited()
 
     def resume(self, trials: Sequence[Trial]) -> None:
         """Those of an earlier session; what did not deploy then may do so now."""
@@ -108,7 +131,13 @@ class Course:
         )
 
     def _numbered(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:
-        return Trial(max((trial.number for trial in (*self.trials, *running)), default=-1) + 1, candidate)
+        return Trial(self._free_number(running), candidate)
+
+    def _free_number(self, running: Sequence[Trial]) -> int:
+        return max((trial.number for trial in (*self.trials, *running)), default=-1) + 1
+
+    def _has_to_wait(self) -> bool:
+        return not self.satisfied and not self._is_over(()) and self.budget.search_seconds_left() > 0
 
     def _is_over(self, running: Sequence[Trial]) -> bool:
         begun = len(self.trials) + len(running)

@@ -72,4 +72,5 @@ class RunOptions:
     server_cpus: str | None = None  # such as 0-3
     client_cpus: str | None = None
     storage: str | None = None
+    join: str | None = None  # a study in that storage, which other workers share
     out: str = "results"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from objectives.metrics import Measurement
 from optimizer import interrupts
@@ -23,8 +25,9 @@ from optimizer.machine.speed import SpeedLog
 from optimizer.options import RunOptions
 from optimizer.outcome import Outcome, assess
 from optimizer.problem import Problem
-from optimizer.search import SMALLEST_GAIN, make_searcher
+from optimizer.search import SMALLEST_GAIN, make_searcher, searcher_on
 from optimizer.search.elsewhere import Elsewhere
+from optimizer.sharing.others import Nobody
 from optimizer.stack import Stack, WatcherMaker
 from optimizer.stopwatch import Stopwatch
 from optimizer.store.run_folder import RunFolder
@@ -34,13 +37,17 @@ from optimizer.task import Task
 from optimizer.trial import Trial
 from optimizer.tuner import Tuner
 
+if TYPE_CHECKING:
+    from optimizer.sharing.shared_study import SharedStudy
+
 SATISFIED = f"the search ended early: another deployment promised less than about {SMALLEST_GAIN:.0%} more throughput"
-Status = Literal["found", "none", "interrupted"]
+Status = Literal["found", "none", "left", "interrupted"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. ``document`` is what ``--json`` prints."""
+    """How a run ended. ``document`` is what ``--json`` prints. ``handed_on``: to whom, where it has ``left`` its
+    study to other workers."""
 
     status: Status
     outcome: Outcome
@@ -50,6 +57,7 @@ class Result:
     folder: RunFolder
     command: str
     document: dict[str, Any]
+    handed_on: str = ""
 
 
 def tune(
@@ -86,10 +94,10 @@ def tune(
         spent = spent_seconds(table.read())
         record = RunRecord(folder, options, what, stack.hardware, stack.notes(what) + begun, stopwatch, here)
         record.write("running", None)
-        interrupted = False
+        interrupted, handed_on = False, ""
         try:
-            search = partial(_searcher, options, what.problem, folder, here, elsewhere)
-            trials, notes = _study(stack, what, record, table, search, spent, watch, confirm_share)
+            search = partial(_search, options, what.problem, folder, here, elsewhere, spent, say)
+            trials, notes, handed_on = _study(stack, what, record, table, search, spent, watch, confirm_share)
             record = replace(record, notes=record.notes + notes)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -100,9 +108,11 @@ def tune(
                 record.write("failed", outcome, reason=str(error))
             raise
         outcome = assess(trials, what.problem, what.baseline, what.dynamic_batching)
-        status: Status = "interrupted" if interrupted else "found" if outcome.recommended else "none"
+        ended: Status = "left" if handed_on else "found" if outcome.recommended else "none"
+        status: Status = "interrupted" if interrupted else ended
         document = record.write(status, outcome, trials if report else None)
-    return Result(status, outcome, what, stack.hardware, record.notes, folder, command_line(options), document)
+    told = record.notes, folder, command_line(options), document, handed_on
+    return Result(status, outcome, what, stack.hardware, *told)
 
 
 def _study(
@@ -110,12 +120,13 @@ def _study(
     what: Task,
     record: RunRecord,
     table: TrialsTable,
-    search: Callable[[], Searcher],
+    search: Callable[[], AbstractContextManager[tuple[Searcher, SharedStudy | None]]],
     spent: float,
     watch: WatcherMaker,
     confirm_share: float,
-) -> tuple[list[Trial], tuple[str, ...]]:
-    """Search, then confirm: all trials, and what the user should know of how they came about."""
+) -> tuple[list[Trial], tuple[str, ...], str]:
+    """Search, then confirm: all trials, what the user should know of how they came about, and who confirms where
+    others go on with the study."""
     options, stopwatch, folder = stack.options, stack.stopwatch, record.folder
     with contextlib.closing(stack.target(what, folder)) as target, record.naming(target):
         target.start()  # while the simulator and Optuna are loaded
@@ -123,20 +134,23 @@ def _study(
             with stopwatch.set_up():
                 compile_ahead(stack.say)
         budget = Budget(options.budget_seconds, options.max_trials, spent, confirm_share)
-        with watch(what.problem, budget, stack.hardware) as watcher:
+        with watch(what.problem, budget, stack.hardware) as watcher, contextlib.ExitStack() as joined:
             measuring = stack.measuring(what, folder, table, watcher)
             with stopwatch.searching():
-                searcher = search()
-            tuner = Tuner(what.problem, searcher, target, measuring, budget, stopwatch)
+                searcher, shared = joined.enter_context(search())
+            tuner = Tuner(what.problem, searcher, target, measuring, budget, stopwatch, shared or Nobody())
             trials, speed = tuner.run(what.comparisons()), SpeedLog()
-            if confirm_share > 0:
+            handed_on = shared.hand_on() if shared else ""
+            if shared and not handed_on:
+                trials = shared.gathered(trials, table)
+            if confirm_share > 0 and not handed_on:
                 with stopwatch.confirming():
                     confirmer = Confirmer(what.problem, target, measuring, budget, trials, speed.probe)
                     trials = confirmer.run(what.baseline)
     satisfied = SATISFIED if tuner.satisfied and len(trials) < len(what.problem.space) else ""
     throttled = throttle_note([one.gpu_throttling for one in _measured(trials)])
     notes = (measuring.guard.note, speed.note(), throttled, satisfied)
-    return trials, tuple(note for note in notes if note)
+    return trials, tuple(note for note in notes if note), handed_on
 
 
 def _elsewhere(
@@ -157,17 +171,30 @@ def _elsewhere(
         return None, (f"went on without what it began with: {error}",)
 
 
-def _searcher(
-    options: RunOptions, problem: Problem, folder: RunFolder, here: Fingerprint, elsewhere: Elsewhere | None
-) -> Searcher:
-    return make_searcher(
-        options.search,
-        problem,
-        options.seed,
-        options.storage or str(folder.study),
-        folder.study_name,
-        fingerprint=here,
-        elsewhere=elsewhere,
+@contextlib.contextmanager
+def _search(
+    options: RunOptions,
+    problem: Problem,
+    folder: RunFolder,
+    here: Fingerprint,
+    elsewhere: Elsewhere | None,
+    spent: float,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Searcher, SharedStudy | None]]:
+    """What proposes the trials, and the study where it is shared with other workers."""
+    if options.join is not None:
+        from optimizer.sharing.join import join
+        from optimizer.store.patience import Patience
+        from optimizer.store.study import Shared
+
+        patience = Patience(time.monotonic() + options.budget_seconds - spent, say, str(folder.trials))
+        with join(options, problem, folder, here, Shared(patience)) as shared:
+            yield searcher_on(shared.ledger, options.search, problem, options.seed, elsewhere), shared
+        return
+    storage, name = options.storage or str(folder.study), folder.study_name
+    yield (
+        make_searcher(options.search, problem, options.seed, storage, name, fingerprint=here, elsewhere=elsewhere),
+        None,
     )
 
 

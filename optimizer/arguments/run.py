@@ -39,6 +39,7 @@ from optimizer.untrusted import one_line
 if TYPE_CHECKING:
     from optimizer.model_analyzer.reader import Mapped
 
+LONGEST_STUDY_NAME = 400
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # that is memory, on a GPU
 ANEW = ("budget", "max_trials", "storage", "header", "out", "json", "no_report", "log")  # may be given with --resume
@@ -179,6 +180,7 @@ def _run_parser() -> argparse.ArgumentParser:
     results.add_argument("--out", default="results", metavar="DIR", help="folder of the results (results)")
     results.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
     results.add_argument("--storage", metavar="URL", help="Optuna storage (a file in the run's folder)")
+    results.add_argument("--join", metavar="STUDY", help="share this study of the --storage with other workers")
     results.add_argument("--json", action="store_true", help="one JSON document on standard output")
     results.add_argument("--no-report", action="store_true", help="no report.html: `tune report` makes it later")
     results.add_argument("--log", choices=LOGS, help="what is shown meanwhile (live on a terminal, else none)")
@@ -254,6 +256,7 @@ def _options(given: argparse.Namespace) -> tuple[RunFolder | None, RunOptions]:
         client_cpus=_cpus("--client-cpus", given.client_cpus),
         arrivals=given.arrivals or default.arrivals,
         storage=given.storage,
+        join=_study_name(given),
         out=given.out,
     )
 
@@ -265,6 +268,19 @@ def _check_remote(given: argparse.Namespace, *, over_http: bool) -> None:
         raise BadInputError("--load rate sends by gRPC only: give --url that of the server's gRPC")
     if given.server_cpus is not None:
         raise BadInputError(f"--server-cpus {given.server_cpus}: those of a remote server cannot be chosen from here")
+
+
+def _study_name(given: argparse.Namespace) -> str | None:
+    name: str | None = given.join
+    if name is None:
+        return None
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST_STUDY_NAME:
+        raise BadInputError(f"--join {shown(name)}: give a name of 1 to {LONGEST_STUDY_NAME} printable characters")
+    if given.storage is None:
+        raise BadInputError(
+            f"--join {shown(name)}: in which database? Give the --storage that all workers have, postgresql://…"
+        )
+    return name
 
 
 def _names(flag: str, text: str | None) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
     result = tune(given.options, given.resumed, *shown_on(terminal(), given.log), report=given.report)
     _print(result, as_json=given.as_json)
-    return {"found": 0, "none": 1, "interrupted": INTERRUPTED}[result.status]
+    return {"found": 0, "none": 1, "left": 0, "interrupted": INTERRUPTED}[result.status]
 
 
 def _print(result: Result, *, as_json: bool) -> None:
@@ -40,6 +40,9 @@ def _print(result: Result, *, as_json: bool) -> None:
         import json
 
         print(json.dumps(result.document, indent=2))
+        return
+    if result.status == "left":
+        print(f"{result.handed_on}; what this one measured is in {result.folder.path}")
         return
     from rich.console import Console
 

@@ -115,6 +115,11 @@ def read_winner(run: FinishedRun) -> Winner:
 
 def _recommended(run: FinishedRun) -> tuple[Point, Outcome]:
     where = run.folder.path
+    if run.status == "left":
+        raise BadInputError(
+            f"{where}: this worker has left its study {run.options.join} to others; give the folder of the one that "
+            "confirmed, or join the study once more"
+        )
     if run.status in ("running", "interrupted", "failed"):
         told = {"running": "is at work or was killed", "interrupted": "was interrupted", "failed": "failed"}
         raise BadInputError(

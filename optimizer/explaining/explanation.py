@@ -104,6 +104,11 @@ def _spread(candidates: list[Candidate]) -> list[Candidate]:
 def _unfinished(run: FinishedRun) -> str:
     if run.status in ("found", "none"):
         return ""
-    how = {"running": "is at work or was killed", "interrupted": "was interrupted", "failed": "failed"}
+    how = {
+        "running": "is at work or was killed",
+        "interrupted": "was interrupted",
+        "failed": "failed",
+        "left": "left its study to other workers",
+    }
     why = str(run.info.get("reason") or "")
     return f"The run {how.get(run.status, run.status)}{f': {why}' if why else ''}. This is from what it measured."

@@ -97,7 +97,7 @@ def remark(run: FinishedRun) -> str:
         return ""
     reason = _fact(run.info.get("reason", ""))
     told = "has not ended, or was killed" if run.status == "running" else f"was {one_line(run.status, LONGEST_FACT)}"
-    told = told.replace("was failed", "failed")
+    told = told.replace("was failed", "failed").replace("was left", "left its study to other workers")
     return f"the run {told}{f' ({reason})' if reason else ''}: shown is what it had measured"
 
 

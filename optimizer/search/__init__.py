@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from optimizer.errors import BadInputError
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
     from optimizer.interfaces import Searcher
     from optimizer.machine.fingerprint import Fingerprint
     from optimizer.problem import Problem
     from optimizer.search.elsewhere import Elsewhere
+    from optimizer.search.ledger import Ledger
 
 SMALLEST_GAIN = 0.02  # of throughput: `simulated` ends where another deployment promises less
 SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
@@ -39,6 +42,16 @@ def make_searcher(
     seed and the same observations give the same suggestions. Raises BadInputError for an unknown method, one that
     lacks a package or has no use for ``elsewhere``, or a study that cannot be opened.
     """
+    check(name, problem, elsewhere)
+    from optimizer.search.ledger import Ledger
+    from optimizer.store.study import open_study
+
+    study = open_study(storage, study_name, problem, sampler_of(name, seed), fingerprint)
+    return searcher_on(Ledger(problem, study), name, problem, seed, elsewhere)
+
+
+def check(name: str, problem: Problem, elsewhere: Elsewhere | None) -> None:
+    """Raises BadInputError as ``make_searcher``, before a study is opened."""
     if name not in SEARCHERS:
         raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
     if name == "simulated" and problem.objectives[0].name != "throughput":
@@ -48,17 +61,27 @@ def make_searcher(
         )
     if name == "grid" and elsewhere is not None:
         raise BadInputError("--warm-start: the search method grid measures every configuration anyway; leave one out")
-    from optimizer.search.optuna import OptunaSearcher, sampler_for
-    from optimizer.store.study import open_study
 
-    sampler = sampler_for("random" if name in ("simulated", "grid") else name, seed)
-    study = open_study(storage, study_name, problem, sampler, fingerprint)
+
+def sampler_of(name: str, seed: int) -> BaseSampler:
+    """Of the study of the search method ``name``. Raises BadInputError where it lacks a package."""
+    from optimizer.search.optuna import sampler_for
+
+    return sampler_for("random" if name in ("simulated", "grid") else name, seed)
+
+
+def searcher_on(
+    ledger: Ledger, name: str, problem: Problem, seed: int = 0, elsewhere: Elsewhere | None = None
+) -> Searcher:
+    """The search method ``name`` on a study that is open; see ``make_searcher``."""
     if name == "simulated":
         from optimizer.search.simulated import SimulatedSearcher
 
-        return SimulatedSearcher(problem, study, SMALLEST_GAIN, seed, elsewhere)
+        return SimulatedSearcher(problem, ledger.study, SMALLEST_GAIN, seed, elsewhere, ledger)
     if name == "grid":
         from optimizer.search.grid import GridSearcher
 
-        return GridSearcher(problem, study, seed)
-    return OptunaSearcher(problem, study, seed, elsewhere)
+        return GridSearcher(problem, ledger.study, seed, ledger)
+    from optimizer.search.optuna import OptunaSearcher
+
+    return OptunaSearcher(problem, ledger.study, seed, elsewhere, ledger)

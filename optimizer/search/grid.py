@@ -21,19 +21,22 @@ class GridSearcher:
 
     is_exhaustive = True
 
-    def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0) -> None:
-        self._ledger = Ledger(problem, study)
-        self._left = list(problem.space.candidates())
-        random.Random(seed).shuffle(self._left)
+    def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0, ledger: Ledger | None = None) -> None:
+        """``ledger`` is that of ``study``, where it is kept already."""
+        self._ledger = ledger or Ledger(problem, study)
+        self._order = list(problem.space.candidates())
+        random.Random(seed).shuffle(self._order)
 
     def suggest(self) -> Candidate | None:
-        tried = self._ledger.tried()
-        self._left = [candidate for candidate in self._left if candidate not in tried]
-        if not self._left:
-            return None
-        seen = Counter(pair for candidate in tried for pair in _pairs(candidate))
-        chosen = min(self._left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
-        return self._ledger.start(chosen)
+        while True:
+            tried = self._ledger.tried()
+            left = [candidate for candidate in self._order if candidate not in tried]
+            if not left:
+                return None
+            seen = Counter(pair for candidate in tried for pair in _pairs(candidate))
+            chosen = min(left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
+            if self._ledger.start(chosen) is not None:
+                return chosen
 
     def expected_load(self, candidate: Candidate) -> int | None:
         """Nothing is expected."""

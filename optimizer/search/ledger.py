@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
-import psutil
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -25,10 +23,12 @@ from optimizer.search.result import (
     described,
     result_of,
 )
+from optimizer.search.workers import WORKER, OneAtATime, Workers
 from optimizer.trial import Candidate, Trial
 
-WORKER, EXPECTED = "worker", "expected_concurrency"
-ABANDONED_AFTER = timedelta(hours=1)  # a trial of another host that has run this long has lost its worker
+EXPECTED = "expected_concurrency"
+ABANDONED = "its worker is gone"
+MOST_ABANDONED = 3  # times that a candidate is tried: it may be what its workers died of
 
 
 class Ledger:
@@ -38,29 +38,41 @@ class Ledger:
     killed process left running are marked failed when the ledger is opened.
     """
 
-    def __init__(self, problem: Problem, study: optuna.Study) -> None:
+    def __init__(self, problem: Problem, study: optuna.Study, workers: Workers | None = None) -> None:
+        self.study = study
         self._problem = problem
         self._space = problem.space
-        self._study = study
+        self._workers = workers or OneAtATime()
         self._encoding = Encoding(problem.space)
         self._asked: dict[Candidate, optuna.Trial] = {}
         self._observed: set[Candidate] = set()
         self._recorded: dict[int, Candidate] = {}
-        self._worker = f"{socket.gethostname()}:{os.getpid()}"
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if not _alive(trial) or trial.user_attrs[WORKER] == self._worker:
-                study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        for trial in self._running():
+            if trial.user_attrs.get(WORKER) == self._workers.name:
+                self._fail(trial)
+        self.fail_abandoned()
+
+    def fail_abandoned(self) -> None:
+        """What no living worker tries any more is tried no more."""
+        for trial in self._running():
+            # of many workers one may be about to enter its name
+            if not self._is_alive(trial) and (WORKER in trial.user_attrs or not self._workers.are_many):
+                self._fail(trial, ABANDONED)
+
+    def abandoned(self) -> list[Candidate]:
+        """What workers were trying that are gone, unless it has been tried since, or has cost MOST_ABANDONED."""
+        self.fail_abandoned()
+        tried = self.tried()
+        return [candidate for candidate in self._times_abandoned() if candidate not in tried]
 
     def tried(self) -> set[Candidate]:
         """Canonical candidates that are finished, or being tried here or by a living worker elsewhere."""
         found = self._observed | self._asked.keys()
-        for trial in self._study.get_trials(deepcopy=False):
-            if TRIAL in trial.user_attrs:
-                found.add(self._candidate(trial))
-            elif trial.state == TrialState.RUNNING and _alive(trial):
-                candidate = self._encoding.decode(trial.params)
-                if candidate is not None:
-                    found.add(candidate)
+        found |= {one for one, times in self._times_abandoned().items() if times >= MOST_ABANDONED}
+        for trial in self.study.get_trials(deepcopy=False):
+            candidate = self._tried_by(trial)
+            if candidate is not None:
+                found.add(candidate)
         return found
 
     def is_exhausted(self, tried: set[Candidate]) -> bool:
@@ -71,10 +83,10 @@ class Ledger:
 
     def ask(self, tried: set[Candidate]) -> Candidate | None:
         """The study's next proposal; None where it is invalid or in ``tried``, which the study is told."""
-        trial = self._study.ask(self._encoding.distributions)
-        trial.set_user_attr(WORKER, self._worker)
+        trial = self.study.ask(self._encoding.distributions)
+        trial.set_user_attr(WORKER, self._workers.name)
         candidate = self._encoding.decode(trial.params)
-        if candidate is None or candidate in tried:
+        if candidate is None or candidate in tried or self._is_tried(candidate, but=trial.number):
             self._drop(trial, candidate)
             return None
         self._asked[candidate] = trial
@@ -84,26 +96,48 @@ class Ledger:
         """What is asked for next is a canonical candidate of the space, after those that were entered so before."""
         parameters = self._encoding.encode(candidate)
         assert parameters is not None, candidate
-        self._study.enqueue_trial(parameters)
+        self.study.enqueue_trial(parameters)
 
-    def start(self, candidate: Candidate, concurrency: int | None = None) -> Candidate:
-        """Enter a canonical candidate of the space as being tried, and at which load it is expected to be at its
-        best; returns what to try."""
-        self.enqueue(candidate)
-        # where another worker took ours from the queue, we may have got its own
-        asked = self.ask(self.tried()) or candidate
-        if concurrency is not None and asked in self._asked:
-            self._asked[asked].set_user_attr(EXPECTED, concurrency)
-        return asked
+    def start(self, candidate: Candidate, concurrency: int | None = None) -> Candidate | None:
+        """Enter a candidate, of the space or not, as being tried, and at which load it is expected to be at its best;
+        returns it.
+
+        None where it is tried already. It is entered at once and whole: of several workers that start the same one
+        the first has it.
+        """
+        canonical = self._space.canonical(candidate)
+        if canonical in self.tried():
+            return None
+        parameters = self._encoding.encode(canonical)
+        known = {CANDIDATE: describe(canonical), WORKER: self._workers.name}
+        entered = create_trial(
+            state=TrialState.RUNNING,
+            params=parameters or {},
+            distributions=self._encoding.distributions if parameters else {},
+            user_attrs=known if concurrency is None else {**known, EXPECTED: concurrency},
+        )
+        trial = optuna.Trial(self.study, self.study._storage.create_new_trial(self.study._study_id, entered))
+        if self._is_tried(canonical, before=trial.number):
+            self._drop(trial, canonical)
+            return None
+        self._asked[canonical] = trial
+        return candidate
 
     def running(self) -> list[tuple[Candidate, int]]:
         """What is being tried here or by a living worker elsewhere, with the concurrency that was entered with it."""
         found = []
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            candidate = self._encoding.decode(trial.params) if _alive(trial) else None
-            if candidate is not None and EXPECTED in trial.user_attrs:
+        for trial in self._running():
+            candidate = self._tried_by(trial)
+            if candidate is not None and trial.params and EXPECTED in trial.user_attrs:
                 found.append((candidate, int(trial.user_attrs[EXPECTED])))
         return found
+
+    def others_run(self) -> bool:
+        """Whether a living worker elsewhere is trying something."""
+        return any(
+            self._tried_by(trial) is not None and trial.user_attrs[WORKER] != self._workers.name
+            for trial in self._running()
+        )
 
     def record(self, trial: Trial) -> None:
         """Enter a finished trial, asked for or not; once, however often it is called."""
@@ -117,7 +151,9 @@ class Ledger:
         result = result_of(trial, self._problem)
         values, constraints = (result.values, result.constraints) if isinstance(result, Result) else (None, {})
         user_attrs = attributes(trial, result)
-        if asked is None or not _tell(self._study, asked, values, constraints, user_attrs):
+        if asked is not None and _tell(self.study, asked, self._told(candidate, values), constraints, user_attrs):
+            return
+        if not self._is_recorded(trial):  # it may be that only the answer was lost
             self._add(candidate, values, constraints, user_attrs)
 
     def _add(
@@ -127,36 +163,83 @@ class Ledger:
         constraints: Mapping[str, float],
         user_attrs: dict[str, Any],
     ) -> None:
-        parameters = self._encoding.encode(candidate)
-        # Samplers search among the parameters that all complete trials have: one without any, from outside
-        # the space, would leave them none.
-        complete = values is not None and parameters is not None
+        parameters, values = self._encoding.encode(candidate), self._told(candidate, values)
         trial = create_trial(
-            state=TrialState.COMPLETE if complete else TrialState.FAIL,
-            values=values if complete else None,
+            state=TrialState.FAIL if values is None else TrialState.COMPLETE,
+            values=values,
             params=parameters or {},
             distributions=self._encoding.distributions if parameters else {},
-            constraints=dict(constraints) if complete else None,
+            constraints=None if values is None else dict(constraints),
             user_attrs=user_attrs,
         )
-        self._study.add_trial(trial)
+        self.study.add_trial(trial)
+
+    def _told(self, candidate: Candidate, values: Sequence[float] | None) -> Sequence[float] | None:
+        """Samplers search among the parameters that all complete trials have: one without any, from outside the
+        space, would leave them none. So it counts as failed."""
+        return None if self._encoding.encode(candidate) is None else values
 
     def _drop(self, trial: optuna.Trial, candidate: Candidate | None) -> None:
         """End a proposal that is not tried. One that repeats a finished trial gets that trial's values.
 
         Evolution needs that: a generation is over when its population is complete.
         """
-        for other in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        for other in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             if TRIAL in other.user_attrs and self._candidate(other) == candidate:
                 reason = f"repeats trial {other.user_attrs[TRIAL]}"
-                _tell(self._study, trial, other.values, other.constraints, {REASON: reason})
+                _tell(self.study, trial, other.values, other.constraints, {REASON: reason})
                 return
         reason = "not valid" if candidate is None else "tried before"
-        _tell(self._study, trial, None, {}, {REASON: reason})
+        _tell(self.study, trial, None, {}, {REASON: reason})
 
     def _is_recorded(self, trial: Trial) -> bool:
-        same = {TRIAL: trial.number, CANDIDATE: describe(trial.candidate)}
-        return any(same.items() <= other.user_attrs.items() for other in self._study.get_trials(deepcopy=False))
+        same = describe(trial.candidate)
+        return any(
+            TRIAL in other.user_attrs and other.user_attrs[CANDIDATE] == same
+            for other in self.study.get_trials(deepcopy=False)
+        )
+
+    def _is_tried(self, candidate: Candidate, *, before: int | None = None, but: int | None = None) -> bool:
+        """By a trial numbered lower than ``before``, or any other one ``but`` that."""
+        found = False
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.number == but or (before is not None and trial.number >= before):
+                continue
+            if self._tried_by(trial) != candidate:
+                continue
+            if TRIAL not in trial.user_attrs and trial.user_attrs[WORKER] == self._workers.name:
+                self._fail(trial)  # entered by us without our knowing: the answer was lost
+            else:
+                found = True
+        return found
+
+    def _tried_by(self, trial: FrozenTrial) -> Candidate | None:
+        """The canonical candidate of a trial that is recorded or that a living worker tries; else None."""
+        if TRIAL in trial.user_attrs:
+            return self._candidate(trial)
+        return self._entered(trial) if trial.state == TrialState.RUNNING and self._is_alive(trial) else None
+
+    def _entered(self, trial: FrozenTrial) -> Candidate | None:
+        if CANDIDATE in trial.user_attrs:
+            return self._space.canonical(described(trial.user_attrs[CANDIDATE]))
+        return self._encoding.decode(trial.params)
+
+    def _times_abandoned(self) -> Counter[Candidate]:
+        trials = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,)) if self._workers.are_many else []
+        lost = [self._entered(trial) for trial in trials if trial.user_attrs.get(REASON) == ABANDONED]
+        return Counter(candidate for candidate in lost if candidate is not None)
+
+    def _running(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def _is_alive(self, trial: FrozenTrial) -> bool:
+        return WORKER in trial.user_attrs and self._workers.is_alive(trial)
+
+    def _fail(self, trial: FrozenTrial, reason: str = "") -> None:
+        with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # somebody else did
+            if reason:
+                self.study._storage.set_trial_user_attr(trial._trial_id, REASON, reason)
+            self.study.tell(trial.number, state=TrialState.FAIL)
 
     def _candidate(self, trial: FrozenTrial) -> Candidate:
         """The canonical candidate of a recorded trial, which changes no more: read once."""
@@ -182,12 +265,3 @@ def _tell(
     except UpdateFinishedTrialError:
         return False
     return True
-
-
-def _alive(trial: FrozenTrial) -> bool:
-    """Whether the worker of a running trial still lives, as far as this host can tell."""
-    host, _, pid = trial.user_attrs.get(WORKER, "").rpartition(":")
-    if host == socket.gethostname():
-        return psutil.pid_exists(int(pid))
-    started = trial.datetime_start
-    return bool(host) and started is not None and datetime.now() - started < ABANDONED_AFTER

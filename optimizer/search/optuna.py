@@ -48,9 +48,15 @@ class OptunaSearcher:
     is_exhaustive = False
 
     def __init__(
-        self, problem: Problem, study: optuna.Study, seed: int = 0, elsewhere: Elsewhere | None = None
+        self,
+        problem: Problem,
+        study: optuna.Study,
+        seed: int = 0,
+        elsewhere: Elsewhere | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        self._ledger = Ledger(problem, study)
+        """``ledger`` is that of ``study``, where it is kept already."""
+        self._ledger = ledger or Ledger(problem, study)
         self._space = problem.space
         self._random = random.Random(seed)
         self._rest: list[Candidate] | None = None
@@ -59,14 +65,17 @@ class OptunaSearcher:
                 self._ledger.enqueue(candidate)
 
     def suggest(self) -> Candidate | None:
-        tried = self._ledger.tried()
-        if self._ledger.is_exhausted(tried):
-            return None
-        for _ in range(ASKS):
-            candidate = self._ledger.ask(tried)
-            if candidate is not None:
-                return candidate
-        return self._ledger.start(self._draw(tried))
+        while True:
+            tried = self._ledger.tried()
+            if self._ledger.is_exhausted(tried):
+                return None
+            for _ in range(ASKS):
+                candidate = self._ledger.ask(tried)
+                if candidate is not None:
+                    return candidate
+            drawn = self._ledger.start(self._draw(tried))
+            if drawn is not None:
+                return drawn
 
     def expected_load(self, candidate: Candidate) -> int | None:
         """Nothing is expected."""

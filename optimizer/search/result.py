@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import optuna
@@ -63,8 +63,13 @@ def attributes(trial: Trial, result: Result | str) -> dict[str, Any]:
 
 
 def finished_trials(study: optuna.Study) -> list[Trial]:
-    """The trials that were recorded in ``study``, by whatever worker: what was measured, or that nothing was."""
+    """The trials that were recorded in ``study``, by whatever worker: what was measured, or that nothing was.
+
+    Workers that share a study number each its own trials: then these are numbered by their place in it.
+    """
     found = [trial_of(trial.user_attrs) for trial in study.get_trials(deepcopy=False) if TRIAL in trial.user_attrs]
+    if len({trial.number for trial in found}) < len(found):
+        return [replace(trial, number=place) for place, trial in enumerate(found)]
     return sorted(found, key=lambda trial: trial.number)
 
 

@@ -41,9 +41,11 @@ class SimulatedSearcher:
         smallest_gain: float,
         seed: int = 0,
         elsewhere: Elsewhere | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        """``ledger`` is that of ``study``, where it is kept already."""
         self._study = study
-        self._ledger = Ledger(problem, study)
+        self._ledger = ledger or Ledger(problem, study)
         self._guide = Guide(problem, seed, elsewhere)
         self._alone = None if elsewhere is None else Guide(problem, seed)
         self._smallest_gain = smallest_gain
@@ -51,11 +53,11 @@ class SimulatedSearcher:
         self._at_once = 1  # the most that were tried at the same time
 
     def suggest(self) -> Candidate | None:
-        decision = self._decided(finished_trials(self._study))
-        if decision is None:
-            return None
-        self._expected[decision.candidate] = decision.load
-        return self._ledger.start(decision.candidate, decision.load)
+        while (decision := self._decided(finished_trials(self._study))) is not None:
+            if self._ledger.start(decision.candidate, decision.load) is not None:
+                self._expected[decision.candidate] = decision.load
+                return decision.candidate
+        return None
 
     def _decided(self, finished: list[Trial]) -> Decision | None:
         """What is worth a deployment more, if anything. Another machine may say where to look; that nothing is left

@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage
 
 from optimizer.command_line import redact
 from optimizer.errors import BadInputError, EnvironmentFault
+from optimizer.store.patience import Patience
 from optimizer.untrusted import one_line
 
 # driver that a plain URL means, and how it is installed
@@ -23,6 +24,7 @@ DRIVERS = {
 }
 _DAMAGED = (ValueError, KeyError, TypeError, AssertionError)  # Optuna replaying a journal that is none
 _REFUSED = (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, OSError)
+_LOST = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)  # what a restart of the server may mend
 
 
 @contextlib.contextmanager
@@ -44,26 +46,43 @@ def opening(storage: str, flag: str = "") -> Iterator[None]:
         ) from error
 
 
-def name_later_faults(storage: BaseStorage, url: str) -> None:
-    """From now on ``storage`` raises an EnvironmentFault where it is locked, lost, damaged or full."""
+def name_later_faults(storage: BaseStorage, url: str, patience: Patience | None = None) -> None:
+    """From now on ``storage`` raises an EnvironmentFault where it is locked, lost, damaged or full. With ``patience``
+    one that does not answer is asked again."""
     for name in vars(BaseStorage):
         call = getattr(storage, name, None)
         if callable(call) and not name.startswith("_"):
-            setattr(storage, name, _named(call, url))
+            setattr(storage, name, _named(call, url, patience))
 
 
-def _named(call: Callable[..., Any], url: str) -> Callable[..., Any]:
+def _named(call: Callable[..., Any], url: str, patience: Patience | None) -> Callable[..., Any]:
     @functools.wraps(call)
-    def named(*arguments: Any, **keywords: Any) -> Any:
+    def once(*arguments: Any, **keywords: Any) -> Any:
         try:
             return call(*arguments, **keywords)
         except (*_REFUSED, *_DAMAGED, AttributeError) as error:  # Optuna's other errors are for its own use
+            if patience is not None and _is_lost(error):
+                raise
             raise EnvironmentFault(
                 f"{redact(url)}: the study cannot be kept: {cause_of(error, url)}; "
                 "once that is mended, `tune --resume` goes on"
             ) from error
 
-    return named
+    if patience is None:
+        return once
+
+    @functools.wraps(call)
+    def patiently(*arguments: Any, **keywords: Any) -> Any:
+        while True:
+            try:
+                found = once(*arguments, **keywords)
+            except (*_LOST, StorageInternalError) as error:
+                patience.wait(redact(url), cause_of(error, url))
+            else:
+                patience.answered(redact(url))
+                return found
+
+    return patiently
 
 
 def dialect_of(storage: str) -> str:
@@ -84,6 +103,12 @@ def _innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, _LOST) or (
+        isinstance(error, StorageInternalError) and isinstance(error.__cause__, _LOST)
+    )
 
 
 def _is_damaged(error: BaseException) -> bool:

@@ -49,17 +49,17 @@ def test_directions_are_those_of_the_objectives() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"space": Space((4, 8, 16))}, "parameters"),
-        ({"request_batch_size": 2}, "request_batch_size"),
-        ({"objectives": (METRICS["latency-p95"],)}, "objectives"),
-        ({"constraints": ()}, "constraints"),
-        ({"model": "n"}, "model"),
+        ({"space": Space((4, 8, 16))}, r"parameters \(max_batch_size\); give what it was begun with, or take another"),
+        ({"request_batch_size": 2}, r"request_batch_size \(1 there, 2 here\);"),
+        ({"objectives": (METRICS["latency-p95"],)}, r"objectives \(throughput there, latency-p95 here\);"),
+        ({"constraints": ()}, r"constraints \(latency-p95 <= 20 ms there, none here\);"),
+        ({"model": "n"}, r"model \(m there, n here\);"),
     ],
 )
 def test_a_study_of_another_problem_is_refused(tmp_path: Path, change: dict[str, object], what: str) -> None:
     storage = str(tmp_path / "study.journal")
     reopened(storage)
-    with pytest.raises(BadInputError, match=f"study 's' has another {what}; take another study name"):
+    with pytest.raises(BadInputError, match=f"study 's' has another {what}"):
         reopened(storage, replace(PROBLEM, **change))  # type: ignore[arg-type]
 
 

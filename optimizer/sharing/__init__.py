@@ -1,0 +1,1 @@
+"""One study that several ``tune --join`` processes share, on one machine or many."""
