@@ -3,8 +3,8 @@
     python benchmarks/storage_speed.py study.journal sqlite:///study.db postgresql://user@host/name > storage_speed.md
 
 Every worker has its own session of one study that already holds TRIALS trials, and goes through turns as fast as it
-can: it reads what has been tried, claims a candidate of its own, and records three measurements of it. The workers are
-threads of a few processes, as a hundred processes do not fit on a small machine.
+can: it reads what has been tried, claims a candidate of its own, and records three measurements of it. The workers
+are threads of a few processes, as a hundred processes do not fit on a small machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import shlex
 import statistics
-import sys
 import threading
 import time
 import uuid
@@ -73,7 +72,9 @@ def main() -> None:
     print("# What a shared study costs, as last measured\n")
     print(f"`{shlex.join(['python', 'benchmarks/storage_speed.py', *map(redact, given.storages)])}`\n")
     print(f"Each worker, of a study of {TRIALS} trials: **read** what has been tried and measured, **claim** a")
-    print("candidate, **record** three measurements; medians. **Turns / s**: of all workers together, each as fast as")
+    print(
+        "candidate, **record** three measurements; medians. **Turns / s**: of all workers together, each as fast as"
+    )
     trial_s = PACE.deploy_s + len(LOADS) * PACE.measure_s
     needed = ", ".join(f"{workers / trial_s:.1f} at {workers}" for workers in WORKERS)
     print(f"it can; trials of {trial_s:.1f} s need {needed} workers.\n")
@@ -117,7 +118,9 @@ def measured(storage: str, workers: int, seconds: float, trials: int = TRIALS) -
     together: Any = context.Barrier(workers)
     queue: Any = context.Queue()
     started = [
-        context.Process(target=_work, args=(storage, name, trials, workers, first, processes, seconds, together, queue))
+        context.Process(
+            target=_work, args=(storage, name, trials, workers, first, processes, seconds, together, queue)
+        )
         for first in range(processes)
     ]
     for process in started:
@@ -179,4 +182,4 @@ def _line(cells: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,8 +40,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question for what is next, with what was known then. ``took_s``: of a CPU, so that neighbours on the machine
-    hardly count; with what was learned since the question before."""
+    """One question for what is next, with what was known then. ``took_s``: of a CPU, so that neighbours on the
+    machine hardly count; with what was learned since the question before."""
 
     at_s: float
     finished: int
@@ -86,9 +85,9 @@ def search(
     pace: Pace,
     seed: int = 0,
     max_trials: int | None = None,
-    enough: Callable[[float], bool] = lambda infer_per_sec: False,
+    enough_infer_per_sec: float = float("inf"),
 ) -> History:
-    """Until the searcher ends it, ``max_trials`` have begun, or the best so far is ``enough``."""
+    """Until the searcher ends it, ``max_trials`` have begun, or the best so far is enough."""
     course = Course(problem, searcher, Budget(float("inf"), max_trials), Stopwatch(), baselines(problem.space))
     measuring = Measuring(stack, stack, Unkept(), stack)
     runner = TrialRunner(stack, measuring, course.baseline, lambda: float("inf"), course.stopwatch)
@@ -107,7 +106,7 @@ def search(
             blocked = False
             best = course.best()
             history.best_after.append(best.throughput_infer_per_sec if best else 0.0)
-        if enough(history.best_after[-1] if history.best_after else 0.0):
+        if history.best_after and history.best_after[-1] >= enough_infer_per_sec:
             break
         if not idle_from or blocked:
             if not running:

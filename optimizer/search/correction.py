@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.batcher.simulator import Simulated
+from optimizer.search.believer import Believer
 from optimizer.search.process import Likeness, Process
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
@@ -91,18 +92,18 @@ class Correction:
         odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
         odds[odds < NEGLIGIBLE * odds.sum()] = 0.0  # what is not believed has no say, however much it promises
         self._alone = pairs[0]
-        self._believed = [pair for pair, own in zip(pairs, odds, strict=True) if own]
+        self._processes = [pair for pair, own in zip(pairs, odds, strict=True) if own]
+        self._believed: Sequence[tuple[Process | Believer, Process | Believer]] = self._processes
         self.odds: list[float] = (odds[odds > 0] / odds.sum()).tolist()
 
-    def given(self, residuals: Residuals, expected: Array | None = None) -> Correction:
-        """After other ``residuals``, its scales and odds as they are. ``expected`` as in ``There``."""
-        other, noise = copy.copy(self), _noise(residuals)
-
-        def process(i: int, own: Process) -> Process:
-            like = None if expected is None else expected[:, i]
-            return own.given(residuals.inputs, noise[i], residuals.values[:, i], like)
-
-        other._believed = [(process(0, speed), process(1, tail)) for speed, tail in self._believed]
+    def believing(self, inputs: Array) -> Correction:
+        """As if what it predicts at ``inputs`` [cells, features] had been measured, each in a deployment of its own.
+        How large errors and noise are, only what was really measured tells."""
+        count, other = len(inputs), copy.copy(self)
+        speed, tail = _noise(Residuals(inputs, np.zeros((count, 2)), range(count), np.ones(count)))
+        other._believed = [
+            (Believer(one, inputs, speed), Believer(another, inputs, tail)) for one, another in self._processes
+        ]
         return other
 
     @property

@@ -23,6 +23,7 @@ FINER, FINALISTS = 12, 6  # and around its best, the most promising ones
 SHORTLIST = 320  # candidates that are followed once the whole space has been ranked
 RANKED_BY = 2  # the first deployments: the order within a group changes little with more of them
 KNOWN = 40  # of them from elsewhere
+UNSEEN = 1 / 8  # of those that run: so many may have ended since what is believed was worked out
 UNLIKELY = 0.005  # while nothing meets the bound: that anything left does
 
 
@@ -70,14 +71,10 @@ class Guide:
             plain = self._unlike(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), plain)
             return Decision(first, self._loads(first)[0], math.inf)
-        view = self._believed(trials, latency, measured).with_running(running)
-        cells = [
-            (candidate, load)
-            for candidate in self._followed(view, left)
-            if candidate not in tried
-            for load in self._loads(candidate)
-        ]
-        gains = view.gains(cells)
+        moment = Moment(self._problem, tuple(trials), latency, self._seed, self._twin(latency))
+        believed = self._believed(moment, measured, len(running))
+        view = believed.with_running([*running, *believed.not_seen(measured)])
+        cells, gains = self._promised(believed, view, left)
         best = [cells[i] for i in np.argsort(-gains)[: FINALISTS * LOADS]]
         finalists = list(dict.fromkeys(candidate for candidate, _ in best))[:FINALISTS]
         finer = [(c, load) for c in finalists for load in self._between(c, next(at for of, at in best if of == c))]
@@ -87,11 +84,27 @@ class Guide:
             return Decision(*cells[chosen], float(gains[chosen]), view.noise_scale)
         return Decision(*cells[chosen], math.inf if view.odds(cells).max() > UNLIKELY else 0.0)
 
-    def _believed(self, trials: Sequence[Trial], latency: str, measured: Sequence[Point]) -> View:
-        moment = Moment(self._problem, tuple(trials), latency, self._seed, self._twin(latency))
-        if self._view is None or not self._view.is_of(moment, measured):
+    def _believed(self, moment: Moment, measured: Sequence[Point], running: int) -> View:
+        """What is believed of ``measured``. The one before, if only a few have ended since, of the many that run."""
+        if self._view is None or self._view.lacks(moment) > (running - 1) * UNSEEN:
             self._view = View(moment, measured)
         return self._view
+
+    def _promised(self, believed: View, view: View, left: Sequence[Candidate]) -> tuple[list[Cell], Array]:
+        """What may be next, and its gains. While others run the same cells are asked again and again, which is
+        cheaper than only those that are ``left``."""
+        followed, remaining = self._followed(believed, left), set(left)
+        if view is believed:
+            cells = [(one, load) for one in followed for load in self._loads(one)]
+            return cells, believed.gains(cells)
+        if believed.promising is None:
+            believed.promising = [(one, load) for one in followed for load in self._loads(one)]
+        gains = view.gains(believed.promising)
+        places = [i for i, (candidate, _) in enumerate(believed.promising) if candidate in remaining]
+        if not places:  # all that was promising is being tried
+            believed.promising = None
+            return self._promised(believed, view, left)
+        return [believed.promising[i] for i in places], gains[places]
 
     def _unlike(self, running: Sequence[Cell], left: Sequence[Candidate]) -> Candidate:
         """Of ``left`` the one that is farthest from all that is ``running`` (a maximin design: Johnson, Moore and

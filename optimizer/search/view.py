@@ -16,10 +16,10 @@ from objectives.sla import worst_violation
 from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
-from optimizer.search.correction import Correction, Residuals, There, features
+from optimizer.search.correction import Correction, There, features
 from optimizer.search.elsewhere import Twin
 from optimizer.search.figures import LATENCY_FIELDS, Array, Cell, log_loads, log_simulated, with_tails
-from optimizer.search.learned import Learned, learned
+from optimizer.search.learned import learned
 from optimizer.search.server_model import ServerModel, fit
 from optimizer.search.service import group_of
 from optimizer.trial import Point, Trial
@@ -50,6 +50,8 @@ class View:
     def __init__(self, moment: Moment, measured: Sequence[Point]) -> None:
         self._moment, self._measured = moment, measured
         self._kept: dict[Cell, tuple[Simulated, list[float]]] = {}  # with its features
+        self.promising: list[Cell] | None = None  # what is asked again
+        self._asked: list[tuple[Sequence[Cell], Array]] = []  # with its features
         self._problem, self._latency = moment.problem, moment.latency
         bounds = (c.bound for c in self._problem.constraints if c.metric == self._latency)
         self.bound_s = min(bounds, default=math.inf) / 1e3
@@ -61,56 +63,39 @@ class View:
         if moment.twin and self._lesson:
             there = There(moment.twin.correction, self._lesson.expected(here.cells, THREADS))
         self._correction = Correction(here.residuals, self._model.error, there)
-        self._meeting = [i for i, point in enumerate(measured) if self._meets(point)]
-        self.meets_anywhere = bool(self._meeting)  # a measured point meets the bounds
-        self._here, self._expected = here, there.expected if there else None
-        self._best = self._believed_best()
+        meeting = [i for i, point in enumerate(measured) if self._meets(point)]
+        self.meets_anywhere = bool(meeting)  # a measured point meets the bounds
+        # noisy measurements flatter: the best so far is what is believed of them
+        beliefs = self._correction.predict(here.residuals.inputs, there.expected if there else None)
+        self._best = [float(max((mean + here.simulated)[meeting, 0])) for mean, _ in beliefs] if meeting else None
 
-    def is_of(self, moment: Moment, measured: Sequence[Point]) -> bool:
-        return (moment, measured) == (self._moment, self._measured)
+    def lacks(self, moment: Moment) -> float:
+        """How many of the trials are not known here; inf where those that are known are no part of them."""
+        own, others = ({(one.number, one.candidate) for one in each.trials} for each in (self._moment, moment))
+        same = moment.latency == self._moment.latency and own <= others
+        return len(others) - len(own) if same else math.inf
+
+    def not_seen(self, measured: Sequence[Point]) -> list[Cell]:
+        """Those of ``measured`` that are not known here."""
+        own, space = {(point.trial, point.candidate) for point in self._measured}, self._problem.space
+        new = [point for point in measured if (point.trial, point.candidate) not in own]
+        return [(space.canonical(point.candidate), point.load.concurrency) for point in new]
 
     def with_running(self, running: Sequence[Cell]) -> View:
         """What is believed while ``running`` are being measured: each counts as measured with what is believed of
-        it (a kriging believer: Ginsbourger, Le Riche and Carraro 2010, section 4.2), so that what is like them
-        promises less. How large errors and noise are, only what was measured tells."""
+        it, so that what is like them promises less."""
         if not running:
             return self
-        view = copy.copy(self)
-        view._here, view._expected, met = self._with(running)
-        view._correction = self._correction.given(view._here.residuals, view._expected)
-        view._meeting = self._meeting + met
-        view._best = view._believed_best()
+        view, inputs = copy.copy(self), self._simulated(running)[1]
+        view._correction = self._correction.believing(inputs)
+        beliefs = self._beliefs(running)
+        throughput, tail = self._likeliest(beliefs).mean.T
+        loads = log_loads(running, self._problem.space.request_batch_size)
+        meeting = tail - throughput + loads <= math.log(self.bound_s)
+        if meeting.any():
+            best = self._best or [-math.inf] * len(beliefs)
+            view._best = [max(one, float(max(b.mean[meeting, 0]))) for one, b in zip(best, beliefs, strict=True)]
         return view
-
-    def _believed_best(self) -> list[float] | None:
-        """Noisy measurements flatter: the best so far is what each belief has of them."""
-        if not self._meeting:
-            return None
-        beliefs = self._correction.predict(self._here.residuals.inputs, self._expected)
-        return [float(max((mean + self._here.simulated)[self._meeting, 0])) for mean, _ in beliefs]
-
-    def _with(self, running: Sequence[Cell]) -> tuple[Learned, Array | None, list[int]]:
-        """What would be known if ``running`` had been measured as they are believed to be, what the machine elsewhere
-        lets expect of that, and which of them meet the bound then."""
-        here = self._here
-        found, inputs = self._simulated(running)
-        simulated = self._tails(self._figures(found), running)
-        expected = self._lesson.expected(running, THREADS) if self._lesson else None
-        wrong = self._likeliest(self._correction.predict(inputs, expected))[0]
-        throughput, tail = (wrong + simulated + self._longer_tail).T
-        late = tail - throughput + log_loads(running, self._problem.space.request_batch_size) > math.log(self.bound_s)
-        known, first = here.residuals, max(here.residuals.deployments) + 1
-        residuals = Residuals(
-            np.concatenate([known.inputs, inputs]),
-            np.concatenate([known.values, wrong]),
-            [*known.deployments, *range(first, first + len(running))],
-            np.concatenate([known.noise, np.ones(len(running))]),
-        )
-        if self._expected is not None and expected is not None:
-            expected = np.concatenate([self._expected, expected])
-        all_simulated = np.concatenate([here.simulated, simulated])
-        believed = Learned([*here.cells, *running], all_simulated, residuals, here.longer_tail)
-        return believed, expected, [len(here.cells) + i for i in np.flatnonzero(~late).tolist()]
 
     @property
     def noise_scale(self) -> float:
@@ -127,12 +112,16 @@ class View:
         return self._figures(self._model.simulate(cells, THREADS))
 
     def _simulated(self, cells: Sequence[Cell]) -> tuple[list[Simulated], Array]:
-        """And its features [cells, features]; each cell once."""
+        """And its features [cells, features], for the same cells the same array; each cell once."""
         new = [cell for cell in dict.fromkeys(cells) if cell not in self._kept]
         for cell, one in zip(new, self._model.simulate(new, THREADS), strict=True):
             self._kept[cell] = one, features(self._problem.space, *cell, one)
         kept = [self._kept[cell] for cell in cells]
-        return [one for one, _ in kept], np.array([inputs for _, inputs in kept])
+        inputs = next((array for asked, array in self._asked if asked is cells), None)
+        if inputs is None:
+            inputs = np.array([own for _, own in kept])
+            self._asked.append((cells, inputs))
+        return [one for one, _ in kept], inputs
 
     def _figures(self, simulated: Sequence[Simulated]) -> Array:
         return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)

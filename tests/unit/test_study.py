@@ -49,7 +49,10 @@ def test_directions_are_those_of_the_objectives() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"space": Space((4, 8, 16))}, r"parameters \(max_batch_size\); give what it was begun with, or take another"),
+        (
+            {"space": Space((4, 8, 16))},
+            r"parameters \(max_batch_size\); give what it was begun with, or take another",
+        ),
         ({"request_batch_size": 2}, r"request_batch_size \(1 there, 2 here\);"),
         ({"objectives": (METRICS["latency-p95"],)}, r"objectives \(throughput there, latency-p95 here\);"),
         ({"constraints": ()}, r"constraints \(latency-p95 <= 20 ms there, none here\);"),
