@@ -44,6 +44,18 @@ BOUND_MS = 20.0
 CLOSE = (0.05, 0.01)  # shares of the best by which what was found may fall short of it
 FINALISTS = 2000  # cells that a short simulation puts first, of which the best is found exactly
 PACE = Pace(charged=True)
+INTRODUCTION = f"""\
+N workers share one search in a space of {len(SPACES[SPACE]):,} configurations, p95 <= {BOUND_MS:g} ms, on made-up
+servers that are not noisy. A deployment takes {PACE.deploy_s:g} s, a measurement {PACE.measure_s:g} s; a suggestion
+takes the seconds of a CPU that it really took, one after another. Medians over servers and seeds; of **regrets** the
+largest too.
+
+**Within 5 %**, **1 %**: until something that near to the server's best was measured. **Ended**: the search, by itself.
+**One by one**: the regret of as many trials by one worker. **Heedless**: of as many by the same workers, where what
+runs is only not repeated. **Twice**: trials that repeat another. **Suggestion**: median / p95, in seconds of a CPU.
+**For it**, **for others**: the share of the workers' time that they wait for a suggestion, and for others' trials to
+end, after which more may be worth trying.
+"""
 
 
 @dataclass(frozen=True)
@@ -140,8 +152,6 @@ def main() -> None:
         os.environ.setdefault(name, "1")  # seconds of a CPU are counted: none that only wait for one another
     kept = Kept(given.json)
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
-        bests = kept.bests | dict(pool.map(_best, (one for one in given.servers if one not in kept.bests)))
-        kept.bests = bests
         each = [(one, seed) for one in given.servers for seed in range(given.seeds)]
         together = [Job(SPACE, one, seed, count) for count in given.workers for one, seed in each]
         kept.add(pool, together)
@@ -152,6 +162,7 @@ def main() -> None:
             kept.add(pool, [one for one in told if one.workers > 1])
     print("# A search by many workers, as last measured\n")
     print(f"`{shlex.join(['python', 'benchmarks/many_workers.py', *sys.argv[1:]])}`\n")
+    print(INTRODUCTION)
     print(_table(kept.outcomes))
     machine = hardware.detect()
     print(f"{machine.cpu}, {machine.cpu_count} cores, load {os.getloadavg()[2]:.1f}; {time.strftime('%Y-%m-%d')}")
@@ -190,6 +201,8 @@ class Kept:
         )
 
     def add(self, pool: ProcessPoolExecutor, jobs: Sequence[Job]) -> None:
+        servers = {job.server for job in jobs if job not in self.outcomes} - self.bests.keys()
+        self.bests.update(pool.map(_best, servers))
         running = {pool.submit(_search, job, self.bests[job.server]): job for job in jobs if job not in self.outcomes}
         for future in as_completed(running):
             job = running[future]

@@ -81,8 +81,12 @@ def main() -> None:
     print(_line(COLUMNS))
     print(_line(["---", *["--:"] * (len(COLUMNS) - 1)]))
     for storage in given.storages:
+        name = uuid.uuid4().hex
+        known = filled(storage, name, TRIALS)
         for workers in given.workers:
-            print(_line(_row(storage, workers, given.seconds)), flush=True)
+            turns = measured(storage, name, known, workers, given.seconds)
+            print(_line(_row(storage, workers, turns, given.seconds)), flush=True)
+            known += 2 * (len(turns) + workers)  # hardly a candidate is claimed twice
     machine, load = hardware.detect(), os.getloadavg()[2]
     print(f"\nLoad of the machine over 15 minutes: {load:.1f}, this benchmark's own included.")
     print(f"\n{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
@@ -96,8 +100,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _row(storage: str, workers: int, seconds: float) -> list[str]:
-    turns = measured(storage, workers, seconds)
+def _row(storage: str, workers: int, turns: Sequence[Turn], seconds: float) -> list[str]:
     each = [statistics.median(getattr(turn, part) for turn in turns) for part in ("read_s", "claim_s", "record_s")]
     slow_s = statistics.quantiles([turn.all_s for turn in turns], n=20)[-1]
     figures = [f"{1e3 * one:.0f}" for one in (*each, slow_s)]
@@ -105,14 +108,18 @@ def _row(storage: str, workers: int, seconds: float) -> list[str]:
     return [kind, str(workers), *figures, f"{len(turns) / seconds:.1f}"]
 
 
-def measured(storage: str, workers: int, seconds: float, trials: int = TRIALS) -> list[Turn]:
-    """The turns that ended within ``seconds``, of a new study."""
-    name = uuid.uuid4().hex
+def filled(storage: str, name: str, trials: int) -> int:
+    """Makes a study of so many ``trials``."""
     problem = problem_of("large")
     study = open_study(storage, name, problem, sampler_for("random", 0))
     ledger, candidates = Ledger(problem, study), problem.space.candidates()
     for number in range(trials):
         ledger.record(_trial(number, candidates[number]))
+    return trials
+
+
+def measured(storage: str, name: str, trials: int, workers: int, seconds: float) -> list[Turn]:
+    """The turns that ended within ``seconds``, in a study that holds ``trials`` at most."""
     context = multiprocessing.get_context("spawn")
     processes = min(PROCESSES, workers)
     together: Any = context.Barrier(workers)

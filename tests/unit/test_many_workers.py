@@ -16,7 +16,7 @@ from many_workers import Job, best_of, searched
 from simulated_tables import hidden_server
 
 from optimizer.search.believer import Believer
-from optimizer.search.process import Process
+from optimizer.search.process import Array, Process
 
 SPACE = "small"
 
@@ -52,8 +52,8 @@ def test_the_heedless_repeat_nothing_either(stack: Stack, best: float) -> None:
 
 
 def test_a_believer_is_a_process_that_measured_what_it_predicts() -> None:
-    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return 0.04 * np.exp(-(np.subtract.outer(a[:, 0], b[:, 0]) ** 2))
+    def kernel(a: Array, b: Array) -> Array:
+        return np.asarray(0.04 * np.exp(-(np.subtract.outer(a[:, 0], b[:, 0]) ** 2)))
 
     inputs, cells, running = (np.array(values)[:, None] for values in ([0.0, 1.0, 2.0], [0.5, 3.0, 9.0], [3.1, 1.4]))
     learned = np.array([0.1, 0.2, -0.1])
@@ -68,6 +68,8 @@ def test_a_believer_is_a_process_that_measured_what_it_predicts() -> None:
 
 
 def test_the_speed_of_a_storage_is_measured(tmp_path: Path) -> None:
-    turns = storage_speed.measured(str(tmp_path / "study.journal"), workers=2, seconds=0.5, trials=5)
+    storage = str(tmp_path / "study.journal")
+    known = storage_speed.filled(storage, "study", 5)
+    turns = storage_speed.measured(storage, "study", known, workers=2, seconds=0.5)
     assert turns
     assert all(turn.claim_s > 0 and turn.record_s > 0 for turn in turns)
