@@ -51,10 +51,10 @@ takes the seconds of a CPU that it really took, one after another. Medians over 
 largest too.
 
 **Within 5 %**, **1 %**: until something that near to the server's best was measured. **Ended**: the search, by
-itself. **One by one**: the regret of as many trials by one worker. **Heedless**: of as many by the same workers, where what
-runs is only not repeated. **Twice**: trials that repeat another. **Suggestion**: median / p95, in seconds of a CPU.
-**For it**, **for others**: the share of the workers' time that they wait for a suggestion, and for others' trials to
-end, after which more may be worth trying.
+itself. **One by one**: the regret of as many trials by one worker. **Heedless**: of as many by the same workers,
+where what runs is only not repeated. **Twice**: trials that repeat another. **Suggestion**: median / p95, in seconds
+of a CPU. **For it**, **for others**: the share of the workers' time that they wait for a suggestion, and for others'
+trials to end, after which more may be worth trying.
 """
 
 
