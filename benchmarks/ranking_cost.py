@@ -9,7 +9,6 @@ suggestions, sweeps. Only the time in ``suggest`` is the search's own. Each sear
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import resource
@@ -18,16 +17,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, SERVERS, THREADS, Server, hidden_server
+from made_up_stack import CONCURRENCIES, SPACES, Stack, Unkept
+from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 
-from objectives.metrics import Measurement
 from objectives.sla import Constraint
 from optimizer.budget import Budget
-from optimizer.interfaces import Endpoint, Samples, Searcher
+from optimizer.interfaces import Endpoint, Searcher
 from optimizer.machine import hardware
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
@@ -37,7 +36,7 @@ from optimizer.replay.baselines import baselines
 from optimizer.report import words
 from optimizer.search import make_searcher
 from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.trial import Candidate, LoadPoint, Trial
 from optimizer.tuner import Tuner
 
 MOST_RANKING_S, MOST_LARGE_RANKING_S, MOST_SUGGESTION_S = 5.0, 60.0, 1.0
@@ -45,17 +44,8 @@ MOST_MEMORY_BYTES = 1e9
 MOST_GROWTH = 1.5
 SUGGESTIONS = 8  # that are timed, after the one that ranks
 MAX_TRIALS = 40
-CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
 BOUND_MS = 20.0
 COST_COLUMNS = ("space", "configurations", "ranking s", "then: median s", "slowest s", "peak MB")
-
-
-@dataclass(frozen=True)
-class EightLoadsSpace(Space):
-    """A Space in which each configuration can be measured at CONCURRENCIES and at no other load."""
-
-    def loads(self, candidate: Candidate) -> tuple[int, ...]:
-        return CONCURRENCIES
 
 
 @dataclass(frozen=True)
@@ -174,7 +164,7 @@ def _in_own_process(space: str, server: str, seed: int, max_trials: int) -> Foun
 
 def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
     problem = _problem(space)
-    stack = _Stack(hidden_server(server))
+    stack = Stack(hidden_server(server))
     stack.measure(Endpoint("", Candidate(REQUEST_BATCH_SIZE)), LoadPoint(REQUEST_BATCH_SIZE, 1))  # compiles
     started = time.perf_counter()
     searcher = _Timed(make_searcher("simulated", problem, int(seed)))
@@ -183,7 +173,7 @@ def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
         problem=problem,
         searcher=searcher,
         target=stack,
-        measuring=Measuring(stack, stack, _Unkept(), stack),
+        measuring=Measuring(stack, stack, Unkept(), stack),
         budget=Budget(math.inf, int(max_trials)),
     )
     trials = tuner.run(baselines(problem.space))
@@ -249,76 +239,6 @@ class _Timed:
         self._observing_s += time.perf_counter() - started
 
 
-@dataclass
-class _Stack:
-    """Target, load generator, telemetry and watcher: a made-up server that is always ready."""
-
-    server: Server
-    _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
-        yield Endpoint(self.server.name, candidate)
-
-    def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        return self.deploy(candidate)
-
-    def close(self) -> None: ...
-
-    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        return [self.measure(endpoint, load, seconds)]
-
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
-
-    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        cell = endpoint.candidate, load.concurrency
-        if cell not in self._known:
-            (self._known[cell],) = self.server.measure([cell])
-        return self._known[cell]
-
-    @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[Samples]:
-        yield Samples()
-
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
-
-
-class _Unkept:
-    def append(
-        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
-    ) -> None: ...
-
-    def append_failure(self, trial: Trial) -> None: ...
-
-    def read(self) -> list[Trial]:
-        return []
-
-
-SPACES = {
-    "small": EightLoadsSpace(
-        (4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), {THREADS: ("1",)}, REQUEST_BATCH_SIZE
-    ),
-    "tenfold": EightLoadsSpace(
-        (4, 8, 16, 32, 64, 128, 256),
-        ("off", 0, 50, 100, 200, 500, 1000, 2000, 5000),
-        (*POLICIES, "max/2,max"),
-        (1, 2, 3, 4),
-        {THREADS: ("1", "2")},
-        REQUEST_BATCH_SIZE,
-    ),
-    "large": EightLoadsSpace(
-        (4, 8, 16, 32, 64, 128, 256, 512),
-        ("off", 0, 50, 100, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000),
-        (*POLICIES, "max/2,max"),
-        (1, 2, 3, 4, 5, 6, 7),
-        {THREADS: ("1", "2", "4")},
-        REQUEST_BATCH_SIZE,
-    ),
-}
 LABELS = {
     "dlrm": f"`{Path('configs') / 'dlrm.yaml'}` as it is",
     "large": f"{len(CONCURRENCIES)} loads",

@@ -41,6 +41,7 @@ CONCURRENCIES = (2, 4, 8, 16, 32, 64)
 THREADS = "parameters.intra_op_thread_count.string_value"
 DELAYS_US = ("off", 0, 200, 1000, 5000)
 WINDOW = Window(warm_up_requests=1000, requests=16_000)  # so long that chance hardly shows
+GLANCE = Window(warm_up_requests=150, requests=1500)
 POLICIES = ("none", "max/2")
 LATENCY_PARTS = (*(f"latency_{name}_ms" for name in LATENCIES), "network_ms", "queue_ms", "compute_infer_ms")
 PLAIN = Space((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
@@ -80,18 +81,26 @@ class Server:
 
     def measure(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[Measurement]:
         """What perf_analyzer and the server's statistics tell of each (candidate, concurrency)."""
+        jobs, jitter = self._jobs(cells), lognormal_jitter(self.jitter, self.seed)
+        found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
+        traces = (trace(job, jitter=jitter) for job in jobs)
+        return [told(*pair, self.way_s, REQUEST_BATCH_SIZE) for pair in zip(found, traces, strict=True)]
+
+    def glance(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[tuple[float, float]]:
+        """Throughput (infer/s) and p95 (ms) of each in a short time: chance shows."""
+        jitter = lognormal_jitter(self.jitter, self.seed)
+        found = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, window=GLANCE)
+        return [(one.throughput_infer_per_s, 1e3 * one.latency_p95_s) for one in found]
+
+    def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Job]:
         overheads = Overheads(self.way_s / 2, self.way_s / 2, wake_s=2e-5, dispatch_s=2e-5)
         largest = max(candidate.max_batch_size for candidate, _ in cells)
         most = max(candidate.instance_count for candidate, _ in cells)
         service = {count: self._service(largest, most, count) for count in {_threads(cell[0]) for cell in cells}}
-        jobs = [
+        return [
             Job(candidate, ClosedLoop(load), service[_threads(candidate)], overheads, REQUEST_BATCH_SIZE)
             for candidate, load in cells
         ]
-        jitter = lognormal_jitter(self.jitter, self.seed)
-        found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
-        traces = (trace(job, jitter=jitter) for job in jobs)
-        return [told(*pair, self.way_s, REQUEST_BATCH_SIZE) for pair in zip(found, traces, strict=True)]
 
     def _service(self, largest: int, instances: int, threads: int) -> ServiceTimes:
         step = REQUEST_BATCH_SIZE

@@ -66,6 +66,8 @@ class Course:
         others_run = self.others.are_running()  # what ends meanwhile may make more worth trying
         with self.stopwatch.searching():
             suggestion = self.searcher.suggest()
+            while suggestion in tried:  # what is compared with is not the searcher's own, and may be running
+                suggestion = self.searcher.suggest()
         if suggestion is None:
             self.satisfied = not running and not others_run
             return None

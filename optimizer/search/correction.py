@@ -6,6 +6,7 @@ for throughput, one for the tail (the judged latency over the mean latency).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.batcher.simulator import Simulated
+from optimizer.search.believer import Believer
 from optimizer.search.process import Likeness, Process
 from optimizer.space import Space
 from optimizer.trial import Candidate, Point
@@ -90,8 +92,19 @@ class Correction:
         odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
         odds[odds < NEGLIGIBLE * odds.sum()] = 0.0  # what is not believed has no say, however much it promises
         self._alone = pairs[0]
-        self._believed = [pair for pair, own in zip(pairs, odds, strict=True) if own]
+        self._processes = [pair for pair, own in zip(pairs, odds, strict=True) if own]
+        self._believed: Sequence[tuple[Process | Believer, Process | Believer]] = self._processes
         self.odds: list[float] = (odds[odds > 0] / odds.sum()).tolist()
+
+    def believing(self, inputs: Array) -> Correction:
+        """As if what it predicts at ``inputs`` [cells, features] had been measured, each in a deployment of its own.
+        How large errors and noise are, only what was really measured tells."""
+        count, other = len(inputs), copy.copy(self)
+        speed, tail = _noise(Residuals(inputs, np.zeros((count, 2)), range(count), np.ones(count)))
+        other._believed = [
+            (Believer(one, inputs, speed), Believer(another, inputs, tail)) for one, another in self._processes
+        ]
+        return other
 
     @property
     def noise_scale(self) -> float:

@@ -16,13 +16,14 @@ from optimizer.search.figures import Array, Cell, is_known, judged_latency
 from optimizer.search.in_flight import in_flight
 from optimizer.search.service import group_of
 from optimizer.search.view import Moment, View
-from optimizer.trial import Candidate, Trial, latest_points
+from optimizer.trial import Candidate, Point, Trial, latest_points
 
 LOADS = 9  # concurrencies that each candidate is predicted at
 FINER, FINALISTS = 12, 6  # and around its best, the most promising ones
 SHORTLIST = 320  # candidates that are followed once the whole space has been ranked
 RANKED_BY = 2  # the first deployments: the order within a group changes little with more of them
 KNOWN = 40  # of them from elsewhere
+UNSEEN = 1 / 8  # of those that run: so many may have ended since what is believed was worked out
 UNLIKELY = 0.005  # while nothing meets the bound: that anything left does
 
 
@@ -39,13 +40,16 @@ class Decision:
 
 
 class Guide:
-    """Ranks a space. What was measured comes with each call; only the shortlist is kept between calls."""
+    """Ranks a space. What was measured comes with each call; the shortlist is kept between calls, and so is what is
+    believed, as long as no more has been measured: several workers may ask meanwhile."""
 
     def __init__(self, problem: Problem, seed: int = 0, elsewhere: Elsewhere | None = None) -> None:
         self._problem = problem
         self._seed = seed
         self._elsewhere = elsewhere
+        self._candidates = problem.space.candidates()
         self._shortlist: list[Candidate] = []
+        self._view: View | None = None
         self._twins: dict[str, Twin | None] = {}  # of the machine elsewhere, by the latency that decides
 
     def decide(self, trials: Sequence[Trial], tried: Set[Candidate], running: Sequence[Cell] = ()) -> Decision | None:
@@ -54,7 +58,7 @@ class Guide:
         ``running`` are being measured at the same time, and count as what they are believed to be. Before anything
         was measured it is what was best elsewhere, else the plainest one, or what is least like those running.
         """
-        left = [candidate for candidate in self._problem.space.candidates() if candidate not in tried]
+        left = [candidate for candidate in self._candidates if candidate not in tried]
         if not left:
             return None
         points = latest_points(trials)
@@ -67,14 +71,10 @@ class Guide:
             plain = self._unlike(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), plain)
             return Decision(first, self._loads(first)[0], math.inf)
-        view = View(Moment(self._problem, trials, latency, self._seed, self._twin(latency)), measured, running)
-        cells = [
-            (candidate, load)
-            for candidate in self._followed(view, left)
-            if candidate not in tried
-            for load in self._loads(candidate)
-        ]
-        gains = view.gains(cells)
+        moment = Moment(self._problem, tuple(trials), latency, self._seed, self._twin(latency))
+        believed = self._believed(moment, measured, len(running))
+        view = believed.with_running([*running, *believed.not_seen(measured)])
+        cells, gains = self._promised(believed, view, left)
         best = [cells[i] for i in np.argsort(-gains)[: FINALISTS * LOADS]]
         finalists = list(dict.fromkeys(candidate for candidate, _ in best))[:FINALISTS]
         finer = [(c, load) for c in finalists for load in self._between(c, next(at for of, at in best if of == c))]
@@ -83,6 +83,28 @@ class Guide:
         if view.meets_anywhere:
             return Decision(*cells[chosen], float(gains[chosen]), view.noise_scale)
         return Decision(*cells[chosen], math.inf if view.odds(cells).max() > UNLIKELY else 0.0)
+
+    def _believed(self, moment: Moment, measured: Sequence[Point], running: int) -> View:
+        """What is believed of ``measured``. The one before, if only a few have ended since, of the many that run."""
+        if self._view is None or self._view.lacks(moment) > (running - 1) * UNSEEN:
+            self._view = View(moment, measured)
+        return self._view
+
+    def _promised(self, believed: View, view: View, left: Sequence[Candidate]) -> tuple[list[Cell], Array]:
+        """What may be next, and its gains. While others run the same cells are asked again and again, which is
+        cheaper than only those that are ``left``."""
+        followed, remaining = self._followed(believed, left), set(left)
+        if view is believed:
+            cells = [(one, load) for one in followed for load in self._loads(one)]
+            return cells, believed.gains(cells)
+        if believed.promising is None:
+            believed.promising = [(one, load) for one in followed for load in self._loads(one)]
+        gains = view.gains(believed.promising)
+        places = [i for i, (candidate, _) in enumerate(believed.promising) if candidate in remaining]
+        if not places:  # all that was promising is being tried
+            believed.promising = None
+            return self._promised(believed, view, left)
+        return [believed.promising[i] for i in places], gains[places]
 
     def _unlike(self, running: Sequence[Cell], left: Sequence[Candidate]) -> Candidate:
         """Of ``left`` the one that is farthest from all that is ``running`` (a maximin design: Johnson, Moore and
@@ -111,7 +133,7 @@ class Guide:
     def _ranked(self, view: View) -> list[Candidate]:
         """The whole space simulated: of each combination of instances and other fields, which the simulation may
         get wrong as a whole, the candidates that are best within it."""
-        candidates = self._problem.space.candidates()
+        candidates = self._candidates
         if len(candidates) <= SHORTLIST:
             return list(candidates)
         cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]

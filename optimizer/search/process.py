@@ -59,6 +59,9 @@ class Process:
         fits = list(_fits(errors, noise, learned))
         self._fit = max(fits, key=lambda one: one.density)
         self.usual_density = next(one.density for one in fits if (one.scale, one.noise_scale) == (1.0, 1.0))
+        # of arrays that are asked for again: by their ids, which are theirs as long as they are kept
+        self._explanations: dict[int, tuple[Array, Array]] = {}
+        self._predictions: dict[int, tuple[Array, tuple[Array, Array]]] = {}
 
     @property
     def noise_scale(self) -> float:
@@ -73,6 +76,32 @@ class Process:
         fit, cross = self._fit, self._kernel(self._inputs, inputs)
         whitened = np.asarray(solve_triangular(fit.factor[0], math.sqrt(fit.scale) * cross, lower=True))
         return whitened, fit.scale * cross.T @ fit.weights
+
+    def covariance(self, inputs: Array, others: Array) -> Array:
+        """[inputs, others], after what was learned. Of the same arrays it is cheaper the next time."""
+        prior = self._kernel(inputs, others)
+        if self._likeness is not None:
+            told = [self._likeness.elsewhere.told(own)[0] for own in (inputs, others)]
+            prior = prior - self._likeness.of**2 * told[0].T @ told[1]
+        return self._fit.scale * prior - self._explaining(inputs).T @ self._explaining(others)
+
+    def _explaining(self, inputs: Array) -> Array:
+        """[points, cells]: the product of two columns is what these points explain of the cells' covariance."""
+        from scipy.linalg import solve_triangular
+
+        if id(inputs) not in self._explanations:
+            cross = self._kernel(self._inputs, inputs)
+            if self._likeness is not None:
+                cross = cross - self._likeness.of**2 * self._told.T @ self._likeness.elsewhere.told(inputs)[0]
+            found = solve_triangular(self._fit.factor[0], self._fit.scale * cross, lower=True)
+            self._explanations[id(inputs)] = inputs, found
+        return self._explanations[id(inputs)][1]
+
+    def predict_again(self, inputs: Array, expected: Array | None = None) -> tuple[Array, Array]:
+        """As ``predict``; of the same array it is worked out once."""
+        if id(inputs) not in self._predictions:
+            self._predictions[id(inputs)] = inputs, self.predict(inputs, expected)
+        return self._predictions[id(inputs)][1]
 
     def predict(self, inputs: Array, expected: Array | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation [cells]."""

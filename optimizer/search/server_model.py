@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +106,7 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
     groups: dict[Group, list[Observation]] = {}
     for point, seen in observed:
         groups.setdefault(group_of(problem.space.canonical(point.candidate)), []).append(seen)
-    times = services(groups, problem, largest_batch(points, problem)).times
+    times = functools.cache(services(groups, problem, largest_batch(points, problem)).times)
     model = ServerModel(
         times, problem.space.request_batch_size, Surroundings(way), seed, fixed_shapes=problem.fixed_shapes
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import optuna
@@ -68,9 +69,8 @@ class SimulatedSearcher:
             decision = guide.decide(finished, tried, running) if guide else None
             if decision is None:
                 continue
-            if decision.gain >= times * self._smallest_gain * tolerance(
-                decision.noise, len(finished) / self._at_once
-            ):
+            enough = times * self._smallest_gain * tolerance(decision.noise, len(finished), self._at_once)
+            if decision.gain >= enough:
                 return decision
         return None
 
@@ -117,7 +117,11 @@ class SimulatedSampler(BaseSampler):
         self._independent.reseed_rng()
 
 
-def tolerance(noise: float, deployments: float) -> float:
-    """The gain that is worth a deployment more, as a multiple of its usual value. Those made at
-    the same time take the time of one."""
-    return min(max(noise, LEAST_NOISE), MOST_NOISE) * max(1.0, deployments / FREE) ** 2
+def tolerance(noise: float, deployments: int, at_once: int = 1) -> float:
+    """The gain that is worth a deployment more, as a multiple of its usual value.
+
+    Those made ``at_once`` take the time of one, and each need promise less: the best of them counts, and a worker
+    that waits for the others gains nothing.
+    """
+    rounds = deployments / at_once
+    return min(max(noise, LEAST_NOISE), MOST_NOISE) * max(1.0, rounds / FREE) ** 2 / math.sqrt(at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections import Counter
@@ -15,10 +16,10 @@ from objectives.sla import worst_violation
 from optimizer.batcher.simulator import Simulated
 from optimizer.problem import Problem
 from optimizer.search.acquisition import Belief, expected_improvement, odds
-from optimizer.search.correction import Correction, Residuals, There, features
+from optimizer.search.correction import Correction, There, features
 from optimizer.search.elsewhere import Twin
 from optimizer.search.figures import LATENCY_FIELDS, Array, Cell, log_loads, log_simulated, with_tails
-from optimizer.search.learned import Learned, learned
+from optimizer.search.learned import learned
 from optimizer.search.server_model import ServerModel, fit
 from optimizer.search.service import group_of
 from optimizer.trial import Point, Trial
@@ -43,12 +44,14 @@ class Moment:
 class View:
     """All that is believed after some measurements: a fitted simulation and its correction.
 
-    Cells that are ``running`` count as measured, each with what is believed of it (a kriging believer: Ginsbourger,
-    Le Riche and Carraro 2010, section 4.2), so that what is like them promises less.
+    What is simulated for one question is kept for the next.
     """
 
-    def __init__(self, moment: Moment, measured: Sequence[Point], running: Sequence[Cell] = ()) -> None:
+    def __init__(self, moment: Moment, measured: Sequence[Point]) -> None:
         self._moment, self._measured = moment, measured
+        self._kept: dict[Cell, tuple[Simulated, list[float]]] = {}  # with its features
+        self.promising: list[Cell] | None = None  # what is asked again
+        self._asked: list[tuple[Sequence[Cell], Array]] = []  # with its features
         self._problem, self._latency = moment.problem, moment.latency
         bounds = (c.bound for c in self._problem.constraints if c.metric == self._latency)
         self.bound_s = min(bounds, default=math.inf) / 1e3
@@ -62,38 +65,37 @@ class View:
         self._correction = Correction(here.residuals, self._model.error, there)
         meeting = [i for i, point in enumerate(measured) if self._meets(point)]
         self.meets_anywhere = bool(meeting)  # a measured point meets the bounds
-        if running:
-            here, there, met = self._with(running, here, there)
-            self._correction = Correction(here.residuals, self._model.error, there)
-            meeting += met
         # noisy measurements flatter: the best so far is what is believed of them
         beliefs = self._correction.predict(here.residuals.inputs, there.expected if there else None)
         self._best = [float(max((mean + here.simulated)[meeting, 0])) for mean, _ in beliefs] if meeting else None
 
-    def _with(
-        self, running: Sequence[Cell], here: Learned, there: There | None
-    ) -> tuple[Learned, There | None, list[int]]:
-        """What would be known if ``running`` had been measured as they are believed to be, and which of them meet the
-        bound then."""
-        found = self._simulate(running)
-        inputs = self._inputs(running, found)
-        simulated = self._tails(self._figures(found), running)
-        expected = self._lesson.expected(running, THREADS) if self._lesson else None
-        wrong = self._likeliest(self._correction.predict(inputs, expected))[0]
-        throughput, tail = (wrong + simulated + self._longer_tail).T
-        late = tail - throughput + log_loads(running, self._problem.space.request_batch_size) > math.log(self.bound_s)
-        known, first = here.residuals, max(here.residuals.deployments) + 1
-        residuals = Residuals(
-            np.concatenate([known.inputs, inputs]),
-            np.concatenate([known.values, wrong]),
-            [*known.deployments, *range(first, first + len(running))],
-            np.concatenate([known.noise, np.ones(len(running))]),
-        )
-        if there is not None and expected is not None:
-            there = There(there.correction, np.concatenate([there.expected, expected]))
-        all_simulated = np.concatenate([here.simulated, simulated])
-        believed = Learned([*here.cells, *running], all_simulated, residuals, here.longer_tail)
-        return believed, there, [len(here.cells) + i for i in np.flatnonzero(~late).tolist()]
+    def lacks(self, moment: Moment) -> float:
+        """How many of the trials are not known here; inf where those that are known are no part of them."""
+        own, others = ({(one.number, one.candidate) for one in each.trials} for each in (self._moment, moment))
+        same = moment.latency == self._moment.latency and own <= others
+        return len(others) - len(own) if same else math.inf
+
+    def not_seen(self, measured: Sequence[Point]) -> list[Cell]:
+        """Those of ``measured`` that are not known here."""
+        own, space = {(point.trial, point.candidate) for point in self._measured}, self._problem.space
+        new = [point for point in measured if (point.trial, point.candidate) not in own]
+        return [(space.canonical(point.candidate), point.load.concurrency) for point in new]
+
+    def with_running(self, running: Sequence[Cell]) -> View:
+        """What is believed while ``running`` are being measured: each counts as measured with what is believed of
+        it, so that what is like them promises less."""
+        if not running:
+            return self
+        view, inputs = copy.copy(self), self._simulated(running)[1]
+        view._correction = self._correction.believing(inputs)
+        beliefs = self._beliefs(running)
+        throughput, tail = self._likeliest(beliefs).mean.T
+        loads = log_loads(running, self._problem.space.request_batch_size)
+        meeting = tail - throughput + loads <= math.log(self.bound_s)
+        if meeting.any():
+            best = self._best or [-math.inf] * len(beliefs)
+            view._best = [max(one, float(max(b.mean[meeting, 0]))) for one, b in zip(best, beliefs, strict=True)]
+        return view
 
     @property
     def noise_scale(self) -> float:
@@ -107,10 +109,19 @@ class View:
 
     def simulated(self, cells: Sequence[Cell]) -> Array:
         """Log throughput and log latency [cells, 2]."""
-        return self._figures(self._simulate(cells))
+        return self._figures(self._model.simulate(cells, THREADS))
 
-    def _simulate(self, cells: Sequence[Cell]) -> list[Simulated]:
-        return self._model.simulate(cells, THREADS)
+    def _simulated(self, cells: Sequence[Cell]) -> tuple[list[Simulated], Array]:
+        """And its features [cells, features], for the same cells the same array; each cell once."""
+        new = [cell for cell in dict.fromkeys(cells) if cell not in self._kept]
+        for cell, one in zip(new, self._model.simulate(new, THREADS), strict=True):
+            self._kept[cell] = one, features(self._problem.space, *cell, one)
+        kept = [self._kept[cell] for cell in cells]
+        inputs = next((array for asked, array in self._asked if asked is cells), None)
+        if inputs is None:
+            inputs = np.array([own for _, own in kept])
+            self._asked.append((cells, inputs))
+        return [one for one, _ in kept], inputs
 
     def _figures(self, simulated: Sequence[Simulated]) -> Array:
         return np.array([log_simulated(one, self._latency) for one in simulated]).reshape(-1, 2)
@@ -147,8 +158,7 @@ class View:
         return np.asarray(sum(share * one for share, one in zip(self._correction.odds, values, strict=True)))
 
     def _beliefs(self, cells: Sequence[Cell]) -> list[Belief]:
-        found = self._simulate(cells)
-        inputs = self._inputs(cells, found)
+        found, inputs = self._simulated(cells)
         simulated = self._tails(self._figures(found), cells) + self._longer_tail
         loads = log_loads(cells, self._problem.space.request_batch_size)
         expected = self._lesson.expected(cells, THREADS) if self._lesson else None
@@ -156,10 +166,6 @@ class View:
             Belief(mean + simulated, deviation, loads)
             for mean, deviation in self._correction.predict(inputs, expected)
         ]
-
-    def _inputs(self, cells: Sequence[Cell], found: Sequence[Simulated]) -> Array:
-        space = self._problem.space
-        return np.array([features(space, *cell, one) for cell, one in zip(cells, found, strict=True)])
 
     def _tails(self, figures: Array, cells: Sequence[Cell]) -> Array:
         return with_tails(figures, cells, self._problem.space.request_batch_size)

@@ -1,0 +1,98 @@
+"""Made-up servers in place of a real stack: spaces to search, and what deploys, measures and records in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, Server
+
+from objectives.metrics import Measurement
+from optimizer.interfaces import Endpoint, Samples
+from optimizer.space import Space
+from optimizer.trial import Candidate, LoadPoint, Point, Trial
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
+
+
+@dataclass(frozen=True)
+class EightLoadsSpace(Space):
+    """A Space in which each configuration can be measured at CONCURRENCIES and at no other load."""
+
+    def loads(self, candidate: Candidate) -> tuple[int, ...]:
+        return CONCURRENCIES
+
+
+@dataclass
+class Stack:
+    """Target, load generator, telemetry and watcher: a made-up server that is always ready."""
+
+    server: Server
+    _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        yield Endpoint(self.server.name, candidate)
+
+    def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+        return self.deploy(candidate)
+
+    def close(self) -> None: ...
+
+    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)]
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        cell = endpoint.candidate, load.concurrency
+        if cell not in self._known:
+            (self._known[cell],) = self.server.measure([cell])
+        return self._known[cell]
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+        yield Samples()
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+class Unkept:
+    """A record of nothing."""
+
+    def append(
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+    ) -> None: ...
+
+    def append_failure(self, trial: Trial) -> None: ...
+
+    def read(self) -> list[Trial]:
+        return []
+
+
+SPACES = {
+    "small": EightLoadsSpace(
+        (4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), {THREADS: ("1",)}, REQUEST_BATCH_SIZE
+    ),
+    "tenfold": EightLoadsSpace(
+        (4, 8, 16, 32, 64, 128, 256),
+        ("off", 0, 50, 100, 200, 500, 1000, 2000, 5000),
+        (*POLICIES, "max/2,max"),
+        (1, 2, 3, 4),
+        {THREADS: ("1", "2")},
+        REQUEST_BATCH_SIZE,
+    ),
+    "large": EightLoadsSpace(
+        (4, 8, 16, 32, 64, 128, 256, 512),
+        ("off", 0, 50, 100, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000),
+        (*POLICIES, "max/2,max"),
+        (1, 2, 3, 4, 5, 6, 7),
+        {THREADS: ("1", "2", "4")},
+        REQUEST_BATCH_SIZE,
+    ),
+}

@@ -1,0 +1,192 @@
+"""What a shared study costs in each storage: claims, records and readings by 1, 8, 32 and 100 workers at once.
+
+    python benchmarks/storage_speed.py study.journal sqlite:///study.db postgresql://user@host/name > storage_speed.md
+
+Every worker has its own session of one study that already holds TRIALS trials, and goes through turns as fast as it
+can: it reads what has been tried, claims a candidate of its own, and records three measurements of it. The workers
+are threads of a few processes, as a hundred processes do not fit on a small machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shlex
+import statistics
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+from many_workers import PACE, WORKERS, problem_of
+
+from objectives.metrics import Measurement
+from optimizer.machine import hardware
+from optimizer.search.ledger import Ledger
+from optimizer.search.optuna import sampler_for
+from optimizer.search.result import finished_trials
+from optimizer.store.study import open_study, redact
+from optimizer.trial import Candidate, LoadPoint, Trial
+
+TRIALS = 300
+LOADS = (8, 16, 32)  # that each trial was measured at
+PROCESSES = 4
+COLUMNS = ("storage", "workers", "read ms", "claim ms", "record ms", "p95 of a turn ms", "turns / s")
+MEASURED = Measurement(
+    10_000.0,
+    latency_avg_ms=10.0,
+    latency_p50_ms=10.0,
+    latency_p90_ms=15.0,
+    latency_p95_ms=18.0,
+    latency_p99_ms=20.0,
+    queue_ms=4.0,
+    compute_infer_ms=5.0,
+    mean_batch_size=16.0,
+    batch_stats="4:40:20000000 8:50:30000000 16:400:400000000",
+    requests=500,
+    stable=True,
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Wall seconds."""
+
+    read_s: float
+    claim_s: float
+    record_s: float
+
+    @property
+    def all_s(self) -> float:
+        return self.read_s + self.claim_s + self.record_s
+
+
+def main() -> None:
+    given = _arguments()
+    print("# What a shared study costs, as last measured\n")
+    print(f"`{shlex.join(['python', 'benchmarks/storage_speed.py', *map(redact, given.storages)])}`\n")
+    print(f"Each worker, of a study of {TRIALS} trials: **read** what has been tried and measured, **claim** a")
+    print(
+        "candidate, **record** three measurements; medians. **Turns / s**: of all workers together, each as fast as"
+    )
+    trial_s = PACE.deploy_s + len(LOADS) * PACE.measure_s
+    needed = ", ".join(f"{workers / trial_s:.1f} at {workers}" for workers in WORKERS)
+    print(f"it can; trials of {trial_s:.1f} s need {needed} workers.\n")
+    print(_line(COLUMNS))
+    print(_line(["---", *["--:"] * (len(COLUMNS) - 1)]))
+    for storage in given.storages:
+        name = uuid.uuid4().hex
+        known = filled(storage, name, TRIALS)
+        for workers in given.workers:
+            turns = measured(storage, name, known, workers, given.seconds)
+            print(_line(_row(storage, workers, turns, given.seconds)), flush=True)
+            known += 2 * (len(turns) + workers)  # hardly a candidate is claimed twice
+    machine, load = hardware.detect(), os.getloadavg()[2]
+    print(f"\nLoad of the machine over 15 minutes: {load:.1f}, this benchmark's own included.")
+    print(f"\n{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("storages", nargs="+", metavar="STORAGE", help="as --storage of tune")
+    parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS), metavar="N")
+    parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="for each number of workers (8)")
+    return parser.parse_args()
+
+
+def _row(storage: str, workers: int, turns: Sequence[Turn], seconds: float) -> list[str]:
+    each = [statistics.median(getattr(turn, part) for turn in turns) for part in ("read_s", "claim_s", "record_s")]
+    slow_s = statistics.quantiles([turn.all_s for turn in turns], n=20)[-1]
+    figures = [f"{1e3 * one:.0f}" for one in (*each, slow_s)]
+    kind = storage.partition(":")[0] if "://" in storage else "journal file"
+    return [kind, str(workers), *figures, f"{len(turns) / seconds:.1f}"]
+
+
+def filled(storage: str, name: str, trials: int) -> int:
+    """Makes a study of so many ``trials``."""
+    problem = problem_of("large")
+    study = open_study(storage, name, problem, sampler_for("random", 0))
+    ledger, candidates = Ledger(problem, study), problem.space.candidates()
+    for number in range(trials):
+        ledger.record(_trial(number, candidates[number]))
+    return trials
+
+
+def measured(storage: str, name: str, trials: int, workers: int, seconds: float) -> list[Turn]:
+    """The turns that ended within ``seconds``, in a study that holds ``trials`` at most."""
+    context = multiprocessing.get_context("spawn")
+    processes = min(PROCESSES, workers)
+    together: Any = context.Barrier(workers)
+    queue: Any = context.Queue()
+    started = [
+        context.Process(
+            target=_work, args=(storage, name, trials, workers, first, processes, seconds, together, queue)
+        )
+        for first in range(processes)
+    ]
+    for process in started:
+        process.start()
+    turns = [Turn(*one) for _ in started for one in json.loads(queue.get())]
+    for process in started:
+        process.join()
+    return turns
+
+
+def _work(
+    storage: str,
+    name: str,
+    trials: int,
+    workers: int,
+    first: int,
+    processes: int,
+    seconds: float,
+    together: Barrier,
+    queue: Any,
+) -> None:
+    """One process with its share of the workers, each a thread."""
+    own = range(first, workers, processes)
+    opening = threading.Lock()
+
+    def turns(worker: int) -> list[tuple[float, float, float]]:
+        problem = problem_of("large")
+        with opening:
+            study = open_study(storage, name, problem, sampler_for("random", worker))
+            ledger, candidates = Ledger(problem, study), problem.space.candidates()
+            ledger.tried(), finished_trials(study)  # the first reading reads all
+        found, number = [], trials + worker
+        together.wait()
+        ends = time.perf_counter() + seconds
+        while number < len(candidates):
+            at = [time.perf_counter()]
+            ledger.tried(), finished_trials(study)
+            at.append(time.perf_counter())
+            ledger.start(candidates[number], LOADS[0])
+            at.append(time.perf_counter())
+            ledger.record(_trial(number, candidates[number]))
+            at.append(time.perf_counter())
+            if at[-1] > ends:
+                break
+            found.append((at[1] - at[0], at[2] - at[1], at[3] - at[2]))
+            number += workers
+        return found
+
+    with ThreadPoolExecutor(len(own)) as pool:
+        queue.put(json.dumps([turn for found in pool.map(turns, own) for turn in found]))
+
+
+def _trial(number: int, candidate: Candidate) -> Trial:
+    return Trial(number, candidate, tuple((LoadPoint(4, load), MEASURED) for load in LOADS))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
