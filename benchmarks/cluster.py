@@ -1,6 +1,6 @@
 """Trials per hour on a Ray cluster of one worker and of several, with a model that sleeps.
 
-    python benchmarks/cluster.py [--workers 1 4] [--trials 12]
+    python benchmarks/cluster.py [--workers 1 4] [--trials 16]
 
 The cluster is local: its nodes are raylets of this machine, and each has room for one trial. The model takes
 LOADING_SECONDS to load and MILLISECONDS for each batch without computing, so that trials side by side hardly take
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.local_cluster import local_cluster
 from tests.repositories import write_sleeper
 
-LOADING_SECONDS, MILLISECONDS = 6.0, 8.0
+LOADING_SECONDS, MILLISECONDS = 12.0, 8.0
 PROFILE = """\
 model: {repository: models, name: sleeper}
 load: {max_concurrency: 1}
@@ -63,7 +63,7 @@ class Clock(QuietWatcher):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--trials", type=int, default=16)
     given = parser.parse_args()
     print("| workers | trials | failed | seconds | trials per hour | of one worker |")
     print("| --: | --: | --: | --: | --: | --: |")
