@@ -110,7 +110,7 @@ def options(draw: st.DrawFn) -> RunOptions:
         string_data=draw(st.one_of(st.none(), TEXTS)),
         string_length=draw(st.one_of(st.none(), st.integers(1, 999))),
         storage=(storage := draw(WITHOUT_PASSWORD)),
-        join=None if storage is None else draw(st.sampled_from([None, "s1", "-a study"])),
+        join=None if storage is None or cluster else draw(st.sampled_from([None, "s1", "-a study"])),
         out=draw(TEXTS),
     )
 
