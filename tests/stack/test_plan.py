@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def measured(open_loop: OpenLoop, endpoint: Endpoint, rate: int) -> Measurement:
     return open_loop.measure(endpoint, LoadPoint(SIZE, request_rate=rate), 3.0)
 
 
+def usual_p95_ms(open_loop: OpenLoop, endpoint: Endpoint, rate: int) -> float:
+    """The median of three: a core that is taken away for a moment makes a tail that is not the server's."""
+    found = [measured(open_loop, endpoint, rate).latency_p95_ms for _ in range(3)]
+    return statistics.median(one for one in found if one is not None)
+
+
 def test_latency_and_capacity_of_a_replica(
     embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer, tmp_path: Path
 ) -> None:
@@ -56,11 +63,10 @@ def test_latency_and_capacity_of_a_replica(
         capacity = one.capacity(expected.slowness)
 
         rate = round(0.4 * capacity)
-        found = measured(open_loop, endpoint, rate)
+        p95_ms = usual_p95_ms(open_loop, endpoint, rate)
         predicted_ms = one.latency_ms(fleet.at(rate, 1, expected), "latency-p95")
-        assert found.latency_p95_ms is not None
-        print(f"at {rate:,} requests/s p95 {found.latency_p95_ms:.2f} ms, predicted {predicted_ms:.2f} ms")
-        assert predicted_ms / FACTOR <= found.latency_p95_ms <= predicted_ms * FACTOR
+        print(f"at {rate:,} requests/s p95 {p95_ms:.2f} ms, predicted {predicted_ms:.2f} ms")
+        assert predicted_ms / FACTOR <= p95_ms <= predicted_ms * FACTOR
 
         safe = fleet.highest_rate(1, one.belief.pace(0.999))
         assert 0.3 * capacity < safe < capacity
