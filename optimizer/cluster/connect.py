@@ -70,8 +70,8 @@ def _reach(address: str) -> None:
     except OSError as error:
         why = error.strerror or str(error)
         raise EnvironmentFault(
-            f"--cluster {address}: nobody answers ({one_line(why, 100)}); is the head node up, and its Ray Client "
-            f"server on that port? `ray start --head --ray-client-server-port={port}` begins one"
+            f"--cluster {address}: nobody answers ({one_line(why, 100)}); is the head node up (`ray start --head`), "
+            "and is that the port of its Ray Client server, 10001 if it was told none?"
         ) from None
 
 
