@@ -62,19 +62,6 @@ class Stack:
     def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
 
 
-class Unkept:
-    """A record of nothing."""
-
-    def append(
-        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
-    ) -> None: ...
-
-    def append_failure(self, trial: Trial) -> None: ...
-
-    def read(self) -> list[Trial]:
-        return []
-
-
 SPACES = {
     "small": EightLoadsSpace(
         (4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), {THREADS: ("1",)}, REQUEST_BATCH_SIZE

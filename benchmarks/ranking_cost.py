@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from made_up_stack import CONCURRENCIES, SPACES, Stack, Unkept
+from made_up_stack import CONCURRENCIES, SPACES, Stack
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 
 from objectives.sla import Constraint
@@ -33,6 +33,7 @@ from optimizer.problem import Problem
 from optimizer.profile.find import find_profile
 from optimizer.profile.reader import load_profile
 from optimizer.replay.baselines import baselines
+from optimizer.replay.engine import Unkept
 from optimizer.report import words
 from optimizer.search import make_searcher
 from optimizer.space import Space

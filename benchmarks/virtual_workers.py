@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from made_up_stack import Stack, Unkept
+from made_up_stack import Stack
 
 from objectives.sla import worst_violation
 from optimizer.budget import Budget
@@ -21,6 +21,7 @@ from optimizer.interfaces import Searcher
 from optimizer.measuring import Measuring
 from optimizer.problem import Problem
 from optimizer.replay.baselines import baselines
+from optimizer.replay.engine import Unkept
 from optimizer.stopwatch import Stopwatch
 from optimizer.trial import Trial
 from optimizer.trial_runner import TrialRunner

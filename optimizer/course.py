@@ -66,7 +66,9 @@ class Course:
         others_run = self.others.are_running()  # what ends meanwhile may make more worth trying
         with self.stopwatch.searching():
             suggestion = self.searcher.suggest()
-            while suggestion in tried:  # what is compared with is not the searcher's own, and may be running
+            canonical = {self.problem.space.canonical(candidate) for candidate in tried}
+            # it did not ask for what is compared with, nor for what an earlier session began: both may be running
+            while suggestion in canonical:
                 suggestion = self.searcher.suggest()
         if suggestion is None:
             self.satisfied = not running and not others_run

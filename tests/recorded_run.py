@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -83,12 +83,11 @@ def run(table: Path, folder: Path, storage: str | None = None) -> None:
         write_whole(folder / RESULT, json.dumps(entry(recommended), indent=2))
 
 
-def main(words: Sequence[str]) -> NoReturn:
-    """Ends as ``tune`` does: an error is one line and its exit code."""
+def ending_as_tune(work: Callable[[], None]) -> NoReturn:
+    """An error is one line and its exit code."""
     interrupts.install()
-    table, folder, *storage = words
     try:
-        run(Path(table), Path(folder), *storage)
+        work()
     except KeyboardInterrupt:
         interrupts.acknowledge()
         sys.exit(130)
@@ -96,6 +95,11 @@ def main(words: Sequence[str]) -> NoReturn:
         print(f"tune: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    table, folder, *storage = words
+    ending_as_tune(lambda: run(Path(table), Path(folder), *storage))
 
 
 if __name__ == "__main__":

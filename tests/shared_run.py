@@ -17,11 +17,9 @@ from typing import NoReturn
 
 from objectives.metrics import Measurement
 from objectives.sla import Constraint
-from optimizer import interrupts
 from optimizer.budget import Budget
 from optimizer.confirm.confirmer import Confirmer
 from optimizer.deploy.recorded import RecordedTable
-from optimizer.errors import TuneError
 from optimizer.interfaces import Endpoint
 from optimizer.measuring import Measuring
 from optimizer.options import RunOptions
@@ -39,7 +37,7 @@ from optimizer.store.study import Shared
 from optimizer.store.trials_table import TrialsTable
 from optimizer.trial import LoadPoint
 from optimizer.tuner import Tuner
-from tests.recorded_run import RESULT
+from tests.recorded_run import RESULT, ending_as_tune
 
 BEAT_SECONDS, GRACE_SECONDS = 1, 4
 
@@ -110,18 +108,8 @@ def say(line: str) -> None:
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Ends as ``tune`` does: an error is one line and its exit code."""
-    interrupts.install()
     table, folder, storage, study, *options = words
-    try:
-        run(Worker.told(options), Path(table), RunFolder(Path(folder)), storage, study)
-    except KeyboardInterrupt:
-        interrupts.acknowledge()
-        sys.exit(130)
-    except TuneError as error:
-        print(f"tune: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(0)
+    ending_as_tune(lambda: run(Worker.told(options), Path(table), RunFolder(Path(folder)), storage, study))
 
 
 if __name__ == "__main__":

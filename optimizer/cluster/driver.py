@@ -61,14 +61,7 @@ class Driver:
                 return role, trial
             if trial.measurements:  # they count; there is no time for more
                 self._finish(trial)
-        running = [trial for _, trial in self._running.values()]
-        canonical = self.course.problem.space.canonical
-        taken = {canonical(trial.candidate) for trial in running}
-        following = self.course.next(running)
-        # the searcher did not ask for what is compared with, nor for what an earlier session began
-        while following is not None and following[0] == "search" and canonical(following[1].candidate) in taken:
-            following = self.course.next(running)
-        return following
+        return self.course.next([trial for _, trial in self._running.values()])
 
     def _send(self, place: Place, role: str, trial: Trial) -> None:
         self._running[place] = role, trial

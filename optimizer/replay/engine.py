@@ -76,7 +76,7 @@ def replay(
         problem=problem,
         searcher=make_searcher(method, problem, seed, elsewhere=elsewhere),
         target=recording.server,
-        measuring=Measuring(recording.server, recording.server, _Unkept(), meter),
+        measuring=Measuring(recording.server, recording.server, Unkept(), meter),
         budget=Budget(math.inf, max_trials),
     )
     with contextlib.suppress(ServerFault):  # nothing that it tried could be deployed, so it gave up
@@ -122,7 +122,7 @@ class _Meter:
         """Counted when it began."""
 
 
-class _Unkept:
+class Unkept:
     """A record of nothing: a replay takes seconds and is never resumed."""
 
     def append(
