@@ -1,12 +1,12 @@
-"""Trials per hour on a Ray cluster of one worker and of several, with a model that sleeps.
+"""Measure trials per hour on a Ray cluster of one and of several workers, with a model that sleeps.
 
     python benchmarks/cluster.py [--workers 1 4] [--trials 16]
 
-The cluster is local: its nodes are raylets of this machine, and each has room for one trial. The model takes
-LOADING_SECONDS to load and MILLISECONDS for each batch without computing, so that trials side by side hardly take
-each other's CPUs: what is left is what the driver, Ray and the workers add. Searched at random, without confirmation
-and without comparing answers. Prints a Markdown table; the one last measured is kept in cluster.md. The target: at
-least 3.5 times the trials per hour on four workers.
+The cluster is local: its nodes are raylets of this machine, each with room for one trial. The model takes
+LOADING_SECONDS to load and MILLISECONDS for each batch without computing, so parallel trials hardly compete for
+CPUs. The difference is the cost of the driver, Ray and the workers. The search is random, without confirmation or
+comparison of outputs. Prints a Markdown table; the latest one is in cluster.md. Target: four workers complete at
+least 3.5 times as many trials per hour.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from optimizer.errors import TuneError
+from optimizer.core.errors import TuneError
+from optimizer.core.trial import Point, Trial
 from optimizer.machine import hardware
-from optimizer.options import RunOptions
-from optimizer.report.live import QuietWatcher
-from optimizer.session import tune
-from optimizer.trial import Point, Trial
+from optimizer.options.run_options import RunOptions
+from optimizer.results.watchers import QuietWatcher
+from optimizer.study.tuning_run import tune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.local_cluster import local_cluster
@@ -41,7 +41,7 @@ space:
 
 
 class Clock(QuietWatcher):
-    """From the first worker's readiness to the last trial's end."""
+    """The time from the readiness of the first worker to the end of the last trial."""
 
     def __init__(self) -> None:
         self.ended: list[float] = []
@@ -64,12 +64,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--trials", type=int, default=16)
-    given = parser.parse_args()
-    print("| workers | trials | failed | seconds | trials per hour | of one worker |")
+    arguments = parser.parse_args()
+    print("| workers | trials | failed | seconds | trials per hour | ratio to one worker |")
     print("| --: | --: | --: | --: | --: | --: |")
     alone = 0.0
-    for workers in given.workers:
-        clock = measure(workers, given.trials)
+    for workers in arguments.workers:
+        clock = measure(workers, arguments.trials)
         rate = 3600 * len(clock.ended) / clock.seconds
         alone = alone or rate
         figures = f"{len(clock.ended)} | {clock.failed} | {clock.seconds:.0f} | {rate:,.0f} | {rate / alone:.2f}x"
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measure(workers: int, trials: int) -> Clock:
-    """One study on a cluster of its own."""
+    """Run one study on a new cluster."""
     with tempfile.TemporaryDirectory() as root, local_cluster(nodes=workers) as cluster:
         write_sleeper(Path(root, "models"), MILLISECONDS, LOADING_SECONDS)
         profile = Path(root, "steady.yaml")

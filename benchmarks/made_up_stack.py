@@ -1,4 +1,4 @@
-"""Made-up servers in place of a real stack: spaces to search, and what deploys, measures and records in them."""
+"""Simulated servers that replace the real stack: their spaces, and components that deploy, measure and record."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, Server
+from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, SimulatedServer
 
 from objectives.metrics import Measurement
-from optimizer.interfaces import Endpoint, Samples
-from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
 
 
 @dataclass(frozen=True)
-class EightLoadsSpace(Space):
-    """A Space in which each configuration can be measured at CONCURRENCIES and at no other load."""
+class EightLoadsSpace(SearchSpace):
+    """A space whose configurations can be measured only at CONCURRENCIES."""
 
-    def loads(self, candidate: Candidate) -> tuple[int, ...]:
+    def allowed_concurrencies(self, candidate: Candidate) -> tuple[int, ...]:
         return CONCURRENCIES
 
 
 @dataclass
-class Stack:
-    """Target, load generator, telemetry and watcher: a made-up server that is always ready."""
+class SimulatedStack:
+    """Target, load generator, telemetry and watcher of a simulated server that is always ready."""
 
-    server: Server
+    server: SimulatedServer
     _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         yield Endpoint(self.server.name, candidate)
 
-    def deploy_as_written(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
         return self.deploy(candidate)
 
     def close(self) -> None: ...
 
-    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         return [self.measure(endpoint, load, seconds)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
@@ -52,8 +52,8 @@ class Stack:
         return self._known[cell]
 
     @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[Samples]:
-        yield Samples()
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        yield ResourceUsage()
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
 

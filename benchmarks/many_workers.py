@@ -1,9 +1,9 @@
-"""What 100 GPUs make of a search, and it of them: one search by 1, 8, 32 and 100 workers at once, simulated.
+"""Simulate one search by 1, 8, 32 and 100 parallel workers: its quality, and the time that workers wait.
 
     python benchmarks/many_workers.py [--seeds 3] [--processes 2] [--json FILE] > benchmarks/many_workers.md
 
-Each search is that of `tune`, on a made-up server and a clock that is counted (virtual_workers.py). What a suggestion
-takes is measured, in seconds of a CPU, and holds up the workers that wait for one.
+Each search is that of `tune`, on a simulated server with a virtual clock (virtual_workers.py). The CPU time of each
+suggestion is measured and delays the workers that wait for it.
 """
 
 from __future__ import annotations
@@ -23,45 +23,51 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from made_up_stack import CONCURRENCIES, SPACES, Stack
-from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, Server, hidden_server
+from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
+from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
 from virtual_workers import History, Pace, search
 
 from objectives.metrics import METRICS
-from objectives.sla import Constraint
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate
 from optimizer.machine import hardware
-from optimizer.problem import Problem
 from optimizer.search import SMALLEST_GAIN
-from optimizer.search.ledger import Ledger
-from optimizer.search.optuna import sampler_for
+from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.optuna_samplers import sampler_for
 from optimizer.search.simulated import SimulatedSearcher
-from optimizer.store.study import open_study
-from optimizer.trial import Candidate
+from optimizer.store.optuna_study import open_study
 
 WORKERS = (1, 8, 32, 100)
 SPACE = "large"
 BOUND_MS = 20.0
-CLOSE = (0.05, 0.01)  # shares of the best by which what was found may fall short of it
-FINALISTS = 2000  # cells that a short simulation puts first, of which the best is found exactly
+CLOSE = (0.05, 0.01)  # tolerated shortfalls from the best throughput, as shares of it
+FINALISTS = 2000  # cells that rank first in a short simulation; among them the best is determined exactly
 PACE = Pace(charged=True)
 INTRODUCTION = f"""\
-N workers share one search in a space of {len(SPACES[SPACE]):,} configurations, p95 <= {BOUND_MS:g} ms, on made-up
-servers that are not noisy. A deployment takes {PACE.deploy_s:g} s, a measurement {PACE.measure_s:g} s; a suggestion
-takes the seconds of a CPU that it really took, one after another. Medians over servers and seeds; of **regrets** the
-largest too.
+N workers share one search in a space of {len(SPACES[SPACE]):,} configurations, p95 <= {BOUND_MS:g} ms, on simulated
+servers without noise. A deployment takes {PACE.deploy_s:g} s and a measurement {PACE.measure_s:g} s. Suggestions are
+made one at a time, and each takes its real CPU time. Values are medians over servers and seeds; regrets have the
+maximum too.
 
-**Within 5 %**, **1 %**: until something that near to the server's best was measured. **Ended**: the search, by
-itself. **One by one**: the regret of as many trials by one worker. **Heedless**: of as many by the same workers,
-where what runs is only not repeated. **Twice**: trials that repeat another. **Suggestion**: median / p95, in seconds
-of a CPU. **For it**, **for others**: the share of the workers' time that they wait for a suggestion, and for others'
-trials to end, after which more may be worth trying.
+- **within 5 %**, **within 1 %**: time until a measured throughput was this close to the server's best
+- **ended**: time until the search ended by itself
+- **one worker**: regret of a single worker after the same number of trials
+- **heedless**: regret of the same workers if the searcher ignores running trials and only avoids repeating them
+- **repeated**: trials of a candidate that another trial had already
+- **suggestion**: median / p95 of the CPU time of a suggestion
+- **wait: suggestion**, **wait: trials**: shares of the workers' time spent on waiting for a suggestion, and for other
+  trials to end because no further trial seemed worthwhile before
 """
 
 
 @dataclass(frozen=True)
-class Job:
-    """``kind``: `together`; `heedless`, which does not know what runs; `one by one`. Where ``most`` is given, the
-    search ends after so many trials, not by itself."""
+class WorkerSearch:
+    """One search of the benchmark.
+
+    ``kind`` is `together`, `heedless` (the searcher ignores running trials) or `one by one`. ``most`` limits the
+    number of trials; without it the search ends by itself.
+    """
 
     space: str
     server: str
@@ -72,10 +78,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one search, times in virtual seconds; None where it was never reached. ``regrets``: after each trial.
+class SearchOutcome:
+    """The outcome of one search, with times in virtual seconds, or None if a level was never reached.
 
-    ``searching`` and ``waiting``: shares of the workers' time, for a suggestion and for another trial to end.
+    ``regrets`` are those after each trial. ``searching`` and ``waiting`` are the shares of the workers' time spent on
+    suggestions and on waiting for other trials to end.
     """
 
     trials: int
@@ -95,45 +102,44 @@ class Outcome:
         return self.regrets[min(trials, len(self.regrets)) - 1]
 
 
-class HeedlessLedger(Ledger):
-    """Repeats nothing, but tells of what runs only while nothing was measured."""
+class HeedlessTracker(CandidateTracker):
+    """A tracker that repeats no candidate, but reports running trials only while nothing has been measured."""
 
     def running(self) -> list[tuple[Candidate, int]]:
         return [] if self._observed else super().running()
 
 
 def problem_of(space: str) -> Problem:
-    bound = Constraint("latency-p95", BOUND_MS)
-    return Problem("m", SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], constraints=(bound,))
+    sla = Sla.from_bounds({"p95": BOUND_MS})
+    return Problem("m", SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], sla=sla)
 
 
-def searched(job: Job, stack: Stack, best: float) -> Outcome:
-    """``best``: infer/s of the server's best configuration."""
+def searched(job: WorkerSearch, stack: SimulatedStack, best: float) -> SearchOutcome:
+    """Run one search. ``best`` is the throughput (infer/s) of the server's best configuration."""
     problem = problem_of(job.space)
     study = open_study(None, "many", problem, sampler_for("random", job.seed))
-    searcher = SimulatedSearcher(problem, study, SMALLEST_GAIN if job.most is None else 0.0, job.seed)
-    if job.kind == "heedless":
-        searcher._ledger = HeedlessLedger(problem, study)
+    tracker = (HeedlessTracker if job.kind == "heedless" else CandidateTracker)(problem, study)
+    searcher = SimulatedSearcher(problem, tracker, SMALLEST_GAIN if job.most is None else 0.0, job.seed)
     found_it = best if job.kind == "one by one" else math.inf
     return _outcome(search(problem, searcher, stack, job.workers, PACE, job.seed, job.most, found_it), best)
 
 
-def _outcome(history: History, best: float) -> Outcome:
+def _outcome(history: History, best: float) -> SearchOutcome:
     workers_s = history.workers * history.ended_s
-    return Outcome(
+    return SearchOutcome(
         trials=len(history.trials),
         duplicates=history.duplicates,
         until_s=tuple(history.until_s((1 - share) * best) for share in CLOSE),
         ended_s=history.ended_s,
-        regrets=tuple(1 - found / best for found in history.best_after),
-        suggestion_s=tuple(one.took_s for one in history.asked),
+        regrets=tuple(1 - throughput / best for throughput in history.best_after),
+        suggestion_s=tuple(one.took_s for one in history.suggestions),
         searching=history.searching_s / workers_s,
         waiting=history.waiting_s / workers_s,
     )
 
 
-def best_of(server: Server, space: str) -> float:
-    """Infer/s of the best configuration and load within the bound."""
+def best_of(server: SimulatedServer, space: str) -> float:
+    """Return the throughput (infer/s) of the best configuration and load within the bound."""
     cells = [(one, load) for one in SPACES[space].candidates() for load in CONCURRENCIES]
     quick = server.glance(cells, os.cpu_count() or 1)
     near = [i for i, (_, latency_ms) in enumerate(quick) if latency_ms <= 1.1 * BOUND_MS]
@@ -147,20 +153,20 @@ def best_of(server: Server, space: str) -> float:
 
 
 def main() -> None:
-    given = _arguments()
+    arguments = _arguments()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # seconds of a CPU are counted: none that only wait for one another
-    kept = Kept(given.json)
-    with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
-        each = [(one, seed) for one in given.servers for seed in range(given.seeds)]
-        together = [Job(SPACE, one, seed, count) for count in given.workers for one, seed in each]
+        os.environ.setdefault(name, "1")  # CPU seconds are counted, so no threads may spin while they wait
+    kept = Kept(arguments.json)
+    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
+        each = [(one, seed) for one in arguments.servers for seed in range(arguments.seeds)]
+        together = [WorkerSearch(SPACE, one, seed, count) for count in arguments.workers for one, seed in each]
         kept.add(pool, together)
         most = {(one, seed): kept.most(one, seed) for one, seed in each}
-        kept.add(pool, [Job(SPACE, *one, 1, "one by one", most[one]) for one in each])
-        if given.heedless:
-            told = [replace(one, kind="heedless", most=kept.outcomes[one].trials) for one in together]
-            kept.add(pool, [one for one in told if one.workers > 1])
-    print("# A search by many workers, as last measured\n")
+        kept.add(pool, [WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each])
+        if arguments.heedless:
+            heedless_jobs = [replace(one, kind="heedless", most=kept.outcomes[one].trials) for one in together]
+            kept.add(pool, [one for one in heedless_jobs if one.workers > 1])
+    print("# A search by many workers: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/many_workers.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
     print(_table(kept.outcomes))
@@ -170,37 +176,41 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each server: 0 to N-1 (3)")
-    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="(all)")
-    parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS), choices=WORKERS, help="(all)")
-    parser.add_argument("--heedless", action="store_true", help="also without knowing what runs")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="(2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keeps what was searched; what it has is not again")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="use seeds 0 to N-1 for each server (3)")
+    parser.add_argument(
+        "--servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="simulated servers (all)"
+    )
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=list(WORKERS), choices=WORKERS, help="numbers of workers (all)"
+    )
+    parser.add_argument("--heedless", action="store_true", help="also search without knowledge of running trials")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="number of processes (2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file of finished searches, which are not repeated")
     return parser.parse_args()
 
 
 class Kept:
-    """What was searched, in ``path`` too, a line each."""
+    """Finished searches, also stored in ``path``, one a line."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.bests: dict[str, float] = {}
-        self.outcomes: dict[Job, Outcome] = {}
+        self.outcomes: dict[WorkerSearch, SearchOutcome] = {}
         for line in path.read_text().splitlines() if path and path.exists() else []:
             document = json.loads(line)
             values: dict[str, Any] = document["outcome"]
             values = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
-            self.outcomes[Job(**document["job"])] = Outcome(**values)
+            self.outcomes[WorkerSearch(**document["job"])] = SearchOutcome(**values)
 
     def most(self, server: str, seed: int) -> int:
-        """Trials of the search that took the most."""
+        """Return the number of trials of the longest search."""
         return max(
             outcome.trials
             for job, outcome in self.outcomes.items()
             if (job.server, job.seed, job.kind) == (server, seed, "together")
         )
 
-    def add(self, pool: ProcessPoolExecutor, jobs: Sequence[Job]) -> None:
+    def add(self, pool: ProcessPoolExecutor, jobs: Sequence[WorkerSearch]) -> None:
         servers = {job.server for job in jobs if job not in self.outcomes} - self.bests.keys()
         self.bests.update(pool.map(_best, servers))
         running = {pool.submit(_search, job, self.bests[job.server]): job for job in jobs if job not in self.outcomes}
@@ -217,14 +227,14 @@ def _best(server: str) -> tuple[str, float]:
     return server, best_of(hidden_server(server), SPACE)
 
 
-def _search(job: Job, best: float) -> Outcome:
-    return searched(job, Stack(hidden_server(job.server)), best)
+def _search(job: WorkerSearch, best: float) -> SearchOutcome:
+    return searched(job, SimulatedStack(hidden_server(job.server)), best)
 
 
-# -- what is printed --------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------
 
 
-def _table(outcomes: dict[Job, Outcome]) -> str:
+def _table(outcomes: dict[WorkerSearch, SearchOutcome]) -> str:
     lines = [_line(COLUMNS), _line(["--:"] * len(COLUMNS))]
     for workers in WORKERS:
         jobs = [job for job in outcomes if (job.workers, job.kind) == (workers, "together")]
@@ -259,7 +269,7 @@ def _table(outcomes: dict[Job, Outcome]) -> str:
 
 
 def _seconds(values: Sequence[float | None]) -> str:
-    """The median; what was never reached is later than all."""
+    """Return the median time; levels that were never reached count as later than all others."""
     middle = statistics.median(math.inf if one is None else one for one in values)
     return f"{middle:.0f}" if math.isfinite(middle) else "never"
 
@@ -278,12 +288,12 @@ COLUMNS = (
     *(f"within {share:.0%}, s" for share in CLOSE),
     "ended, s",
     "regret",
-    "one by one",
+    "one worker",
     "heedless",
-    "twice",
+    "repeated",
     "suggestion, CPU s",
-    "for it",
-    "for others",
+    "wait: suggestion",
+    "wait: trials",
 )
 
 if __name__ == "__main__":

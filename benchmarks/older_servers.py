@@ -1,12 +1,12 @@
-"""Whether ``--target local`` works with older tritonservers, for real.
+"""Check whether ``--target local`` works with older tritonservers.
 
     python benchmarks/older_servers.py > benchmarks/older_servers.md
 
-Earlier wheels of nvidia-pytriton on PyPI carry older servers with their Python backends. Each is fetched by hash,
-unpacked into tune's cache, and given to the contract suite of targets (as ``local``, and running already as
-``remote``) and to a short run of ``tune``, both on a model in Python that sleeps for 5 ms. The first is older than
-what tune takes: it is to say so in one line. The second has a stub for Python 3.8 alone: it needs a ``python3.8`` on
-PATH, of which it takes the standard library.
+Earlier wheels of nvidia-pytriton on PyPI contain older servers with their Python backends. Each is fetched by hash
+and unpacked into tune's cache. Then the contract suite of targets runs on it (as ``local``, and already running as
+``remote``), and a short run of ``tune``, both with a Python model that sleeps for 5 ms. The first server is older
+than tune supports, which tune must say in one line. The second has a stub for Python 3.8 only: it needs a
+``python3.8`` on PATH and uses its standard library.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer.core.files import cache_folder
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from optimizer import runtime  # noqa: E402
-from optimizer.deploy import local  # noqa: E402
-from optimizer.runtime import Runtime, Wheel  # noqa: E402
+from optimizer.cli.main import EXIT_CODES  # noqa: E402
+from optimizer.deploy import runtime  # noqa: E402
+from optimizer.deploy.local_target import find_installation  # noqa: E402
+from optimizer.deploy.runtime import Runtime, Wheel  # noqa: E402
 from tests.own_server import write_installation  # noqa: E402
 from tests.repositories import write_sleeper  # noqa: E402
 
-SERVER = "TRITUNE_TEST_SERVER"  # where the contract suite looks
+SERVER = "TRITUNE_TEST_SERVER"  # read by the contract suite
 WHEELS = {
     "0.1.5": "b711c175e9ccfee7aad52d57f81c74e3707194d4321da8b45d1d64a0a7cc7504",
     "0.2.0": "25702845ab2df3d43458c575bc97709924ff0877ccf239e0fcb07975cfbe11de",
@@ -42,7 +45,7 @@ WHEELS = {
 FOR_PYTHON_38 = "0.2.0"
 NUMPY_FOR_IT = "numpy==1.24.4"
 GIVEN = ("http-restricted-api", "grpc-address", "disable-auto-complete-config", "backend-config")
-SUITES = "TestLocalTarget or TestRemoteTargetOnAServerOfYourOwn"
+SUITES = "TestLocalTarget or TestRemoteTargetOnAnotherVersion"
 SECONDS = 120.0
 RUN = ("--sla-p95", "50ms", "--max-trials", "4", "--budget", "30s", "--measurement-interval", "100ms", "--json")
 
@@ -57,9 +60,9 @@ class Row:
 
 
 def main() -> None:
-    print("# Older servers under `--target local`, as last measured\n")
+    print("# Older servers under `--target local`: latest measurement\n")
     print(f"`python benchmarks/older_servers.py`, Python {runtime.running_python()}\n")
-    print("| nvidia-pytriton | Triton | lacks of what tune gives | contract suite | a run on a 5 ms sleeper |")
+    print("| nvidia-pytriton | Triton | missing server options | contract suite | a run with a 5 ms model |")
     print("| --- | --- | --- | --- | --- |")
     for wheel in WHEELS:
         row = _tried(wheel)
@@ -73,16 +76,16 @@ def _tried(wheel: str) -> Row:
         program = write_installation(folder / "triton", _unpacked(wheel))
         if wheel == FOR_PYTHON_38:
             _give_python_38(program, folder / "packages")
-        known = local.find(str(program)).options or frozenset()
+        known = find_installation(str(program)).options or frozenset()
         lacks = ", ".join(f"`--{name}`" for name in GIVEN if name not in known) or "nothing"
         version, run = _run(program, folder)
         return Row(wheel, version, lacks, _contract(program) if version else "not run", run)
 
 
 def _give_python_38(program: Path, packages: Path) -> None:
-    """Its stub brings the library of Python 3.8, and neither the modules of that nor numpy."""
-    asked = ["python3.8", "-c", "import sys; print(sys.base_prefix)"]
-    home = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    """Add the modules of Python 3.8 and numpy: the stub brings only the library of Python 3.8."""
+    command = ["python3.8", "-c", "import sys; print(sys.base_prefix)"]
+    home = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     fetched = ["--only-binary=:all:", "--python-version=3.8", f"--target={packages}", "--no-deps", NUMPY_FOR_IT]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *fetched], check=True, capture_output=True)
     shell, *lines = (line for line in program.read_text().splitlines() if not line.startswith("cd "))
@@ -90,7 +93,7 @@ def _give_python_38(program: Path, packages: Path) -> None:
 
 
 def _unpacked(version: str) -> Runtime:
-    root = runtime.cache_folder() / f"older-{version}"
+    root = cache_folder() / f"older-{version}"
     if not root.is_dir():
         members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
         runtime.install((Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members),), root, _make_executable)
@@ -112,12 +115,12 @@ def _contract(program: Path) -> str:
         text=True,
         timeout=SECONDS,
     )
-    told = re.search(r"^(?:\d+ failed, )?\d+ passed|^\d+ failed", done.stdout, re.MULTILINE)
-    return told[0] if told else f"exit code {done.returncode}"
+    summary = re.search(r"^(?:\d+ failed, )?\d+ passed|^\d+ failed", done.stdout, re.MULTILINE)
+    return summary[0] if summary else f"exit code {done.returncode}"
 
 
 def _run(program: Path, folder: Path) -> tuple[str, str]:
-    """The version that run.json has, empty where it did not come so far; what came out, in words."""
+    """Return the version in run.json (empty if the run failed early) and the outcome in words."""
     words = [*RUN, "--target", "local", "--tritonserver", str(program)]
     done = subprocess.run(
         [Path(sys.executable).with_name("tune"), *words, "--model-repository", folder / "models", "sleeper"],
@@ -126,9 +129,9 @@ def _run(program: Path, folder: Path) -> tuple[str, str]:
         text=True,
         timeout=SECONDS,
     )
-    if done.returncode not in (0, 1):
-        told = next((line for line in done.stderr.splitlines() if line.startswith("tune: ")), "tune: nothing")
-        return "", f"exit code {done.returncode}: {told.removeprefix('tune: ').replace(str(folder), '…')}"
+    if done.returncode not in EXIT_CODES.values():
+        message = next((line for line in done.stderr.splitlines() if line.startswith("tune: ")), "tune: nothing")
+        return "", f"exit code {done.returncode}: {message.removeprefix('tune: ').replace(str(folder), '…')}"
     document = json.loads(done.stdout)
     (info,) = (folder / "results").glob("*/*/run.json")
     version = json.loads(info.read_text())["versions"]["tritonserver"]

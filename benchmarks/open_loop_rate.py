@@ -1,11 +1,10 @@
-"""What rate the open loop's client keeps to beside a server on the same cores, and what gRPC's Python library does.
+"""Measure which rate the open-loop client sustains on the same cores as the server, and gRPC's Python library.
 
     python benchmarks/open_loop_rate.py [--rounds 3] [--rates 1000 3000]
 
-The model is the small mlp of tables/mlp.yaml, of which the machine serves several thousand requests a second;
-arrivals are a Poisson process. Prints a Markdown table; the one last measured is kept in open_loop_rate.md. The
-target: at 3,000 requests/s at most one request in a hundred is sent more than 1 ms late. The library's row is that of
-its asyncio client, the steadier of its two.
+The model is the small mlp of tables/mlp.yaml, of which the machine serves several thousand requests/s; arrivals are a
+Poisson process. Prints a Markdown table; the latest one is in open_loop_rate.md. Target: at 3,000 requests/s at most
+1 % of the requests are sent more than 1 ms late. The library's row is for its asyncio client, the steadier one.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ from pathlib import Path
 import numpy as np
 from grpc import aio
 
-from optimizer import task
-from optimizer.answers import inference
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.interfaces import Endpoint
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.process import run_command
+from optimizer.core.trial import Candidate
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.open_loop.arrivals import Poisson
-from optimizer.open_loop.client import METHOD, START_SECONDS
-from optimizer.open_loop.exchange import NEVER, Job, Record
-from optimizer.open_loop.judgement import LATE_MS, LEAD_IN_SECONDS, Requests
-from optimizer.options import RunOptions
-from optimizer.process import run
-from optimizer.requests.tensors import generate, to_message
-from optimizer.trial import Candidate
+from optimizer.measure import inference
+from optimizer.measure.load_client.arrivals import PoissonArrivals
+from optimizer.measure.load_client.client import METHOD, START_SECONDS
+from optimizer.measure.load_client.judgement import LATE_MS, LEAD_IN_SECONDS, SentRequests
+from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
+from optimizer.model.inference_requests import stream_requests, to_message
+from optimizer.options.run_options import RunOptions
+from optimizer.study import task
 
 PROFILE = Path(__file__).with_name("tables") / "mlp.yaml"
 RATES = (1000, 2000, 3000, 4000, 5000)
 SECONDS = 2.0 + LEAD_IN_SECONDS
 CANDIDATE = Candidate(64, True, fields=(("parameters.intra_op_thread_count.string_value", "1"),))
 CLIENTS = {
-    "tune": ["-m", "optimizer.open_loop.client"],
+    "tune": ["-m", "optimizer.measure.load_client.client"],
     "grpc.aio": [__file__, "--client"],
 }
-COLUMNS = ("client", "asked req/s", "sent req/s", "late", "worst", "p50 ms", "p95 ms", "p99 ms", "CPU, of one core")
+COLUMNS = ("client", "planned req/s", "sent req/s", "late", "worst", "p50 ms", "p95 ms", "p99 ms", "CPU, of one core")
 
 
 def main() -> None:
@@ -57,54 +56,55 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rates", type=int, nargs="+", default=list(RATES))
     parser.add_argument("--client", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.client:
-        send_with_library(given.client)
+    arguments = parser.parse_args()
+    if arguments.client:
+        send_with_library(arguments.client)
         return
     print("| " + " | ".join(COLUMNS) + " |")
     print("| --- |" + " --: |" * (len(COLUMNS) - 1))
     with bench() as (endpoint, messages, folder):
-        for rate in given.rates:
+        for rate in arguments.rates:
             rows: dict[str, list[list[float]]] = {name: [] for name in CLIENTS}
-            for seed in range(given.rounds):
+            for seed in range(arguments.rounds):
                 for name in CLIENTS:
                     rows[name].append(figures(measure(name, endpoint, messages, rate, seed, folder)))
-            for name, found in rows.items():
-                print(line(name, rate, found), flush=True)
+            for name, result in rows.items():
+                print(line(name, rate, result), flush=True)
     machine = hardware.detect()
-    print(f"\nmedians of {given.rounds} rounds, late also the worst; {machine}; {time.strftime('%Y-%m-%d')}")
+    print(f"\nmedians of {arguments.rounds} rounds, late also the worst; {machine}; {time.strftime('%Y-%m-%d')}")
 
 
 @contextlib.contextmanager
 def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
-    what = task.prepare(RunOptions(str(PROFILE)), replace(hardware.detect(), gpus=()), say)
+    prepared = task.prepare_task(RunOptions(str(PROFILE)), replace(hardware.detect(), gpus=()), say)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        target = EmbeddedTarget(what.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
         with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
-            inputs = generate(
+            inputs = stream_requests(
                 inference.model_metadata(endpoint),
                 CANDIDATE.max_batch_size,
-                input_data=what.input_data,
+                input_data=prepared.input_data,
                 shapes=(),
-                request_batch_size=1,
-                count=256,
+                request_batch_sizes=[1] * 256,
             )
             yield endpoint, [to_message(endpoint.model, one) for one in inputs], folder
 
 
-def measure(client: str, endpoint: Endpoint, messages: list[bytes], rate: float, seed: int, folder: Path) -> Record:
-    planned_ns = (1e9 * Poisson().plan(rate, SECONDS, seed)).astype(np.int64)
-    Job(endpoint.grpc, latency_bound_ms=0.0).write(folder, messages, planned_ns)
-    done = run([sys.executable, *CLIENTS[client], folder], timeout_seconds=60, log=folder / "client.log")
+def measure(
+    client: str, endpoint: Endpoint, messages: list[bytes], rate: float, seed: int, folder: Path
+) -> SendRecord:
+    planned_ns = (1e9 * PoissonArrivals().plan(rate, SECONDS, seed)).astype(np.int64).tolist()
+    SendPlan(endpoint.grpc, latency_bound_ms=0.0).write(folder, messages, planned_ns)
+    done = run_command([sys.executable, *CLIENTS[client], folder], timeout_seconds=60, log=folder / "client.log")
     if done.exit_code != 0:
         sys.exit(f"{client} at {rate} requests/s: {done.output}")
-    return Record.read(folder)
+    return SendRecord.read(folder)
 
 
-def figures(record: Record) -> list[float]:
-    """The rate that was sent, the late share, p50, p95 and p99, the share of a core."""
-    requests = Requests.of(record, SECONDS)
+def figures(record: SendRecord) -> list[float]:
+    """Return the sent rate, the share of late requests, p50, p95 and p99, and the share of a core."""
+    requests = SentRequests.of(record, SECONDS)
     sent = record.sent_ns[record.sent_ns >= LEAD_IN_SECONDS * 1e9]
     rate = (len(sent) - 1) / (sent[-1] - sent[0]) * 1e9
     return [rate, requests.late_share(LATE_MS), *np.percentile(requests.latencies_ms, [50, 95, 99]), record.cpu_share]
@@ -121,18 +121,18 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# -- the same job, with gRPC's Python library ---------------------------------------------------------------------
+# -- the same plan, sent by gRPC's Python library -------------------------------------------------------------------
 
-_number: ContextVar[int] = ContextVar("_number")  # the library makes a task of each call
+_number: ContextVar[int] = ContextVar("_number")  # the library creates a task for each call
 
 
 def send_with_library(folder: Path) -> None:
-    # epoll, asyncio's choice, sleeps whole milliseconds
+    # epoll, which asyncio selects by default, sleeps for whole milliseconds
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    loop.run_until_complete(_send(*Job.read(folder))).write(folder)
+    loop.run_until_complete(_send(*SendPlan.read(folder), folder))
 
 
-async def _send(job: Job, messages: list[bytes], planned_ns: list[int]) -> Record:
+async def _send(job: SendPlan, messages: list[bytes], planned_ns: list[int], folder: Path) -> None:
     sent_ns, answered_ns = [NEVER] * len(planned_ns), [NEVER] * len(planned_ns)
     start_ns = time.monotonic_ns()
 
@@ -162,8 +162,8 @@ async def _send(job: Job, messages: list[bytes], planned_ns: list[int]) -> Recor
             await one
         cpu_seconds = time.process_time() - cpu_seconds
     ended_ns = time.monotonic_ns() - start_ns
-    planned, sent, answered = (np.array(column, np.int64) for column in (planned_ns, sent_ns, answered_ns))
-    return Record(planned, sent, answered, ended_ns, cpu_share=cpu_seconds / ended_ns * 1e9)
+    facts = {"ended_ns": ended_ns, "cpu_share": cpu_seconds / ended_ns * 1e9}
+    write_record(folder, (planned_ns, sent_ns, answered_ns), facts)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Recorded tables as other machines would have recorded them: what warm_start.py has a study begin with.
+"""Convert recorded tables to other machines, for warm_start.py.
 
-A related machine is the one that recorded, with service times, contention, overheads and variation changed (RELATED):
-each figure is multiplied by what the simulated change makes of the simulated one, so that what the simulation gets
-wrong of this server it gets wrong there too, as of any server of that kind. The contrary one is no machine at all:
-each configuration has the figures of the one that is furthest from it, setting by setting.
+A related machine (RELATED) has different service times, contention, overheads and variation. Each measured metric is
+multiplied by the ratio of two simulations, changed and unchanged, so the simulation's errors are the same on both
+machines, as they are on similar servers. The contrary machine is no real machine: each configuration gets the
+measurements of the one that is furthest from it, setting by setting.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from objectives import batch_stats
 from objectives.metrics import Measurement
-from optimizer import batch_stats
-from optimizer.batcher.simulator import ServiceTimes, Simulated
-from optimizer.batcher.told import LATENCIES
-from optimizer.problem import Problem
-from optimizer.replay.recording import Recording
-from optimizer.search.server_model import ServerModel, fit
-from optimizer.search.service import THREADS, Group, group_of
-from optimizer.space import OFF
-from optimizer.store.trials_table import TrialsTable, read_foreign
-from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.config.search_space import OFF, Problem
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, execution_settings
+from optimizer.simulator.metrics import LATENCY_NAMES
+from optimizer.simulator.scenario import ServiceTimes, SimulationResult
+from optimizer.simulator.server_model import ServerModel, fit
+from optimizer.store.recording import Recording
+from optimizer.store.trials_table import TrialsTable, read_run_table
 
 RECORDINGS = Path(__file__).parent / "tables" / "recordings"
-SMALLEST_S = 1e-5  # below it a time in the queue is none
+SMALLEST_S = 1e-5  # a shorter queue time counts as zero
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How another machine differs: ``speed`` is the factor of all service times; a batch takes ``size ** bend`` of
-    it, beside ``busy`` instances ``busy ** contention``, on two threads ``threads``; ``ways`` and ``jitter`` are
-    factors of the overheads and of the variation."""
+    """The differences of another machine.
+
+    ``speed`` is a factor on all service times. A batch takes ``size ** bend`` times as long, with ``busy`` instances
+    ``busy ** contention`` times, and with two threads ``threads`` times. ``ways`` and ``jitter`` are factors on the
+    overheads and on the variation.
+    """
 
     speed: float
     bend: float
@@ -45,21 +47,21 @@ class Machine:
     ways: float
     jitter: float
 
-    def times(self, here: ServerModel, group: Group) -> ServiceTimes:
-        known = here.times(group)
+    def times(self, base: ServerModel, group: ExecutionSettings) -> ServiceTimes:
+        known = base.times(group)
         sizes, busy = (np.arange(1, count + 1, dtype=np.float64) for count in known.seconds.shape)
         threaded = any(THREADS in path and str(value) == "2" for path, value in group[1])
         factor = self.speed * (self.threads if threaded else 1.0)
         return replace(known, seconds=known.seconds * factor * np.outer(sizes**self.bend, busy**self.contention))
 
-    def server(self, here: ServerModel) -> ServerModel:
-        around = replace(
-            here.around,
-            way_s=here.around.way_s * self.ways,
-            gap_s=here.around.gap_s * self.ways,
-            jitter=here.around.jitter * self.jitter,
+    def server(self, base: ServerModel) -> ServerModel:
+        overheads = replace(
+            base.overheads,
+            network_s=base.overheads.network_s * self.ways,
+            gap_s=base.overheads.gap_s * self.ways,
+            jitter=base.overheads.jitter * self.jitter,
         )
-        return replace(here, times=lambda group: self.times(here, group), around=around)
+        return replace(base, times=lambda group: self.times(base, group), overheads=overheads)
 
 
 RELATED = {
@@ -71,19 +73,19 @@ SOURCES = (*RELATED, CONTRARY)
 
 
 def write_recordings(name: str, numbers: Sequence[int], path: Path) -> None:
-    """The mean of some of the recordings of each cell of a table, counted from 0."""
-    read = read_foreign(RECORDINGS / f"{name}.csv")
+    """Write the mean of the selected recordings (counted from 0) of each cell of a table."""
+    read = read_run_table(RECORDINGS / f"{name}.csv")
     assert read is not None
     model, trials = read
     configurations = len({trial.candidate for trial in trials})
-    found: dict[tuple[Candidate, LoadPoint], list[Measurement]] = {}
+    cells: dict[tuple[Candidate, LoadPoint], list[Measurement]] = {}
     for trial in trials:
         if trial.number // configurations in numbers:
             for load, measurement in trial.measurements:
-                found.setdefault((trial.candidate, load), []).append(measurement)
+                cells.setdefault((trial.candidate, load), []).append(measurement)
     table = TrialsTable(path, model, {path: () for path, _ in trials[0].candidate.fields})
-    places = {candidate: place for place, candidate in enumerate(dict.fromkeys(cell[0] for cell in found))}
-    for (candidate, load), measurements in found.items():
+    places = {candidate: place for place, candidate in enumerate(dict.fromkeys(cell[0] for cell in cells))}
+    for (candidate, load), measurements in cells.items():
         table.append(Trial(places[candidate], candidate), load, _mean(measurements))
 
 
@@ -93,19 +95,19 @@ def _mean(of: Sequence[Measurement]) -> Measurement:
         for name, value in asdict(of[0]).items()
         if isinstance(value, float) and all(getattr(one, name) is not None for one in of)
     }
-    executed = batch_stats.total(batch_stats.from_text(one.batch_stats) for one in of)
+    executed = batch_stats.sum_by_size(batch_stats.from_text(one.batch_stats) for one in of)
     requests = sum(one.requests or 0 for one in of)
     stable = all(one.stable for one in of)
     return replace(of[0], **means, batch_stats=batch_stats.to_text(executed), requests=requests, stable=stable)
 
 
 def recorded_on(source: str, recording: Recording, problem: Problem) -> list[Trial]:
-    """The trials of ``recording``, measured on the machine ``source`` of SOURCES instead."""
+    """Return the trials of ``recording`` as measured on the machine ``source`` of SOURCES."""
     cells = [(candidate, load) for candidate, load in recording.answers if load is not None]
     related = RELATED.get(source)
-    found = _on(related, recording, problem, cells) if related else _contrary(recording, cells)
+    measurements = _on(related, recording, problem, cells) if related else _contrary(recording, cells)
     trials: dict[Candidate, Trial] = {}
-    for (candidate, load), measurement in zip(cells, found, strict=True):
+    for (candidate, load), measurement in zip(cells, measurements, strict=True):
         before = trials.get(candidate) or Trial(len(trials), candidate)
         trials[candidate] = replace(before, measurements=(*before.measurements, (load, measurement)))
     return list(trials.values())
@@ -114,23 +116,27 @@ def recorded_on(source: str, recording: Recording, problem: Problem) -> list[Tri
 def _on(
     machine: Machine, recording: Recording, problem: Problem, cells: Sequence[tuple[Candidate, LoadPoint]]
 ) -> list[Measurement]:
-    here = fit([row.point for row in recording.answers.values() if row.load], problem, "latency-p95")
-    there = machine.server(here)
+    base = fit([row.point for row in recording.answers.values() if row.load], problem, "latency-p95")
+    other = machine.server(base)
     loaded = [(candidate, load.concurrency) for candidate, load in cells]
     return [
-        _changed(recording.answers[cell].measurement, before, after, _factors(here, there, cell[0]), machine.ways)
-        for cell, before, after in zip(cells, here.simulate(loaded), there.simulate(loaded), strict=True)
+        _changed(recording.answers[cell].measurement, before, after, _factors(base, other, cell[0]), machine.ways)
+        for cell, before, after in zip(cells, base.simulate(loaded), other.simulate(loaded), strict=True)
     ]
 
 
-def _factors(here: ServerModel, there: ServerModel, candidate: Candidate) -> npt.NDArray[np.float64]:
-    """Of the service times [sizes], with all instances busy."""
-    before, after = (model.times(group_of(candidate)).seconds[:, -1] for model in (here, there))
+def _factors(base: ServerModel, other: ServerModel, candidate: Candidate) -> npt.NDArray[np.float64]:
+    """Return the factors on the service times [sizes] with all instances busy."""
+    before, after = (model.times(execution_settings(candidate)).seconds[:, -1] for model in (base, other))
     return np.asarray(after / before)
 
 
 def _changed(
-    measured: Measurement, before: Simulated, after: Simulated, factors: npt.NDArray[np.float64], ways: float
+    measured: Measurement,
+    before: SimulationResult,
+    after: SimulationResult,
+    factors: npt.NDArray[np.float64],
+    ways: float,
 ) -> Measurement:
     executed = batch_stats.from_text(measured.batch_stats)
     step = min(size for size, _, _ in executed)
@@ -143,7 +149,7 @@ def _changed(
         "throughput_infer_per_sec": after.throughput_infer_per_s / before.throughput_infer_per_s,
         **{
             f"latency_{name}_ms": getattr(after, f"latency_{name}_s") / getattr(before, f"latency_{name}_s")
-            for name in LATENCIES
+            for name in LATENCY_NAMES
         },
         **dict.fromkeys(("compute_input_ms", "compute_infer_ms", "compute_output_ms"), of_compute),
         "queue_ms": max(after.queue_avg_s, SMALLEST_S) / waited,
@@ -155,10 +161,10 @@ def _changed(
 
 
 def _contrary(recording: Recording, cells: Sequence[tuple[Candidate, LoadPoint]]) -> list[Measurement]:
-    """Batches by size are left out: their sizes are not those of the configuration any more."""
+    """Return the contrary machine's trials, without batch statistics, whose sizes do not fit the configuration."""
     choices = {name: sorted(values, key=_order) for name, values in recording.space.parameters().items()}
     places = {
-        candidate: np.array(_places(recording.space.values_of(candidate) or {}, choices))
+        candidate: np.array(_places(recording.space.parameter_values(candidate) or {}, choices))
         for candidate in dict.fromkeys(candidate for candidate, _ in cells)
     }
     answers = {cell: row.measurement for cell, row in recording.answers.items()}

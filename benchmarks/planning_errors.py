@@ -1,12 +1,12 @@
-"""How often `tune plan` is right about the number of replicas, on made-up servers of which it sees noisy trials only.
+"""Measure how often `tune plan` finds the right number of replicas, on simulated servers with noisy trials.
 
     python benchmarks/planning_errors.py [--servers 126] [--several 20] > benchmarks/planning_errors.md
 
-Each server is drawn at random: how long batches take (straight, bent, in steps), how much instances slow each other
-down, the configuration, the bound. No two deployments are equally fast: each takes its own factor on all service
-times. The plan sees what `tune` would have measured: a search's deployment of the recommended configuration and of a
-runner-up, then both on three fresh servers, in windows that differ too. The truth is the smallest number of replicas
-that meets the bound in a simulation three times as long, with other arrivals and the server as it is without noise.
+Each server is random: the shape of its batch times (linear, bent or in steps), the contention of instances, the
+configuration and the bound. Each deployment has a random factor on all service times. The plan gets the
+measurements of a run of `tune`: deployments of the recommended configuration and of a runner-up in the search, and
+both on three fresh servers, in windows that differ too. The truth is the smallest number of replicas that meets the
+bound in a simulation that is three times as long, with other arrivals and no noise.
 """
 
 from __future__ import annotations
@@ -24,79 +24,84 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from simulated_tables import CURVES, REQUEST_BATCH_SIZE, Server
+from simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 
 from objectives.metrics import Measurement
-from objectives.sla import Constraint
-from optimizer.batcher.simulator import OpenLoop, Overheads, lognormal_jitter, simulate
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.machine import hardware
-from optimizer.open_loop import arrivals
-from optimizer.planning.evidence import Evidence, collect
-from optimizer.planning.fleet import Fleet, bisected
-from optimizer.planning.replica import replica
-from optimizer.planning.sizing import sized
-from optimizer.planning.traffic import Balancer, Poisson
-from optimizer.problem import Problem
-from optimizer.space import Space
-from optimizer.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.measure.load_client import arrivals
+from optimizer.plan.evidence import Evidence, collect
+from optimizer.plan.fleet import Fleet, bisected, replicas_needed
+from optimizer.plan.replica import replica
+from optimizer.plan.traffic import Balancer, PoissonTraffic
+from optimizer.simulator.scenario import OpenLoopLoad, Overheads, Scenario
+from optimizer.simulator.simulate import lognormal_jitter, simulate_many
 
 MOST_REPLICAS = 40
 POLICIES: tuple[Balancer, ...] = ("round-robin", "random")
-RATES = 4  # of each server and policy
+RATES = 4  # rates planned for each server and policy
 TRUE_REQUESTS = 120_000
-WINDOWS, WINDOW_NOISE = 4, 0.02  # on each fresh server
+WINDOWS, WINDOW_NOISE = 4, 0.02  # windows on each fresh server, and their relative standard deviation
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COUNTS = ((1, 1), (2, 4), (5, 9), (10, 19), (20, MOST_REPLICAS + 1))
 
 NOISES = (0.03, 0.10)  # relative standard deviations between deployments
 INTRODUCTION = """\
-Each server was made up, and what the plan saw of it measured by deployments that differ by 3 to 10 % (relative
-standard deviation; each server has its own). Traffic is Poisson, the load balancer as stated; a server is asked
-about several rates, so that its cases are not independent of each other. **Safe** is the number that `tune plan`
-recommends, **likely** its best guess, the **interval** goes from `low` to safe. *Right* is equal to the true number,
-which is the smallest that meets the bound in a long simulation of the server without noise.
+Each server is simulated. The plan sees measurements of deployments that differ by 3 to 10 % (relative standard
+deviation; each server has its own). Traffic is Poisson; the policy of the load balancer varies. Each server is
+planned for several rates, so its cases are not independent of each other. **Safe** is the number that `tune plan`
+recommends, **likely** its best estimate, and the **interval** goes from `low` to safe. A number is *right* if it
+equals the true number, which is the smallest that meets the bound in a long simulation of the server without
+noise.
 
-With what deployments differ by, the speed of a server is known to 2 or 3 % after a run: nobody can tell 20 replicas
-from 21. A number that is hardly ever too few is then one or two too many."""
+Because deployments differ, the speed of a server is known to 2 or 3 % after a run. That does not distinguish 20
+replicas from 21, so a number that is hardly ever too low is then one or two too high."""
 
 TRIED = """\
-Too few are the plans for a few servers, each asked eight times: their latency hardly changes with the rate where the
-bound lies, and their service times bend or step between the batch sizes that the closed loop formed, so that the
-simulation is wrong by more than its recorded error.
+Plans that are too low concern a few servers, each with eight cases. The latency of these servers hardly changes
+with the rate near the bound, and their service times bend or step between the batch sizes that the closed loop
+formed. So the simulation is wrong by more than its recorded error. Three changes were tried:
 
-1. Only deployments of that configuration, not of others that compute alike: fewer, so that plans are larger.
-2. Several runs of one machine read together: the interval narrows, and with eight of them the likely number is right
-   more often. To be right in 95 % at 20 replicas would take the speed to be known to about 0.1 %: more than a
-   thousand deployments, and a simulation that good.
-3. A wider margin where the batch sizes that a rate forms had not been seen: all plans grew, and the same servers
-   stayed wrong. Not kept."""
+1. Use deployments of the same configuration only, not of others with equal computation. There are fewer of them,
+   so the plans are larger.
+2. Combine several runs of one machine. The interval narrows, and with eight runs the likely number is right more
+   often. To be right in 95 % of the cases at 20 replicas, the speed would have to be known to about 0.1 %. That
+   would take more than a thousand deployments and an equally accurate simulation.
+3. Widen the margin where a rate forms batch sizes that were not measured. All plans grew, and the same servers
+   stayed wrong. This was not kept."""
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """A server, what runs on it, and the bound: all that decides how many replicas it takes."""
+    """A server, its configuration and the bound: everything that determines the number of replicas."""
 
-    server: Server
+    server: SimulatedServer
     candidate: Candidate
     runner_up: Candidate
     concurrency: int
-    bound: Constraint
+    bound_ms: float
+
+    @property
+    def sla(self) -> Sla:
+        return Sla.from_bounds({"p95": self.bound_ms})
 
     @property
     def problem(self) -> Problem:
-        space = Space(
+        space = SearchSpace(
             tuple(sorted({one.max_batch_size for one in (self.candidate, self.runner_up)})),
             (0, 200, 1000),
             ("none", "max/2"),
             (self.candidate.instance_count,),
             request_batch_size=REQUEST_BATCH_SIZE,
         )
-        return Problem("hidden", space, REQUEST_BATCH_SIZE, 128, constraints=(self.bound,))
+        return Problem("hidden", space, REQUEST_BATCH_SIZE, 128, sla=self.sla)
 
 
 @dataclass(frozen=True)
-class Case:
-    """One question, answered: counts of replicas. ``noise``: how much deployments differ."""
+class PlanningCase:
+    """One planning question with its answers, numbers of replicas. ``noise`` is the variation between deployments."""
 
     way: str
     policy: Balancer
@@ -108,12 +113,12 @@ class Case:
 
 
 def drawn(rng: np.random.Generator) -> Hidden:
-    server = Server(
+    server = SimulatedServer(
         "hidden",
         fixed_s=10 ** rng.uniform(-3.7, -2.6),
         per_sample_s=10 ** rng.uniform(-5.0, -4.2),
-        contention=rng.uniform(0.1, 0.6),  # so much that further instances still pay: it is what a search recommends
-        way_s=10 ** rng.uniform(-4.0, -3.2),
+        contention=rng.uniform(0.1, 0.6),  # low enough that more instances are useful, as in recommendations
+        network_s=10 ** rng.uniform(-4.0, -3.2),
         jitter=rng.uniform(0.05, 0.25),
         seed=int(rng.integers(2**31)),
         curve=str(rng.choice(list(CURVES))),
@@ -122,15 +127,15 @@ def drawn(rng: np.random.Generator) -> Hidden:
     preferred = (size // 2,) if rng.random() < 0.3 else ()
     candidate = Candidate(size, True, int(rng.choice([0, 200, 1000])), preferred, instances)
     runner_up = replace(candidate, max_queue_delay_us=0 if candidate.max_queue_delay_us else 200)
-    found = server.measure([(candidate, load) for load in LOADS])
-    latencies_ms = [one.latency_p95_ms or math.inf for one in found]
+    measurements = server.measure([(candidate, load) for load in LOADS])
+    latencies_ms = [one.latency_p95_ms or math.inf for one in measurements]
     bound_ms = float(f"{latencies_ms[0] * 10 ** rng.uniform(math.log10(3), 1):.2g}")
     concurrency = max(load for load, latency_ms in zip(LOADS, latencies_ms, strict=True) if latency_ms <= bound_ms)
-    return Hidden(server, candidate, runner_up, concurrency, Constraint("latency-p95", bound_ms))
+    return Hidden(server, candidate, runner_up, concurrency, bound_ms)
 
 
 def run_on(hidden: Hidden, noise: float, rng: np.random.Generator) -> list[Trial]:
-    """What a run would have recorded."""
+    """Return the measurements of a run on a server."""
     load = hidden.concurrency
     lower = sorted({max(1, load // 4), max(1, load // 2), load})
     return [
@@ -145,24 +150,26 @@ def _trial(
     def point(concurrency: int) -> LoadPoint:
         return LoadPoint(REQUEST_BATCH_SIZE, concurrency)
 
-    found = _deployed(hidden.server, noise, rng).measure([(candidate, one) for one in loads])
-    trial = Trial(number, candidate, tuple((point(c), _window(m, rng)) for c, m in zip(loads, found, strict=True)))
+    measurements = _deployed(hidden.server, noise, rng).measure([(candidate, one) for one in loads])
+    trial = Trial(
+        number, candidate, tuple((point(c), _window(m, rng)) for c, m in zip(loads, measurements, strict=True))
+    )
     for server in (1, 2, 3):
         (found_again,) = _deployed(hidden.server, noise, rng).measure([(candidate, hidden.concurrency)])
         for _ in range(WINDOWS):
             again = Confirmation(server, point(hidden.concurrency), _window(found_again, rng))
-            trial = trial.confirmed_by(again)
+            trial = trial.with_confirmation(again)
     return trial
 
 
-def _deployed(server: Server, noise: float, rng: np.random.Generator) -> Server:
+def _deployed(server: SimulatedServer, noise: float, rng: np.random.Generator) -> SimulatedServer:
     factor = math.exp(rng.normal(0, noise))
     seed = int(rng.integers(2**31))
     return replace(server, fixed_s=factor * server.fixed_s, per_sample_s=factor * server.per_sample_s, seed=seed)
 
 
 def _window(measured: Measurement, rng: np.random.Generator) -> Measurement:
-    """A closed loop that is slower by some is so in latency and throughput alike."""
+    """Return a window of a closed loop, in which a slower server has both higher latency and lower throughput."""
     factor = math.exp(rng.normal(0, WINDOW_NOISE))
     slower = {
         name: getattr(measured, name) * factor
@@ -174,26 +181,22 @@ def _window(measured: Measurement, rng: np.random.Generator) -> Measurement:
 
 @dataclass(frozen=True)
 class Truth:
-    """The server without noise, watched for long."""
+    """The server without noise in a long simulation."""
 
     hidden: Hidden
     policy: Balancer
 
     def meets(self, rate: float, replicas: int, requests: int = TRUE_REQUESTS) -> bool:
         server, candidate = self.hidden.server, self.hidden.candidate
-        load = OpenLoop(Poisson().of_replica(rate, replicas, self.policy, requests, seed=77))
-        found = simulate(
-            candidate,
-            load,
-            server._service(candidate.max_batch_size, candidate.instance_count, 1),
-            Overheads(server.way_s / 2, server.way_s / 2, wake_s=2e-5, dispatch_s=2e-5),
-            request_batch_size=REQUEST_BATCH_SIZE,
-            jitter=lognormal_jitter(server.jitter, 99),
-        )
-        return not found.overloaded and 1e3 * found.latency_p95_s <= self.hidden.bound.bound
+        load = OpenLoopLoad(PoissonTraffic().of_replica(rate, replicas, self.policy, requests, seed=77))
+        service = server._service(candidate.max_batch_size, candidate.instance_count, 1)
+        overheads = Overheads(server.network_s / 2, server.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
+        scenario = Scenario(candidate, load, service, overheads, REQUEST_BATCH_SIZE)
+        (result,) = simulate_many([scenario], jitter=lognormal_jitter(server.jitter, 99))
+        return not result.overloaded and 1e3 * result.latency_p95_s <= self.hidden.bound_ms
 
     def smallest(self, rate: float, guess: int) -> int:
-        """Found from a guess, in both directions."""
+        """Return the smallest number of replicas, searched from a guess in both directions."""
         step, met = 1, guess
         while not self.meets(rate, met):
             met, step = met + step, 2 * step
@@ -210,14 +213,14 @@ class Truth:
         return low
 
 
-def cases(number: int, seed: int, ways: Mapping[str, Way]) -> list[Case]:
-    """Of one server: every policy and rate, answered in each of ``ways``."""
+def cases(number: int, seed: int, ways: Mapping[str, Way]) -> list[PlanningCase]:
+    """Return the cases of one server: every policy and rate, answered in each of ``ways``."""
     rng = np.random.default_rng((seed, number))
     hidden = drawn(rng)
     noise = rng.uniform(*NOISES)
     runs = [run_on(hidden, noise, rng) for _ in range(max(way.runs for way in ways.values()))]
-    replicas = {name: replica(way.evidence(hidden, runs), [hidden.bound]) for name, way in ways.items()}
-    found = []
+    replicas = {name: replica(way.evidence(hidden, runs), hidden.sla) for name, way in ways.items()}
+    results = []
     for policy in POLICIES:
         truth = Truth(hidden, policy)
         alone = truth.rate_of_one(next(iter(replicas.values())).capacity(1.0))
@@ -225,50 +228,53 @@ def cases(number: int, seed: int, ways: Mapping[str, Way]) -> list[Case]:
             rate = alone * rng.uniform(0.3, MOST_REPLICAS)
             true = 0
             for name, one in replicas.items():
-                count = sized(Fleet(one, Poisson(), policy), rate)
+                count = replicas_needed(Fleet(one, PoissonTraffic(), policy), rate)
                 if count is not None:
                     true = true or truth.smallest(rate, count.likely)
-                    found.append(Case(name, policy, noise, true, count.low, count.likely, count.safe))
-    return found
+                    results.append(PlanningCase(name, policy, noise, true, count.low, count.likely, count.safe))
+    return results
 
 
 @dataclass(frozen=True)
 class Way:
-    """What a plan is made from: so many runs, and of them what was measured of the configuration alone, or of all
-    that compute alike."""
+    """The basis of a plan: how many runs, and whether other configurations with equal computation count."""
 
     runs: int
     alone: bool = False
 
     def evidence(self, hidden: Hidden, runs: Sequence[Sequence[Trial]]) -> Evidence:
         used = [[trial for trial in run if not self.alone or trial.number == 0] for run in runs[: self.runs]]
-        return collect(hidden.candidate, hidden.problem, used, arrivals.Poisson())
+        return collect(hidden.candidate, hidden.problem, used, arrivals.PoissonArrivals())
 
 
 SINGLE = {"one run": Way(1)}
 SEVERAL = {
-    "that configuration alone": Way(1, alone=True),
-    "all that compute alike": Way(1),
-    "8 runs together": Way(8),
+    "the same configuration only": Way(1, alone=True),
+    "all configurations with equal computation": Way(1),
+    "8 runs combined": Way(8),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--servers", type=int, default=126, metavar="N", help="planned from one run each (126)")
-    parser.add_argument("--several", type=int, default=20, metavar="N", help="planned from several runs (20)")
+    parser.add_argument(
+        "--servers", type=int, default=126, metavar="N", help="number of servers planned from one run each (126)"
+    )
+    parser.add_argument(
+        "--several", type=int, default=20, metavar="N", help="number of servers planned from several runs (20)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     started = time.monotonic()
-    single = _all_cases(given.servers, given.seed, SINGLE, given.processes)
-    several = _all_cases(given.several, given.seed + 1, SEVERAL, given.processes)
-    print("# How often a plan's number of replicas is right, as last measured\n")
+    single = _all_cases(arguments.servers, arguments.seed, SINGLE, arguments.processes)
+    several = _all_cases(arguments.several, arguments.seed + 1, SEVERAL, arguments.processes)
+    print("# How often a plan's number of replicas is right: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/planning_errors.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
-    print(f"\n## {len(single):,} cases, {given.servers:,} servers\n")
+    print(f"\n## {len(single):,} cases, {arguments.servers:,} servers\n")
     _print_table(_groups(single))
-    print(f"\n## What was tried to come nearer: {given.several:,} other servers\n")
+    print(f"\n## Attempts to narrow the interval: {arguments.several:,} other servers\n")
     _print_table({name: [case for case in several if case.way == name] for name in SEVERAL})
     print(f"\n{TRIED}")
     print("\n## Targets\n")
@@ -278,71 +284,79 @@ def main() -> None:
     print(f"\n{machine.cpu}, {machine.cpu_count} cores; {seconds:.0f} s; {time.strftime('%Y-%m-%d')}")
 
 
-def _all_cases(servers: int, seed: int, ways: Mapping[str, Way], processes: int) -> list[Case]:
-    found: list[Case] = []
+def _all_cases(servers: int, seed: int, ways: Mapping[str, Way], processes: int) -> list[PlanningCase]:
+    all_cases: list[PlanningCase] = []
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         for number, own in enumerate(pool.map(partial(cases, seed=seed, ways=ways), range(servers)), 1):
-            found += own
+            all_cases += own
             print(f"{number} of {servers}", file=sys.stderr, flush=True)
-    return found
+    return all_cases
 
 
-def _targets(found: Sequence[Case]) -> str:
-    sure = [case for case in found if case.low == case.safe]
-    told = []
+def _targets(cases: Sequence[PlanningCase]) -> str:
+    sure = [case for case in cases if case.low == case.safe]
+    lines = []
     for name, most, share in (
-        ("too few in at most 0.1 %", 0.001, np.mean([_too_few(case) for case in found])),
-        ("other than the true count in at most 5 %", 0.05, np.mean([not _exact(case) for case in found])),
-        ("outside of the interval in at most 5 %", 0.05, np.mean([not _covered(case) for case in found])),
-        ("other than it in at most 5 % where the plan has one answer", 0.05, np.mean([not _exact(c) for c in sure])),
+        ("safe is too low in at most 0.1 %", 0.001, np.mean([_too_few(case) for case in cases])),
+        ("safe differs from the true count in at most 5 %", 0.05, np.mean([not _exact(case) for case in cases])),
+        (
+            "the true count is outside the interval in at most 5 %",
+            0.05,
+            np.mean([not _covered(case) for case in cases]),
+        ),
+        (
+            "safe differs from it in at most 5 % where the interval is one number",
+            0.05,
+            np.mean([not _exact(c) for c in sure]),
+        ),
     ):
-        told.append(f"- {name}: {share:.2%}, {'met' if share <= most else '**missed**'}")
-    return "\n".join(told)
+        lines.append(f"- {name}: {share:.2%}, {'met' if share <= most else '**missed**'}")
+    return "\n".join(lines)
 
 
-def _groups(found: Sequence[Case]) -> dict[str, list[Case]]:
-    groups = {"all": list(found)}
+def _groups(cases: Sequence[PlanningCase]) -> dict[str, list[PlanningCase]]:
+    groups = {"all": list(cases)}
     for low, high in COUNTS:
         name = f"{low}" if low == high else f"{low} to {high}"
-        groups[f"true count {name}"] = [case for case in found if low <= case.true <= high]
+        groups[f"true count {name}"] = [case for case in cases if low <= case.true <= high]
     for policy in POLICIES:
-        groups[policy] = [case for case in found if case.policy == policy]
+        groups[policy] = [case for case in cases if case.policy == policy]
     for low_noise, high_noise in ((0.03, 0.05), (0.05, 0.075), (0.075, 0.10)):
         name = f"deployments differ by {low_noise:.1%} to {high_noise:.1%}"
-        groups[name] = [case for case in found if low_noise <= case.noise < high_noise]
-    groups["the plan has one answer"] = [case for case in found if case.low == case.safe]
+        groups[name] = [case for case in cases if low_noise <= case.noise < high_noise]
+    groups["the interval is one number"] = [case for case in cases if case.low == case.safe]
     return groups
 
 
-def _print_table(groups: dict[str, list[Case]]) -> None:
-    print("| | cases | safe is right | likely is right | within the interval | safe is too few | safe / true |")
+def _print_table(groups: dict[str, list[PlanningCase]]) -> None:
+    print("| | cases | safe is right | likely is right | within the interval | safe is too low | safe / true |")
     print("| --- | --: | --: | --: | --: | --: | --: |")
-    for name, found in groups.items():
-        if not found:
+    for name, members in groups.items():
+        if not members:
             continue
-        ratio = float(np.mean([case.safe / case.true for case in found]))
-        shares = " | ".join(_share(found, one) for one in (_exact, _likely, _covered, _too_few))
-        print(f"| {name} | {len(found):,} | {shares} | {ratio:.2f} |")
+        ratio = float(np.mean([case.safe / case.true for case in members]))
+        shares = " | ".join(_share(members, one) for one in (_exact, _likely, _covered, _too_few))
+        print(f"| {name} | {len(members):,} | {shares} | {ratio:.2f} |")
 
 
-def _share(found: Sequence[Case], is_so: Callable[[Case], bool]) -> str:
-    count = sum(map(is_so, found))
-    return f"{count / len(found):.1%}"
+def _share(cases: Sequence[PlanningCase], is_so: Callable[[PlanningCase], bool]) -> str:
+    count = sum(map(is_so, cases))
+    return f"{count / len(cases):.1%}"
 
 
-def _exact(case: Case) -> bool:
+def _exact(case: PlanningCase) -> bool:
     return case.safe == case.true
 
 
-def _likely(case: Case) -> bool:
+def _likely(case: PlanningCase) -> bool:
     return case.likely == case.true
 
 
-def _covered(case: Case) -> bool:
+def _covered(case: PlanningCase) -> bool:
     return case.low <= case.true <= case.safe
 
 
-def _too_few(case: Case) -> bool:
+def _too_few(case: PlanningCase) -> bool:
     return case.safe < case.true
 
 

@@ -1,4 +1,4 @@
-"""Whether the machine is quiet: what other processes use of it, and how fast it is at the moment."""
+"""Detection of a quiet machine: the CPU use of other processes, and the current speed."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import time
 
 import numpy as np
 
-from optimizer.machine.cpu_time import Usage
-from optimizer.machine.speed import SpeedProbe
+from optimizer.machine.conditions import CpuUsage, SpeedProbe
 
-__all__ = ["OTHERS_LIMIT", "Quiet", "Usage", "wait_for_quiet"]
+__all__ = ["OTHERS_LIMIT", "CpuUsage", "Quiet", "wait_for_quiet"]
 
-OTHERS_LIMIT = 0.05  # of the CPUs' time: other processes, and what the hypervisor gave to other machines
-PROBES = 20  # before the quickest is known
-QUICKEST = 0.2  # quantile of all probes that counts as the machine at its quickest
+OTHERS_LIMIT = 0.05  # share of the CPUs' time for other processes and other virtual machines
+PROBES = 20  # number of probes before the shortest time is known
+QUICKEST = 0.2  # quantile of all probes that counts as the shortest time
 PATIENCE_SECONDS = 20.0
 PAUSE_SECONDS = 0.2
 
 
 def wait_for_quiet() -> None:
     while True:
-        before = Usage.now()
+        before = CpuUsage.now()
         time.sleep(0.3)
-        if Usage.now().others_since(before) <= 2 * OTHERS_LIMIT:
+        if CpuUsage.now().others_since(before) <= 2 * OTHERS_LIMIT:
             return
         time.sleep(2)
 
 
 class Quiet:
-    """Compares the time of a fixed piece of work with its quickest."""
+    """Compares the time of a fixed piece of work with its shortest time so far."""
 
     def __init__(self) -> None:
         self._probe = SpeedProbe()
@@ -38,12 +37,12 @@ class Quiet:
             time.sleep(PAUSE_SECONDS / 4)
 
     def slowdown(self) -> float:
-        """The time that the work takes now, as a multiple of the quickest."""
+        """Return the current time of the work relative to the shortest one."""
         self._seconds.append(self._probe.seconds())
         return self._seconds[-1] / float(np.quantile(self._seconds, QUICKEST))
 
     def wait(self, limit: float) -> float:
-        """Wait for a moment no slower than ``limit``, but no longer than PATIENCE_SECONDS; how slow it is."""
+        """Wait until the slowdown is at most ``limit``, but no longer than PATIENCE_SECONDS, and return it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (slowdown := self.slowdown()) > limit and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)

@@ -1,9 +1,9 @@
-"""What the `simulated` search itself costs: time to rank a space, time of a suggestion, memory, deployments.
+"""Measure the cost of the `simulated` search: time to rank a space, time of a suggestion, memory and deployments.
 
     python benchmarks/ranking_cost.py [--seeds 3] [--part cost|growth] > benchmarks/ranking_cost.md
 
-The search runs as in `tune`, with a made-up server of simulated_tables.py in place of a real one: baselines,
-suggestions, sweeps. Only the time in ``suggest`` is the search's own. Each search has a process to itself.
+The search runs as in `tune` (baselines, suggestions, load sweeps) on a server of simulated_tables.py. Only the time
+in ``suggest`` counts. Each search has its own process.
 """
 
 from __future__ import annotations
@@ -21,37 +21,35 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from made_up_stack import CONCURRENCIES, SPACES, Stack
+from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 
-from objectives.sla import Constraint
-from optimizer.budget import Budget
-from optimizer.interfaces import Endpoint, Searcher
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.interfaces import Endpoint, Searcher
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
-from optimizer.measuring import Measuring
-from optimizer.problem import Problem
-from optimizer.profile.find import find_profile
-from optimizer.profile.reader import load_profile
-from optimizer.replay.baselines import baselines
-from optimizer.replay.engine import Unkept
-from optimizer.report import words
+from optimizer.measure.measurer import Measurer
+from optimizer.model.profile import find_profile, load_profile
+from optimizer.replay.engine import DiscardingRecord
+from optimizer.results import formatting
 from optimizer.search import make_searcher
-from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Trial
-from optimizer.tuner import Tuner
+from optimizer.store.recording import baselines
+from optimizer.study.study import Tuner
 
 MOST_RANKING_S, MOST_LARGE_RANKING_S, MOST_SUGGESTION_S = 5.0, 60.0, 1.0
 MOST_MEMORY_BYTES = 1e9
 MOST_GROWTH = 1.5
-SUGGESTIONS = 8  # that are timed, after the one that ranks
+SUGGESTIONS = 8  # timed suggestions after the first one, which ranks the space
 MAX_TRIALS = 40
 BOUND_MS = 20.0
-COST_COLUMNS = ("space", "configurations", "ranking s", "then: median s", "slowest s", "peak MB")
+COST_COLUMNS = ("space", "configurations", "ranking s", "next: median s", "next: slowest s", "peak MB")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one search took. ``suggestion_s``: each ``suggest``, the first of them with the ranking of the space."""
+class SearchCost:
+    """The cost of one search. ``suggestion_s`` has the time of each suggestion; the first one ranks the space."""
 
     configurations: int
     making_s: float
@@ -62,16 +60,16 @@ class Found:
 
 
 def main() -> None:
-    given = _arguments()
-    if given.child:
-        print(json.dumps(asdict(_search(*given.child))))
+    arguments = _arguments()
+    if arguments.child:
+        print(json.dumps(asdict(_search(*arguments.child))))
         return
-    print("# The cost of the simulated search, as last measured\n")
+    print("# The cost of the simulated search: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/ranking_cost.py', *sys.argv[1:]])}`\n")
-    if given.part in ("cost", "both"):
-        _print_cost(given.server)
-    if given.part in ("growth", "both"):
-        _print_growth(given.servers, given.seeds)
+    if arguments.part in ("cost", "both"):
+        _print_cost(arguments.server)
+    if arguments.part in ("growth", "both"):
+        _print_growth(arguments.servers, arguments.seeds)
     machine = hardware.detect()
     print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
 
@@ -79,42 +77,47 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("cost", "growth", "both"), default="both")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="of the growth: 0 to N-1 (1)")
-    parser.add_argument("--server", choices=SERVERS, default="threads", help="of the cost (threads)")
-    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="of the growth (all)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="use seeds 0 to N-1 for the growth (1)")
+    parser.add_argument("--server", choices=SERVERS, default="threads", help="server for the cost (threads)")
+    parser.add_argument(
+        "--servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="servers for the growth (all)"
+    )
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)  # space, server, seed, trials
     return parser.parse_args()
 
 
-# -- what is printed --------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------
 
 
 def _print_cost(server: str) -> None:
     print("## Time and memory\n")
+    print("**Ranking** is the creation of the searcher and its first suggestion after the two baselines. It")
     print(
-        "**Ranking**: making the searcher, and its first suggestion after the two baselines, for which it simulates"
+        "simulates the whole space. **Next** are the following suggestions. **Peak memory** is that of the process.\n"
     )
-    print("the whole space. **Then**: the suggestions that follow. **Peak memory** is of the whole process.\n")
     print(_line(COST_COLUMNS))
     print(_line(["---", *["--:"] * (len(COST_COLUMNS) - 1)]))
     for name, most_s in (("dlrm", MOST_RANKING_S), ("large", MOST_LARGE_RANKING_S)):
-        found = _in_own_process(name, server, 0, 2 + 1 + SUGGESTIONS)
-        ranking_s, later_s = found.making_s + found.suggestion_s[0], found.suggestion_s[1:] or (math.nan,)
+        result = _in_own_process(name, server, 0, 2 + 1 + SUGGESTIONS)
+        ranking_s, later_s = result.making_s + result.suggestion_s[0], result.suggestion_s[1:] or (math.nan,)
         judged = (
             (ranking_s, most_s, "{:.1f}"),
             (max(later_s), MOST_SUGGESTION_S, "{:.2f}"),
-            (found.peak_memory_bytes / 1e6, MOST_MEMORY_BYTES / 1e6, "{:.0f}"),
+            (result.peak_memory_bytes / 1e6, MOST_MEMORY_BYTES / 1e6, "{:.0f}"),
         )
         ranking, slowest, memory = (_judged(*figure) for figure in judged)
         median = f"{statistics.median(later_s):.2f}"
-        print(_line([LABELS[name], f"{found.configurations:,}", ranking, median, slowest, memory]), flush=True)
+        print(_line([LABELS[name], f"{result.configurations:,}", ranking, median, slowest, memory]), flush=True)
     print()
 
 
 def _print_growth(servers: list[str], seeds: int) -> None:
-    """Deployments in a space and in one ten times as large that contains it."""
-    print("## Deployments in a space ten times as large\n")
-    print(f"Until the search stopped, baselines included, p95 <= {BOUND_MS:g} ms, {words.count(seeds, 'seed')}.\n")
+    """Print the deployments in a space and in one ten times as large that contains it."""
+    print("## Deployments in a space that is ten times larger\n")
+    print(
+        f"Deployments until the search stopped, including the baselines; p95 <= {BOUND_MS:g} ms, "
+        f"{formatting.count(seeds, 'seed')}.\n"
+    )
     columns = ["server", "small space", "large space", "ratio", "infer/s small", "infer/s large"]
     print(_line(columns))
     print(_line(["---", *["--:"] * (len(columns) - 1)]))
@@ -132,16 +135,18 @@ def _print_growth(servers: list[str], seeds: int) -> None:
     growth = large / small
     print(_line(["**median**", f"{small:g}", f"{large:g}", f"{growth:.2f}", "", ""]))
     sizes = [f"{len(SPACES[name]):,}" for name in totals]
-    print(f"\n{sizes[1]} configurations against {sizes[0]}: {growth:.2f} times the deployments, ", end="")
-    print(f"at most {MOST_GROWTH:g}: **{_verdict(growth, MOST_GROWTH)}**.\n")
+    print(
+        f"\n{sizes[1]} configurations take {growth:.2f} times the deployments of {sizes[0]} configurations ", end=""
+    )
+    print(f"(at most {MOST_GROWTH:g}: **{_verdict(growth, MOST_GROWTH)}**).\n")
 
 
-def _judged(found: float, most: float, form: str) -> str:
-    return f"{form.format(found)} (at most {most:g}: {_verdict(found, most)})"
+def _judged(figure: float, most: float, form: str) -> str:
+    return f"{form.format(figure)} (at most {most:g}: {_verdict(figure, most)})"
 
 
-def _verdict(found: float, most: float) -> str:
-    return "met" if found <= most else "missed"
+def _verdict(figure: float, most: float) -> str:
+    return "met" if figure <= most else "missed"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -151,21 +156,21 @@ def _line(cells: Sequence[str]) -> str:
 # -- one search -------------------------------------------------------------------------------------------------
 
 
-def _in_own_process(space: str, server: str, seed: int, max_trials: int) -> Found:
+def _in_own_process(space: str, server: str, seed: int, max_trials: int) -> SearchCost:
     print(f"{space}, {server}, seed {seed}", file=sys.stderr, flush=True)
-    what = [space, server, str(seed), str(max_trials)]
+    words = [space, server, str(seed), str(max_trials)]
     done = subprocess.run(
-        [sys.executable, __file__, "--child", *what], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
-        sys.exit(f"the search {' '.join(what)} ended with exit code {done.returncode}")
+        sys.exit(f"the search {' '.join(words)} ended with exit code {done.returncode}")
     values = json.loads(done.stdout)
-    return Found(**{**values, "suggestion_s": tuple(values["suggestion_s"])})
+    return SearchCost(**{**values, "suggestion_s": tuple(values["suggestion_s"])})
 
 
-def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
+def _search(space: str, server: str, seed: str, max_trials: str) -> SearchCost:
     problem = _problem(space)
-    stack = Stack(hidden_server(server))
+    stack = SimulatedStack(hidden_server(server))
     stack.measure(Endpoint("", Candidate(REQUEST_BATCH_SIZE)), LoadPoint(REQUEST_BATCH_SIZE, 1))  # compiles
     started = time.perf_counter()
     searcher = _Timed(make_searcher("simulated", problem, int(seed)))
@@ -174,12 +179,12 @@ def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
         problem=problem,
         searcher=searcher,
         target=stack,
-        measuring=Measuring(stack, stack, Unkept(), stack),
+        measurer=Measurer(stack, stack, DiscardingRecord(), stack),
         budget=Budget(math.inf, int(max_trials)),
     )
     trials = tuner.run(baselines(problem.space))
-    best = tuner.best()
-    return Found(
+    best = tuner.scheduler.best()
+    return SearchCost(
         configurations=len(problem.space),
         making_s=making_s,
         suggestion_s=tuple(searcher.took_s),
@@ -192,17 +197,17 @@ def _search(space: str, server: str, seed: str, max_trials: str) -> Found:
 def _problem(space: str) -> Problem:
     if space not in SPACES:
         return _problem_of_profile(space)
-    bound = Constraint("latency-p95", BOUND_MS)
-    return Problem(space, SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], constraints=(bound,))
+    sla = Sla.from_bounds({"p95": BOUND_MS})
+    return Problem(space, SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], sla=sla)
 
 
 def _problem_of_profile(name: str) -> Problem:
-    """That of a profile as `tune` makes it, without building the model."""
+    """Return the problem of a profile as `tune` creates it, without building the model."""
     profile = load_profile(find_profile(name))
     section = profile.space
-    assert profile.request.batch_size == REQUEST_BATCH_SIZE, "of the made-up servers"
+    assert profile.request.batch_size == REQUEST_BATCH_SIZE, "of the simulated servers"
     assert section is not None, "the profile names its choices"
-    space = Space(
+    space = SearchSpace(
         max_batch_size=section.max_batch_size or (),
         max_queue_delay_us=section.max_queue_delay_microseconds or (),
         preferred_batch_sizes=section.preferred_batch_size or (),
@@ -210,12 +215,12 @@ def _problem_of_profile(name: str) -> Problem:
         fields=section.config,
         request_batch_size=REQUEST_BATCH_SIZE,
     )
-    bounds = profile.sla.constraints()
-    return Problem(name, space, REQUEST_BATCH_SIZE, profile.load.max_concurrency, constraints=bounds)
+    sla = Sla.from_bounds(profile.sla.latency_bounds_ms())
+    return Problem(name, space, REQUEST_BATCH_SIZE, profile.load.max_concurrency, sla=sla)
 
 
 class _Timed:
-    """A Searcher that notes how long each suggestion took, with what it learned since the one before."""
+    """A Searcher that measures the time of each suggestion, including observations since the last one."""
 
     is_exhaustive = False
 
@@ -226,10 +231,10 @@ class _Timed:
 
     def suggest(self) -> Candidate | None:
         started = time.perf_counter()
-        found = self._searcher.suggest()
+        candidate = self._searcher.suggest()
         self.took_s.append(time.perf_counter() - started + self._observing_s)
         self._observing_s = 0.0
-        return found
+        return candidate
 
     def expected_load(self, candidate: Candidate) -> int | None:
         return self._searcher.expected_load(candidate)

@@ -2,11 +2,11 @@
 
     python benchmarks/record_tables.py [--passes 3] [dlrm mlp wide]
 
-Each recording takes about 1 s; the recordings of a cell lie a whole pass over all tables apart, and each pass has
-its own order, so that no configuration owes its place to one lucky moment. A cell is recorded between two moments
-in which the machine was quick (see quiet.py), else anew. A configuration that fails is tried again on a fresh
-server; one that fails each time is entered as failed. Recordings are appended to tables/recordings/ as they are
-made: interrupted, the command goes on where it was. At the end tables/NAME.csv gets the median of each cell.
+Each recording takes about 1 s. The recordings of a cell are a whole pass over all tables apart, and each pass has its
+own order, so that no configuration benefits from a single fast moment. A recording counts if the machine was fast
+before and after it (see quiet.py); otherwise it is repeated. A configuration that fails is tried again on a fresh
+server, and is entered as failed if it fails each time. Recordings are appended to tables/recordings/ at once, so an
+interrupted command can be continued. At the end tables/NAME.csv gets the median of each cell.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from typing import TypeAlias
 
 from quiet import Quiet
 
+from objectives import batch_stats
 from objectives.metrics import Measurement
-from optimizer import batch_stats, runtime, task
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.errors import DeploymentError, MeasurementError
-from optimizer.interfaces import Endpoint, LoadGenerator, Target
-from optimizer.load.perf_analyzer import PerfAnalyzer
+from optimizer.core.errors import DeploymentError, MeasurementError
+from optimizer.core.interfaces import Endpoint, LoadGenerator, Target
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.options import RunOptions
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.options.run_options import RunOptions
 from optimizer.store.trials_table import TrialsTable
-from optimizer.task import Task
-from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.study import task
+from optimizer.study.task import Task
 
 TABLES = Path(__file__).with_name("tables")
 NAMES = ("dlrm", "mlp", "wide")
 CONCURRENCIES = (4, 8, 16, 32)
-WINDOW_MS = 280  # perf_analyzer takes three, each a fifth longer than asked: 1 s
-SLOW = 1.15  # times as long as the machine needs at its quickest
+WINDOW_MS = 280  # perf_analyzer takes three, each a fifth longer than requested: 1 s
+SLOW = 1.15  # times the shortest time of the fixed piece of work
 ATTEMPTS = 4
 
 Measured: TypeAlias = list[tuple[LoadPoint, Measurement]]
@@ -50,25 +52,27 @@ Measured: TypeAlias = list[tuple[LoadPoint, Measurement]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("names", nargs="*", metavar="NAME", default=list(NAMES), help=f"of {', '.join(NAMES)}")
-    given = parser.parse_args()
-    unknown = [name for name in given.names if name not in NAMES]
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", default=list(NAMES), help=f"tables to record: {', '.join(NAMES)} (all)"
+    )
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in NAMES]
     if unknown:
         parser.error(f"no table is called {unknown[0]}: give some of {', '.join(NAMES)}")
     runtime.ensure(say)
-    for number in range(given.passes):
-        for name in given.names:
+    for number in range(arguments.passes):
+        for name in arguments.names:
             record_pass(name, number)
-    for name in given.names:
-        write_medians(name, given.passes)
+    for name in arguments.names:
+        write_medians(name, arguments.passes)
 
 
 def record_pass(name: str, number: int) -> None:
-    """The ``number``-th recording of every cell of table ``name`` that is neither recorded yet nor failed."""
-    what = prepare(name)
-    table = recordings(name, what)
-    candidates = what.problem.space.candidates()
-    loads = [LoadPoint(what.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
+    """Make the ``number``-th recording of each cell of table ``name`` that is neither recorded nor failed."""
+    task = prepare(name)
+    table = recordings(name, task)
+    candidates = task.problem.space.candidates()
+    loads = [LoadPoint(task.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
     recorded = {trial.number: trial for trial in table.read()}
     trials = [Trial(number * len(candidates) + place, candidate) for place, candidate in enumerate(candidates)]
     random.Random(f"{name} {number}").shuffle(trials)
@@ -77,7 +81,7 @@ def record_pass(name: str, number: int) -> None:
     if not trials:
         return
     started = time.monotonic()
-    with bench(what) as used:
+    with bench(task) as used:
         for count, trial in enumerate(trials):
             try:
                 for load, measurement in record(used, trial, missing[trial]):
@@ -90,15 +94,15 @@ def record_pass(name: str, number: int) -> None:
 
 
 def missing_loads(recorded: Trial, loads: Sequence[LoadPoint]) -> list[LoadPoint]:
-    """Those that are still to be measured: none where the configuration failed."""
+    """Return the loads that are not measured yet; none if the configuration failed."""
     return [load for load in loads if recorded.status == "ok" and load not in dict(recorded.measurements)]
 
 
 def record(used: Bench, trial: Trial, loads: Sequence[LoadPoint]) -> Measured:
-    """One deployment measured at ``loads``.
+    """Measure one deployment at ``loads``.
 
-    Where something fails the next try is on a fresh server. Raises the last DeploymentError or MeasurementError
-    where all tries failed.
+    After a failure the next attempt has a fresh server. Raises the last DeploymentError or MeasurementError if all
+    attempts failed.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -112,7 +116,7 @@ def record(used: Bench, trial: Trial, loads: Sequence[LoadPoint]) -> Measured:
 
 
 class Bench:
-    """A server and a load generator on it. ``make_target`` makes the server anew after something failed on it."""
+    """A server and a load generator. ``make_target`` creates a new server after a failure."""
 
     def __init__(
         self, make_target: Callable[[], Target], load_generator: LoadGenerator, quiet: Quiet | None = None
@@ -123,13 +127,13 @@ class Bench:
         self._target = make_target()
 
     def measure(self, candidate: Candidate, loads: Sequence[LoadPoint]) -> Measured:
-        """One deployment at each of ``loads``. Raises DeploymentError, MeasurementError."""
+        """Yield the measurement of one deployment at each of ``loads``. Raises DeploymentError, MeasurementError."""
         with self._target.deploy(candidate) as endpoint:
             self._load_generator.warm_up(endpoint, loads[0])
             return [(load, self._measure(endpoint, load)) for load in loads]
 
     def _measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
-        """Between two moments in which the machine was quick; where none was found, in the quickest one."""
+        """Measure at a moment when the machine is fast before and after, or else at the fastest moment."""
         if self._quiet is None:
             return self._load_generator.measure(endpoint, load)
         tries: list[tuple[float, Measurement]] = []
@@ -148,7 +152,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(what: Task) -> Iterator[Bench]:
+def bench(task: Task) -> Iterator[Bench]:
     installed = runtime.ensure(say)
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch)
@@ -156,66 +160,66 @@ def bench(what: Task) -> Iterator[Bench]:
             installed.perf_analyzer,
             installed.perf_analyzer_libraries,
             logs / "perf_analyzer.log",
-            input_data=what.input_data,
+            input_data=task.input_data,
             window_ms=WINDOW_MS,
-            patience=False,
+            repeat=False,
         )
 
         def make_target() -> EmbeddedTarget:
-            return EmbeddedTarget(what.source, log=logs / "server.log", say=say)
+            return EmbeddedTarget(task.source, log=logs / "server.log", say=say)
 
         with contextlib.closing(Bench(make_target, load_generator, Quiet())) as used:
             yield used
 
 
 def prepare(name: str) -> Task:
-    return task.prepare(RunOptions(str(TABLES / f"{name}.yaml")), replace(hardware.detect(), gpus=()), say)
+    return task.prepare_task(RunOptions(str(TABLES / f"{name}.yaml")), replace(hardware.detect(), gpus=()), say)
 
 
-def recordings(name: str, what: Task) -> TrialsTable:
+def recordings(name: str, task: Task) -> TrialsTable:
     path = TABLES / "recordings" / f"{name}.csv"
     path.parent.mkdir(exist_ok=True)
-    return TrialsTable(path, what.source.name, what.problem.space.fields)
+    return TrialsTable(path, task.source.name, task.problem.space.fields)
 
 
 def write_medians(name: str, passes: int) -> None:
-    """tables/NAME.csv: each figure the median of its cell's recordings; failed is what failed in each pass."""
-    what = prepare(name)
-    candidates = what.problem.space.candidates()
+    """Write tables/NAME.csv with the median of each cell's recordings. Cells that failed in each pass are failed."""
+    task = prepare(name)
+    candidates = task.problem.space.candidates()
     recorded: dict[int, list[Trial]] = {}
-    for trial in recordings(name, what).read():
+    for trial in recordings(name, task).read():
         recorded.setdefault(trial.number % len(candidates), []).append(trial)
-    loads = [LoadPoint(what.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
+    loads = [LoadPoint(task.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
     for place, candidate in enumerate(candidates):
-        found = recorded.get(place, [])
-        if len(found) < passes or any(missing_loads(trial, loads) for trial in found):
+        result = recorded.get(place, [])
+        if len(result) < passes or any(missing_loads(trial, loads) for trial in result):
             sys.exit(f"{name}: {candidate} has not been recorded {passes} times at every load")
     path = TABLES / f"{name}.csv"
     path.unlink(missing_ok=True)
-    table = TrialsTable(path, what.source.name, what.problem.space.fields)
+    table = TrialsTable(path, task.source.name, task.problem.space.fields)
     for place in range(len(candidates)):
         append_medians(table, place, recorded[place], loads)
     say(f"wrote {path}")
 
 
-def append_medians(table: TrialsTable, place: int, found: Sequence[Trial], loads: Sequence[LoadPoint]) -> None:
-    """The rows of one configuration from all its recordings."""
-    ok = [dict(trial.measurements) for trial in found if trial.status == "ok"]
+def append_medians(table: TrialsTable, place: int, result: Sequence[Trial], loads: Sequence[LoadPoint]) -> None:
+    """Append the rows of one configuration from all its recordings."""
+    ok = [dict(trial.measurements) for trial in result if trial.status == "ok"]
     if not ok:
-        table.append_failure(replace(found[-1], number=place))
+        table.append_failure(replace(result[-1], number=place))
     for load in loads if ok else ():
-        table.append(Trial(place, found[0].candidate), load, median([measured[load] for measured in ok]))
+        table.append(Trial(place, result[0].candidate), load, median([measured[load] for measured in ok]))
 
 
-def median(found: list[Measurement]) -> Measurement:
-    """Each figure the median of those known; executions by size the sum, where all recordings have them."""
+def median(result: list[Measurement]) -> Measurement:
+    """Return the median of each metric; batch statistics are summed if all recordings have them."""
     values: dict[str, object] = {}
-    if all(one.batch_stats for one in found):
-        counted = batch_stats.total(batch_stats.from_text(one.batch_stats) for one in found)
+    if all(one.batch_stats for one in result):
+        counted = batch_stats.sum_by_size(batch_stats.from_text(one.batch_stats) for one in result)
         values["batch_stats"] = batch_stats.to_text(counted)
     for field in fields(Measurement):
-        known = [value for one in found if isinstance(value := getattr(one, field.name), (int, float))]
-        if field.name not in ("stable", "reason") and known:
+        known = [value for one in result if isinstance(value := getattr(one, field.name), (int, float))]
+        if field.name not in ("stable", "overloaded", "reason") and known:
             middle = statistics.median(known)
             values[field.name] = int(middle) if field.name == "requests" else round(middle, 4)
     return Measurement(**values, stable=True)  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""What the reference models cost to build, and whether this machine serves one request of each within its bound.
+"""Measure the cost of building the reference models, and check that a single request meets each bound here.
 
     python benchmarks/reference_models.py [--only NAME ...] [--build-only] > benchmarks/reference_models.md
 
-Each profile's model is built, in a process and a cache of its own, and then served as the profile's baseline (one
-instance, no dynamic batching, all cores) to one request in flight: its p95, the least of three measurements, and what
-others took of the CPUs meanwhile.
+Each profile's model is built in its own process and cache. It is then served as the profile's baseline (one instance,
+no dynamic batching, all cores) with one request in flight. The table has the smallest p95 of three measurements and
+the share of the CPUs that other processes used.
 """
 
 from __future__ import annotations
@@ -23,26 +23,24 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from optimizer import runtime
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.deployment import as_given
-from optimizer.errors import DeploymentError, MeasurementError
-from optimizer.interfaces import Endpoint
-from optimizer.load.perf_analyzer import PerfAnalyzer
+from objectives.sla import Sla
+from optimizer.config.model_source import ModelSource, configured_candidate
+from optimizer.core.errors import DeploymentError, MeasurementError
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.machine.cpu_time import Usage
-from optimizer.model_source import ModelSource
-from optimizer.models import build
-from optimizer.profile.find import find_profile, list_profiles
-from optimizer.profile.reader import Profile, load_profile
-from optimizer.profile.schema import BuiltModel
-from optimizer.sources.pipeline import assembled
-from optimizer.sources.repository import read_repository_model
-from optimizer.trial import LoadPoint
+from optimizer.machine.conditions import CpuUsage
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.builders import build
+from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
+from optimizer.model.profile_schema import BuiltModel
+from optimizer.model.repository import read_repository_model, read_source
 
 MOST_SECONDS, MOST_BYTES = 120.0, 3e9
 MEASUREMENTS = 3
-PUBLISHED = {  # parameters
+PUBLISHED = {  # published numbers of parameters
     "bert": "108,893,186 (transformers, BertForQuestionAnswering)",
     "bert-384": "108,893,186",
     "bert-large": "334,094,338 (transformers, BertForQuestionAnswering)",
@@ -52,7 +50,16 @@ PUBLISHED = {  # parameters
     "resnext50-32x4d": "25,028,904 (timm)",
     "text_recognition": "44.3 M (Baek et al. 2019, table 2)",
 }
-COLUMNS = ("profile", "build s", "peak MB", "disk MB", "parameters", "published", "p95 ms (others)", "its bound")
+COLUMNS = (
+    "profile",
+    "build s",
+    "peak MB",
+    "disk MB",
+    "parameters",
+    "published",
+    "p95 ms (CPU share of others)",
+    "bound",
+)
 
 
 @dataclass(frozen=True)
@@ -65,31 +72,31 @@ class Built:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="profiles (all)")
-    parser.add_argument("--build-only", action="store_true", help="serve none")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="profiles to build (all)")
+    parser.add_argument("--build-only", action="store_true", help="build the models without serving them")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # profile, cache
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(asdict(_build(load_profile(find_profile(given.child[0])), Path(given.child[1])))))
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(asdict(_build(load_profile(find_profile(arguments.child[0])), Path(arguments.child[1])))))
         return
-    print("# The reference models, as last measured\n")
+    print("# The reference models: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/reference_models.py', *sys.argv[1:]])}`\n")
-    print(f"Limits of a build: {MOST_SECONDS:.0f} s, {MOST_BYTES / 1e6:,.0f} MB of memory, as many of disk.\n")
+    print(f"Limits of a build: {MOST_SECONDS:.0f} s, {MOST_BYTES / 1e6:,.0f} MB of memory, the same on disk.\n")
     print(_line(COLUMNS))
     print(_line(["---", *["--:"] * (len(COLUMNS) - 1)]))
     all_met = True
-    for name in given.only or [listed.name for listed in list_profiles()]:
+    for name in arguments.only or list_profiles():
         profile = load_profile(find_profile(name))
         with tempfile.TemporaryDirectory() as cache:
             built = _in_own_process(name, Path(cache))
             all_met &= built.seconds <= MOST_SECONDS and max(built.peak_bytes, built.disk_bytes) <= MOST_BYTES
-            served = "" if given.build_only else _served(profile, Path(cache))
-        bound = ", ".join(map(str, profile.sla.constraints()))
+            served = "" if arguments.build_only else _served(profile, Path(cache))
+        bound = ", ".join(map(str, Sla.from_bounds(profile.sla.latency_bounds_ms())))
         sizes = (f"{number / 1e6:,.0f}" for number in (built.peak_bytes, built.disk_bytes))
         counts = (f"{built.parameters:,}", PUBLISHED.get(name, ""))
         print(_line([name, f"{built.seconds:.1f}", *sizes, *counts, served, bound]), flush=True)
     machine = hardware.detect()
-    print(f"\nthe limits are {'met' if all_met else 'MISSED'}; ", end="")
+    print(f"\n{'All limits are met' if all_met else 'A limit is MISSED'}; ", end="")
     print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
 
 
@@ -115,11 +122,12 @@ def _obtain(profile: Profile, cache: Path) -> ModelSource:
     built = build(
         model.builder, model.settings, cache=cache, max_batch_size=largest, kind="KIND_CPU", say=lambda _: None
     )
-    return assembled(built, partial(read_repository_model, built.repository, gpu=False))
+    read = partial(read_repository_model, built.repository, gpu=False)
+    return read_source(lambda name: built if name == built.name else read(name), built.name)
 
 
 def _served(profile: Profile, cache: Path) -> str:
-    """p95 in ms, the least of some measurements, and what others took of the CPUs."""
+    """Return the smallest p95 of several measurements in ms, and the CPU share of other processes."""
     source = _obtain(profile, cache)
     installed = runtime.ensure(lambda _: None)
     load = LoadPoint(int(profile.request.batch_size), 1)
@@ -131,7 +139,7 @@ def _served(profile: Profile, cache: Path) -> str:
     )
     target = EmbeddedTarget(source, log=cache / "tritonserver.log", say=lambda _: None)
     try:
-        with target.deploy(as_given(source, ())) as endpoint:
+        with target.deploy(configured_candidate(source, ())) as endpoint:
             load_generator.warm_up(endpoint, load)
             measured = [_p95_ms(load_generator, endpoint, load) for _ in range(MEASUREMENTS)]
     except (DeploymentError, MeasurementError) as error:
@@ -144,10 +152,10 @@ def _served(profile: Profile, cache: Path) -> str:
 
 
 def _p95_ms(load_generator: PerfAnalyzer, endpoint: Endpoint, load: LoadPoint) -> tuple[float, float]:
-    """And the share of the CPUs' time that others took meanwhile."""
-    before = Usage.now(server_pid=endpoint.server_pid)
+    """Return the p95 in ms and the CPU share of other processes meanwhile."""
+    before = CpuUsage.now(server_pid=endpoint.server_pid)
     p95_ms = load_generator.measure(endpoint, load).latency_p95_ms
-    return p95_ms or math.inf, Usage.now(server_pid=endpoint.server_pid).others_since(before)
+    return p95_ms or math.inf, CpuUsage.now(server_pid=endpoint.server_pid).others_since(before)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,10 +1,10 @@
-"""How long `tune report` takes and how large its page is, for runs of 10 to 5,000 trials.
+"""Measure the time of `tune report` and the size of its page for runs of 10 to 5,000 trials.
 
     python benchmarks/report_speed.py [--keep FOLDER] [10 500 5000]
 
-Each run is a folder as `tune` leaves one: trials of a made-up server (simulated_tables.py) at four loads each, with
-noise. Its two last parameters change nothing, as many do. Times are of the whole command in a process of its own;
-"end of a run" is what the page takes there, where Optuna and the simulator are loaded already.
+Each run folder has trials of a server of simulated_tables.py at four loads each, with noise. Its two last
+parameters have no effect, as is common. Times are those of the whole command in its own process; "end of a run" is
+the time of the page at the end of a run, where Optuna and the simulator are loaded already.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 from simulated_tables import REQUEST_BATCH_SIZE, THREADS, hidden_server
 
 from objectives.metrics import Measurement
-from optimizer.options import RunOptions
-from optimizer.space import Space
-from optimizer.store.finished import candidate_document
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import candidate_document
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
 
 LOADS = (4, 16, 32, 64)
 NOISE = 0.03
@@ -37,7 +37,7 @@ IDLE: dict[str, tuple[FieldValue, ...]] = {
     "parameters.inter_op_thread_count.string_value": ("1", "2", "4", "8"),
     "optimization.graph.level": (0, 1, 2, -1),
 }
-SPACE = Space(
+SPACE = SearchSpace(
     (8, 16, 32, 64, 128),
     ("off", 0, 100, 500, 1000, 2000, 5000),
     ("none", "max/2"),
@@ -45,24 +45,24 @@ SPACE = Space(
     {THREADS: ("1", "2"), **IDLE},
     REQUEST_BATCH_SIZE,
 )
-# what is counted at the end of a run: the process has these already
-LOADED = "import optuna, optimizer.search.simulated, optimizer.session, optimizer.model_config"
+# imports that the process has done already at the end of a run
+LOADED = "import optuna, optimizer.search.simulated, optimizer.study.tuning_run, optimizer.config.model_config"
 AT_END = f"""{LOADED}
 import sys, time
 from pathlib import Path
-from optimizer.store.finished import read_run
-from optimizer.search.guide import forecast
+from optimizer.results.finished_run import read_run
+from optimizer.search.candidate_selector import forecast
 run = read_run(sys.argv[1])
 forecast(run.problem, run.trials[:4], [(run.baseline, 4)])
 began = time.perf_counter()
-from optimizer.pages.write import write
+from optimizer.results.report.write import write
 write([run], ["html"], Path(sys.argv[2]))
 print(time.perf_counter() - began)
 """
 
 
 def write_run(folder: Path, trials: int) -> None:
-    """A run of so many trials, the baseline first, at ``folder``."""
+    """Write a run with the given number of trials, the baseline first, to ``folder``."""
     folder.mkdir(parents=True)
     measure, rng = _server(), np.random.default_rng(0)
     candidates = list(SPACE.candidates())
@@ -121,21 +121,21 @@ def _children_cpu_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, help="where the runs and pages are to stay")
+    parser.add_argument("--keep", type=Path, help="folder in which runs and pages are kept")
     parser.add_argument("trials", nargs="*", type=int, default=[10, 500, 5000])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.keep or Path(scratch)
+        folder = arguments.keep or Path(scratch)
         print("| trials | measurements | `tune report` (s) | its CPU time (s) | page (MB) | end of a run (s) |")
         print("| ---: | ---: | ---: | ---: | ---: | ---: |")
-        for trials in given.trials:
+        for trials in arguments.trials:
             run = folder / "made_up" / str(trials)
             if not run.exists():
                 write_run(run, trials)
             page = run / "report.html"
             began, used = time.perf_counter(), _children_cpu_seconds()
             subprocess.run(
-                [sys.executable, "-c", "from optimizer.cli import main; main()", "report", str(run)],
+                [sys.executable, "-c", "from optimizer.cli.main import main; main()", "report", str(run)],
                 check=True,
                 stdout=sys.stderr,
             )

@@ -1,10 +1,10 @@
-"""Search methods on recorded tables and on simulated ones: what is lost, and after how many deployments.
+"""Compare search methods on recorded and on simulated tables: regret and number of deployments.
 
     python benchmarks/search_methods.py [--seeds 20] [--json FILE] > benchmarks/search_methods.md
 
-Replays every tables/*.csv (real measurements, see record_tables.py) and every made-up server of
-simulated_tables.py (no noise) as `tune replay` does, under three bounds, by each method with each seed, and prints
-Markdown. Progress goes to standard error.
+Replays each tables/*.csv (real measurements, see record_tables.py) and each server of simulated_tables.py (without
+noise) as `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ from typing import Any, Literal
 from simulated_tables import SERVERS, hidden_server, write
 
 from objectives.metrics import METRICS
-from objectives.sla import Constraint
+from optimizer.core.trial import Candidate
 from optimizer.machine import hardware
-from optimizer.replay.comparison import Spread
-from optimizer.replay.engine import Replayed, replay
-from optimizer.replay.recording import Recording, read_recording
-from optimizer.report import words
-from optimizer.search import SEARCHERS
-from optimizer.trial import Candidate
+from optimizer.options.run_options import SEARCHERS
+from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay
+from optimizer.results import formatting
+from optimizer.store.recording import Recording, read_recording
 
 TABLES = Path(__file__).with_name("tables")
 METHODS = ("simulated", "tpe", "random", "nsga2")
-MAX_TRIALS = 30  # ends the methods that never stop by themselves
+MAX_TRIALS = 30  # limit for the methods without a stopping rule
 SHOWN_AFTER = (6, 10, 30)  # deployments
 FEASIBLE_SHARES = {"tight": 0.15, "middle": 0.40, "loose": 0.75}
 FEASIBLE_CONFIGURATIONS = 3
@@ -58,21 +56,22 @@ COLUMNS = (
     "loads a deployment",
 )
 INTRODUCTION = f"""\
-Each cell: median / p90 over the seeds. **Regret** is the share of the table's best throughput under the bound that
-the recommendation lacks; *after 6* is what it would have been with 6 deployments. **Deployed** counts model loads
-until the search stopped, the baselines included, the confirmation apart; **until within 5 %** how many of them (and
-how many **measured** loads) it took until something that good had been measured. *Loads a deployment*: median. Only
-`simulated` has a stopping rule; the others go on to {MAX_TRIALS} deployments.
+Each cell has median / p90 over the seeds. **Regret** is how far the recommendation is below the table's best
+throughput under the bound, as a share of that throughput; *after 6* is the regret after 6 deployments. **Deployed**
+counts model loads until the search stopped, including the baselines, without the confirmation. **Until within 5 %**
+is the number of deployments (and of **measured** loads) until a measurement was that close to the best. *Loads a
+deployment* is the median. Only `simulated` has a stopping rule; the others continue to {MAX_TRIALS} deployments.
 
-The bounds come from each table: the p95 that {", ".join(f"{share:.0%}" for share in FEASIBLE_SHARES.values())} of its
-rows (configuration and load) do not exceed, rounded up to two digits, and met by {FEASIBLE_CONFIGURATIONS}
-configurations at least."""
+The bounds come from each table. A bound is the p95 that
+{", ".join(f"{share:.0%}" for share in FEASIBLE_SHARES.values())} of its rows
+(configuration and load) do not exceed, rounded up to two digits. At least {FEASIBLE_CONFIGURATIONS}
+configurations meet it."""
 
 Kind = Literal["recorded", "simulated"]
 
 
 @dataclass(frozen=True)
-class Case:
+class BoundedTable:
     """One table under one bound."""
 
     kind: Kind
@@ -82,81 +81,88 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Job:
-    case: Case
+class ReplayJob:
+    case: BoundedTable
     method: str
     seed: int
     max_trials: int
 
 
 @dataclass(frozen=True)
-class Target:
-    """What ``simulated`` is to reach on the tables of one kind: ``figure`` of all its runs is at most ``most``."""
+class BenchmarkTarget:
+    """A target of ``simulated`` on tables of one kind: ``figure`` of all its runs is at most ``most``."""
 
     kind: Kind
     name: str
     most: float
-    figure: Callable[[Sequence[Replayed]], float]
+    figure: Callable[[Sequence[ReplayResult]], float]
     show: Callable[[float], str]
 
 
 def main() -> None:
-    given = _arguments()
+    arguments = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
-        cases = list(_cases(given.tables, Path(scratch), given.only))
+        cases = list(_cases(arguments.tables, Path(scratch), arguments.only))
         jobs = [
-            Job(case, method, seed, given.max_trials)
-            for method in given.methods
+            ReplayJob(case, method, seed, arguments.max_trials)
+            for method in arguments.methods
             for case in cases
-            for seed in range(given.seeds)
+            for seed in range(arguments.seeds)
         ]
-        runs = dict(zip(jobs, _replayed(jobs, given.processes), strict=True))
-    print("# Search methods, as last measured\n")
+        runs = dict(zip(jobs, _replayed(jobs, arguments.processes), strict=True))
+    print("# Search methods: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/search_methods.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
     for kind, title in (("recorded", "Recorded tables"), ("simulated", "Simulated tables, without noise")):
         if any(case.kind == kind for case in cases):
             print(f"\n## {title}\n")
-            _print_tables([case for case in cases if case.kind == kind], given.methods, runs)
-    if "simulated" in given.methods:
+            _print_tables([case for case in cases if case.kind == kind], arguments.methods, runs)
+    if "simulated" in arguments.methods:
         print("\n## Targets of `simulated`\n")
         _print_targets(cases, runs)
     machine = hardware.detect()
     print(
-        f"\n{words.count(given.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}"
+        f"\n{formatting.count(arguments.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; "
+        f"{time.strftime('%Y-%m-%d')}"
     )
-    if given.json:
-        given.json.write_text(json.dumps(_document(runs), indent=1) + "\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_document(runs), indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="of each method: 0 to N-1 (20)")
-    parser.add_argument("--methods", default=",".join(METHODS), metavar="S[,S...]", help=",".join(METHODS))
-    parser.add_argument("--max-trials", type=int, default=MAX_TRIALS, metavar="N", help=f"({MAX_TRIALS})")
-    parser.add_argument("--tables", type=Path, default=TABLES, metavar="DIR", help="with the recorded *.csv (tables)")
-    parser.add_argument("--only", choices=("recorded", "simulated"), help="tables of one kind")
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="use seeds 0 to N-1 for each method (20)")
+    parser.add_argument(
+        "--methods", default=",".join(METHODS), metavar="S[,S...]", help=f"methods ({','.join(METHODS)})"
+    )
+    parser.add_argument(
+        "--max-trials", type=int, default=MAX_TRIALS, metavar="N", help=f"maximum number of trials ({MAX_TRIALS})"
+    )
+    parser.add_argument(
+        "--tables", type=Path, default=TABLES, metavar="DIR", help="folder of the recorded *.csv (tables)"
+    )
+    parser.add_argument("--only", choices=("recorded", "simulated"), help="use only tables of one kind")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to it")
-    given = parser.parse_args()
-    given.methods = tuple(given.methods.split(","))
-    for method in given.methods:
+    arguments = parser.parse_args()
+    arguments.methods = tuple(arguments.methods.split(","))
+    for method in arguments.methods:
         if method not in SEARCHERS:
             parser.error(f"--methods {method}: give some of {', '.join(SEARCHERS)}")
-    if min(given.seeds, given.max_trials, given.processes) < 1:
+    if min(arguments.seeds, arguments.max_trials, arguments.processes) < 1:
         parser.error("--seeds, --max-trials and --processes are at least 1")
-    return given
+    return arguments
 
 
-# -- what is searched -------------------------------------------------------------------------------------------
+# -- searches ---------------------------------------------------------------------------------------------------
 
 
-def _cases(tables: Path, scratch: Path, only: Kind | None) -> Iterator[Case]:
+def _cases(tables: Path, scratch: Path, only: Kind | None) -> Iterator[BoundedTable]:
     if only != "simulated":
-        found = sorted(tables.glob("*.csv"))
-        if not found:
+        result = sorted(tables.glob("*.csv"))
+        if not result:
             _say(f"no recorded tables in {tables}")
-        for path in found:
+        for path in result:
             yield from _bounded("recorded", path)
     if only != "recorded":
         for name in SERVERS:
@@ -165,14 +171,14 @@ def _cases(tables: Path, scratch: Path, only: Kind | None) -> Iterator[Case]:
             yield from _bounded("simulated", path)
 
 
-def _bounded(kind: Kind, path: Path) -> Iterator[Case]:
+def _bounded(kind: Kind, path: Path) -> Iterator[BoundedTable]:
     recording = read_recording(path)
     for sla, share in FEASIBLE_SHARES.items():
-        yield Case(kind, path, sla, bound_ms(recording, share))
+        yield BoundedTable(kind, path, sla, bound_ms(recording, share))
 
 
 def bound_ms(recording: Recording, share: float) -> float:
-    """The p95 bound that ``share`` of the rows meet, and no fewer than FEASIBLE_CONFIGURATIONS of its candidates."""
+    """Return the p95 bound that ``share`` of the rows and at least FEASIBLE_CONFIGURATIONS candidates meet."""
     quickest: dict[Candidate, float] = {}
     latencies = []
     for row in recording.rows:
@@ -188,7 +194,7 @@ def bound_ms(recording: Recording, share: float) -> float:
 
 
 def _rounded_up(value: float) -> float:
-    """To two digits."""
+    """Return ``value`` rounded up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(round(value / unit, 6)) * unit:.2g}")
 
@@ -196,8 +202,8 @@ def _rounded_up(value: float) -> float:
 # -- searching --------------------------------------------------------------------------------------------------
 
 
-def _replayed(jobs: Sequence[Job], processes: int) -> Iterator[Replayed]:
-    """Each job's outcome, in order. Processes rather than threads: a search is mostly Python."""
+def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResult]:
+    """Return each job's outcome, in order. Uses processes, because a search is mostly Python."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # the processes fill the cores
     started = time.monotonic()
@@ -208,9 +214,9 @@ def _replayed(jobs: Sequence[Job], processes: int) -> Iterator[Replayed]:
             yield run
 
 
-def _run(job: Job) -> Replayed:
+def _run(job: ReplayJob) -> ReplayResult:
     recording = _recording(job.case.table)
-    problem = recording.problem([Constraint("latency-p95", job.case.bound_ms)])
+    problem = recorded_problem(recording, {"p95": job.case.bound_ms})
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     return replay(recording, problem, best, job.method, job.seed, job.max_trials)
@@ -221,10 +227,10 @@ def _recording(path: Path) -> Recording:
     return read_recording(path)
 
 
-# -- what is printed --------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------
 
 
-def _print_tables(cases: Sequence[Case], methods: Sequence[str], runs: dict[Job, Replayed]) -> None:
+def _print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: dict[ReplayJob, ReplayResult]) -> None:
     print(_line(COLUMNS))
     print(_line(["---", "---", "---", *["--:"] * (len(COLUMNS) - 3)]))
     for case in cases:
@@ -235,7 +241,7 @@ def _print_tables(cases: Sequence[Case], methods: Sequence[str], runs: dict[Job,
         print(_line(["**all**", "", f"**{method}**", *_cells(_of(runs, method, cases))]))
 
 
-def _cells(runs: Sequence[Replayed]) -> list[str]:
+def _cells(runs: Sequence[ReplayResult]) -> list[str]:
     untils = []
     for tolerance in (0.05, 0.01):
         untils.append(_both([run.until[tolerance].deployments for run in runs], _count))
@@ -249,25 +255,25 @@ def _cells(runs: Sequence[Replayed]) -> list[str]:
     ]
 
 
-def _print_targets(cases: Sequence[Case], runs: dict[Job, Replayed]) -> None:
-    """Of each table and bound alone, since that is what a user has: the worst decides."""
+def _print_targets(cases: Sequence[BoundedTable], runs: dict[ReplayJob, ReplayResult]) -> None:
+    """Print the targets for each table and bound alone, as a user has only one: the worst decides."""
     print(_line(["tables", "target", "at most", "worst of one table and bound", "", "all together"]))
     print(_line(["---", "---", "--:", "---", "---", "--:"]))
     for target in TARGETS:
         own = [case for case in cases if case.kind == target.kind]
         if not own:
             continue
-        found = target.figure(_of(runs, "simulated", own))
+        result = target.figure(_of(runs, "simulated", own))
         worst, case = max(
             ((target.figure(_of(runs, "simulated", [case])), case) for case in own), key=lambda item: item[0]
         )
         verdict = "met" if worst <= target.most else "missed"
         where = f"{target.show(worst)} ({case.table.stem}, {case.sla})"
-        print(_line([target.kind, target.name, target.show(target.most), where, verdict, target.show(found)]))
+        print(_line([target.kind, target.name, target.show(target.most), where, verdict, target.show(result)]))
 
 
-def _document(runs: dict[Job, Replayed]) -> list[dict[str, Any]]:
-    """Every run; what was never reached is null."""
+def _document(runs: dict[ReplayJob, ReplayResult]) -> list[dict[str, Any]]:
+    """Return all runs as JSON; levels that were never reached are null."""
     return [
         {
             "tables": job.case.kind,
@@ -289,7 +295,7 @@ def _document(runs: dict[Job, Replayed]) -> list[dict[str, Any]]:
     ]
 
 
-def _of(runs: dict[Job, Replayed], method: str, cases: Sequence[Case]) -> list[Replayed]:
+def _of(runs: dict[ReplayJob, ReplayResult], method: str, cases: Sequence[BoundedTable]) -> list[ReplayResult]:
     return [run for job, run in runs.items() if job.method == method and job.case in cases]
 
 
@@ -314,29 +320,29 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _median_regret(runs: Sequence[Replayed]) -> float:
+def _median_regret(runs: Sequence[ReplayResult]) -> float:
     return Spread.of([run.regret for run in runs]).median
 
 
-def _p90_regret(runs: Sequence[Replayed]) -> float:
+def _p90_regret(runs: Sequence[ReplayResult]) -> float:
     return Spread.of([run.regret for run in runs]).p90
 
 
-def _median_deployments(runs: Sequence[Replayed]) -> float:
+def _median_deployments(runs: Sequence[ReplayResult]) -> float:
     return Spread.of([run.effort.deployments for run in runs]).median
 
 
-def _p90_deployments(runs: Sequence[Replayed]) -> float:
+def _p90_deployments(runs: Sequence[ReplayResult]) -> float:
     return Spread.of([run.effort.deployments for run in runs]).p90
 
 
 TARGETS = (
-    Target("recorded", "regret, median", 0.03, _median_regret, _share),
-    Target("recorded", "regret, p90", 0.08, _p90_regret, _share),
-    Target("recorded", "deployments, median", 6, _median_deployments, _count),
-    Target("recorded", "deployments, p90", 10, _p90_deployments, _count),
-    Target("simulated", "regret, median", 0.01, _median_regret, _share),
-    Target("simulated", "regret, p90", 0.01, _p90_regret, _share),
+    BenchmarkTarget("recorded", "regret, median", 0.03, _median_regret, _share),
+    BenchmarkTarget("recorded", "regret, p90", 0.08, _p90_regret, _share),
+    BenchmarkTarget("recorded", "deployments, median", 6, _median_deployments, _count),
+    BenchmarkTarget("recorded", "deployments, p90", 10, _p90_deployments, _count),
+    BenchmarkTarget("simulated", "regret, median", 0.01, _median_regret, _share),
+    BenchmarkTarget("simulated", "regret, p90", 0.01, _p90_regret, _share),
 )
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Tables of made-up servers: the simulator of the dynamic batcher with parameters that no search method is told.
+"""Write tables of simulated servers, whose parameters no search method knows.
 
     python benchmarks/simulated_tables.py FOLDER [--noise 0.05] [linear steps kink threads sublinear]
 
-Writes FOLDER/NAME.csv, which `tune replay` reads: every configuration at every load. Without noise a search can
-find the best row exactly, so whatever regret is left is its own. Only `linear` is a server as the searcher's model
-has it; the service times of the others bend, step, or depend on a field of which the simulator knows nothing.
+Writes FOLDER/NAME.csv, which `tune replay` reads: every configuration at every load. Without noise a search can find
+the exact best row, so any regret is its own. Only `linear` matches the searcher's model; the service times of the
+others bend, have steps, or depend on a field that the simulator does not know.
 """
 
 from __future__ import annotations
@@ -20,85 +20,80 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives.metrics import Measurement
-from optimizer.batcher.simulator import (
-    ClosedLoop,
-    Job,
-    Overheads,
-    ServiceTimes,
-    Window,
-    lognormal_jitter,
-    simulate_many,
-    trace,
-)
-from optimizer.batcher.told import LATENCIES, told
-from optimizer.space import Space
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.simulator.metrics import LATENCY_NAMES, simulated_measurement
+from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
+from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, LoadPoint, Trial
 
 Array = npt.NDArray[np.float64]
 REQUEST_BATCH_SIZE = 4
 CONCURRENCIES = (2, 4, 8, 16, 32, 64)
 THREADS = "parameters.intra_op_thread_count.string_value"
 DELAYS_US = ("off", 0, 200, 1000, 5000)
-WINDOW = Window(warm_up_requests=1000, requests=16_000)  # so long that chance hardly shows
-GLANCE = Window(warm_up_requests=150, requests=1500)
+WINDOW = MeasurementInterval(warm_up_requests=1000, requests=16_000)  # long enough for a small random error
+GLANCE = MeasurementInterval(warm_up_requests=150, requests=1500)
 POLICIES = ("none", "max/2")
-LATENCY_PARTS = (*(f"latency_{name}_ms" for name in LATENCIES), "network_ms", "queue_ms", "compute_infer_ms")
-PLAIN = Space((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
-THREADED = Space((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
+LATENCY_PARTS = (*(f"latency_{name}_ms" for name in LATENCY_NAMES), "network_ms", "queue_ms", "compute_infer_ms")
+PLAIN = SearchSpace((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
+THREADED = SearchSpace((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
 # name -> seed of its parameters, chosen so that under two or three of the bounds of search_methods.py no baseline
-# comes within 10 % of the best: many a seed makes a server on which plain dynamic batching is all that one can do
+# comes within 10 % of the best: on the servers of many seeds nothing beats plain dynamic batching
 SERVERS = {"linear": 1, "steps": 12, "kink": 3, "threads": 34, "sublinear": 35}
-# the time of a batch as a multiple of one sample's, by the number of samples
+# time of a batch relative to that of one sample, by the number of samples
 CURVES: Mapping[str, Callable[[Array], Array]] = {
     "linear": lambda sizes: sizes,
     "steps": lambda sizes: 24 * np.ceil(sizes / 24),  # tiles that are computed whole
-    "kink": lambda sizes: sizes + 1.5 * np.maximum(sizes - 48, 0),  # what no longer fits a cache costs more
+    "kink": lambda sizes: sizes + 1.5 * np.maximum(sizes - 48, 0),  # batches that exceed a cache take longer
     "sublinear": lambda sizes: 4 * sizes**0.7,  # larger batches use the machine better
 }
 
 
 @dataclass(frozen=True)
-class Server:
-    """What one made-up server is: the truth behind a table.
+class SimulatedServer:
+    """The parameters of a simulated server, the truth behind a table.
 
     A batch alone takes ``fixed_s + per_sample_s * curve``; each further busy instance adds ``contention`` of it,
-    more than in proportion. ``way_s`` is spent outside queue and computation by each request. A second thread
-    makes an instance ``thread_speedup`` times as fast and contention ``thread_contention`` times as strong.
+    more than in proportion. Each request spends ``network_s`` outside queue and computation. A second thread makes
+    an instance ``thread_speedup`` times as fast and contention ``thread_contention`` times as strong.
     """
 
     name: str
     fixed_s: float
     per_sample_s: float
     contention: float
-    way_s: float
+    network_s: float
     jitter: float
     seed: int
     curve: str = "linear"
     thread_speedup: float = 1.0
     thread_contention: float = 1.0
-    space: Space = field(default=PLAIN, repr=False)
+    space: SearchSpace = field(default=PLAIN, repr=False)
 
     def measure(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[Measurement]:
-        """What perf_analyzer and the server's statistics tell of each (candidate, concurrency)."""
+        """Return the measurement of each (candidate, concurrency) by perf_analyzer and the server's statistics."""
         jobs, jitter = self._jobs(cells), lognormal_jitter(self.jitter, self.seed)
-        found = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
+        result = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
-        return [told(*pair, self.way_s, REQUEST_BATCH_SIZE) for pair in zip(found, traces, strict=True)]
+        return [
+            simulated_measurement(*pair, self.network_s, REQUEST_BATCH_SIZE)
+            for pair in zip(result, traces, strict=True)
+        ]
 
     def glance(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[tuple[float, float]]:
-        """Throughput (infer/s) and p95 (ms) of each in a short time: chance shows."""
+        """Return throughput (infer/s) and p95 (ms) of each cell in a short, noisy measurement."""
         jitter = lognormal_jitter(self.jitter, self.seed)
-        found = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, window=GLANCE)
-        return [(one.throughput_infer_per_s, 1e3 * one.latency_p95_s) for one in found]
+        result = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, window=GLANCE)
+        return [(one.throughput_infer_per_s, 1e3 * one.latency_p95_s) for one in result]
 
-    def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Job]:
-        overheads = Overheads(self.way_s / 2, self.way_s / 2, wake_s=2e-5, dispatch_s=2e-5)
+    def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Scenario]:
+        overheads = Overheads(self.network_s / 2, self.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
         largest = max(candidate.max_batch_size for candidate, _ in cells)
         most = max(candidate.instance_count for candidate, _ in cells)
         service = {count: self._service(largest, most, count) for count in {_threads(cell[0]) for cell in cells}}
         return [
-            Job(candidate, ClosedLoop(load), service[_threads(candidate)], overheads, REQUEST_BATCH_SIZE)
+            Scenario(candidate, ClosedLoopLoad(load), service[_threads(candidate)], overheads, REQUEST_BATCH_SIZE)
             for candidate, load in cells
         ]
 
@@ -112,17 +107,17 @@ class Server:
         return ServiceTimes(np.outer(alone, 1 + slowed), step=step)
 
 
-def hidden_server(name: str) -> Server:
-    """The server called so, one of SERVERS: its parameters are drawn, the same ones each time."""
+def hidden_server(name: str) -> SimulatedServer:
+    """Return the server ``name`` of SERVERS. Its parameters are random with a fixed seed."""
     seed = SERVERS[name]
     rng = np.random.default_rng(seed)
     threaded = name in ("threads", "sublinear")
-    return Server(
+    return SimulatedServer(
         name,
         fixed_s=10 ** rng.uniform(-3.7, -2.6),
         per_sample_s=10 ** rng.uniform(-5.0, -4.2),
         contention=rng.uniform(0.2, 1.0),
-        way_s=10 ** rng.uniform(-4.0, -3.2),
+        network_s=10 ** rng.uniform(-4.0, -3.2),
         jitter=rng.uniform(0.05, 0.25),
         seed=seed,
         curve=name if name in CURVES else "linear",
@@ -132,8 +127,8 @@ def hidden_server(name: str) -> Server:
     )
 
 
-def write(server: Server, path: Path, noise: float = 0.0) -> None:
-    """Every configuration at every load as a table of trials. ``noise``: relative error of each figure."""
+def write(server: SimulatedServer, path: Path, noise: float = 0.0) -> None:
+    """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric."""
     candidates = server.space.candidates()
     cells = [(candidate, load) for candidate in candidates for load in CONCURRENCIES]
     measured = dict(zip(cells, server.measure(cells, os.cpu_count() or 1), strict=True))
@@ -149,7 +144,7 @@ def write(server: Server, path: Path, noise: float = 0.0) -> None:
 
 
 def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
-    """Wrong by two factors: all latencies of one measurement by the same, so that their order remains."""
+    """Apply two random factors, one to all latencies of a measurement, so that their order remains."""
     wrong: dict[str, Any] = {
         "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
     }
@@ -165,17 +160,19 @@ def _threads(candidate: Candidate) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--noise", type=float, default=0.0, help="relative error of each figure (0)")
-    parser.add_argument("names", nargs="*", metavar="NAME", default=list(SERVERS), help=f"of {', '.join(SERVERS)}")
-    given = parser.parse_args()
-    unknown = [name for name in given.names if name not in SERVERS]
+    parser.add_argument("--noise", type=float, default=0.0, help="relative error of each metric (0)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", default=list(SERVERS), help=f"servers: {', '.join(SERVERS)} (all)"
+    )
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in SERVERS]
     if unknown:
         parser.error(f"no server is called {unknown[0]}: give some of {', '.join(SERVERS)}")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name in given.names:
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names:
         server = hidden_server(name)
-        path = given.folder / f"{name}.csv"
-        write(server, path, given.noise)
+        path = arguments.folder / f"{name}.csv"
+        write(server, path, arguments.noise)
         print(f"{path}: {len(server.space)} configurations, {len(CONCURRENCIES)} loads; {server}")
 
 

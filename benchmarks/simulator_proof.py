@@ -1,17 +1,16 @@
-"""The simulated batcher against the real server: a Python model that sleeps a known time, served and simulated.
+"""Compare the simulated batcher with the real server, on a Python model that sleeps a known time.
 
     python benchmarks/simulator_proof.py [--recordings 3] [--predict-only]
 
-The model sleeps FIXED_MS + PER_SAMPLE_MS * b for a batch of b samples, which takes no CPU, so that instances do not
-slow each other down. A cell is a configuration under a load: a closed loop of some concurrency, or an open loop
-(constant or Poisson arrivals) at a share of the configuration's capacity. Service times and the latencies around
-them are calibrated on the cells of CALIBRATION; those of HELD_OUT, other configurations throughout, are then
-predicted. A cell's figures are the median of its recordings, each in a pass of its own; what others disturbed is
-recorded anew.
+The model sleeps FIXED_MS + PER_SAMPLE_MS * b for a batch of b samples, which takes no CPU, so instances do not slow
+each other down. A cell is a configuration under a load: a closed loop of some concurrency, or an open loop (constant
+or Poisson arrivals) at a share of the configuration's capacity. Service times and overheads are calibrated on the
+cells of CALIBRATION; then those of HELD_OUT, which have other configurations, are predicted. A cell's metrics are the
+median of its recordings, each in a separate pass. Disturbed recordings are repeated.
 
-Recordings are appended to simulator_proof.csv: interrupted, the command goes on where it was, and
-``--predict-only`` simulates again without a server. Writes simulator_proof.md. The targets: throughput within 3 %
-and p95 within 5 % on average (15 % at worst), and 97 % agreement on whether a cell meets a bound on its p95.
+Recordings are appended to simulator_proof.csv, so an interrupted command can be continued, and ``--predict-only``
+simulates again without a server. Writes simulator_proof.md. Targets: throughput within 3 % and p95 within 5 % on
+average (15 % at worst), and 97 % agreement on whether a cell meets a bound on its p95.
 """
 
 from __future__ import annotations
@@ -30,42 +29,39 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from quiet import OTHERS_LIMIT, Usage, wait_for_quiet
+from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from record_tables import median, say
+from simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 
+from objectives import batch_stats
 from objectives.metrics import Measurement
-from optimizer import runtime
-from optimizer.batcher import calibration
-from optimizer.batcher.calibration import Observation, release_time_s, service_times
-from optimizer.batcher.job import Array
-from optimizer.batcher.observations import read_batch_stats
-from optimizer.batcher.simulator import (
-    ClosedLoop,
-    Job,
-    Load,
-    OpenLoop,
-    Overheads,
-    ServiceTimes,
-    Simulated,
-    Window,
-    exponential_delays,
-    lognormal_jitter,
-    simulate_many,
-)
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.interfaces import Endpoint
-from optimizer.load.perf_analyzer import MAX_THREADS, PerfAnalyzer
-from optimizer.load.windows import WINDOWS
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import MIN_WINDOWS
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.sources.repository import read_repository_model
-from optimizer.trial import Candidate, LoadPoint
+from optimizer.measure.perf_analyzer import MAX_THREADS, PerfAnalyzer
+from optimizer.model.repository import read_repository_model
+from optimizer.simulator.calibration import Observation, service_times
+from optimizer.simulator.scenario import (
+    Array,
+    ClosedLoopLoad,
+    MeasurementInterval,
+    Overheads,
+    Scenario,
+    ServiceTimes,
+    SimulatedLoad,
+    SimulationResult,
+)
+from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
 
 RECORDINGS = Path(__file__).with_suffix(".csv")
 REPORT = Path(__file__).with_suffix(".md")
 FIXED_MS, PER_SAMPLE_MS = 5.0, 1.0
-BACKEND_MS, BACKEND_REQUEST_MS = 1.0, 0.12  # about what a batch takes beside its sleep: to place the rates only
-WINDOW_MS = 450  # perf_analyzer takes three, each a fifth longer than asked: 1.6 s
-SECONDS = WINDOWS * 1.2 * WINDOW_MS / 1000
+BACKEND_MS, BACKEND_REQUEST_MS = 1.0, 0.12  # approximate time of a batch without its sleep; used only to choose rates
+WINDOW_MS = 450  # perf_analyzer takes three, each a fifth longer than requested: 1.6 s
+SECONDS = MIN_WINDOWS * 1.2 * WINDOW_MS / 1000
 ATTEMPTS = 4
 LARGEST = 32  # max_batch_size
 MOST_INSTANCES = 3
@@ -73,8 +69,10 @@ BOUNDS_MS = (10, 15, 20, 30, 50, 75)
 SEEDS = 9
 FIT_SEEDS = 5
 FIT_STEPS = 300
-FIT_STARTS = 4  # random searches, of which the best counts
-GLANCE = Window(50, 300)  # tells how many requests a closed loop completes in the time
+FIT_STARTS = 4  # random searches; the best one counts
+GLANCE = MeasurementInterval(
+    50, 300
+)  # a short simulation that shows how many requests a closed loop completes in SECONDS
 
 MODEL = "sleeper"
 CONFIG = """\
@@ -101,12 +99,12 @@ class TritonPythonModel:
 Arrivals = Literal["closed", "constant", "poisson"]
 
 
-# -- what is measured -------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A configuration under a load: ``level`` is the concurrency of a closed loop, else requests per second."""
+    """A configuration under a load. ``level`` is the concurrency of a closed loop, or the requests per second."""
 
     candidate: Candidate
     request_batch_size: int
@@ -114,15 +112,15 @@ class Cell:
     level: int
 
     @property
-    def load(self) -> Load:
-        """As perf_analyzer sends it in a recording."""
+    def load(self) -> SimulatedLoad:
+        """Return the load as perf_analyzer sends it in a recording."""
         if self.arrivals == "closed":
-            return ClosedLoop(self.level)
-        return OpenLoop.perf_analyzer(
+            return ClosedLoopLoad(self.level)
+        return perf_analyzer_load(
             self.level,
             SECONDS,
             poisson=self.arrivals == "poisson",
-            schedule_s=WINDOWS * WINDOW_MS / 1000,
+            schedule_s=MIN_WINDOWS * WINDOW_MS / 1000,
             threads=MAX_THREADS,
         )
 
@@ -141,7 +139,7 @@ class Cell:
 
 
 def capacity(candidate: Candidate, request_batch_size: int) -> float:
-    """Requests per second with all instances busy on batches as large as the batcher makes them."""
+    """Return the requests per second with all instances busy on the largest batches that the batcher forms."""
     largest = max(candidate.preferred_batch_sizes or (candidate.max_batch_size,))
     requests = max(1, largest // request_batch_size) if candidate.dynamic_batching else 1
     asleep_ms = FIXED_MS + PER_SAMPLE_MS * requests * request_batch_size
@@ -155,14 +153,14 @@ def cells(
     poisson: float | None = None,
     request_batch_size: int = 1,
 ) -> list[Cell]:
-    """Closed loops, and open loops at shares of the capacity."""
-    found = [Cell(candidate, request_batch_size, "closed", concurrency) for concurrency in concurrencies]
+    """Return closed loops, and open loops at shares of the capacity."""
+    cells = [Cell(candidate, request_batch_size, "closed", concurrency) for concurrency in concurrencies]
     full = capacity(candidate, request_batch_size)
     if constant:
-        found.append(Cell(candidate, request_batch_size, "constant", round(constant * full)))
+        cells.append(Cell(candidate, request_batch_size, "constant", round(constant * full)))
     if poisson:
-        found.append(Cell(candidate, request_batch_size, "poisson", round(poisson * full)))
-    return found
+        cells.append(Cell(candidate, request_batch_size, "poisson", round(poisson * full)))
+    return cells
 
 
 def batching(limit: int, delay_us: int, *preferred: int, instances: int = 1) -> Candidate:
@@ -211,13 +209,13 @@ HELD_OUT = [
 
 
 @dataclass(frozen=True)
-class LoadGenerator(PerfAnalyzer):
-    """perf_analyzer that keeps to a rate of requests where ``arrivals`` is not closed."""
+class RateLoadGenerator(PerfAnalyzer):
+    """perf_analyzer with a request rate if ``arrivals`` is not closed."""
 
     arrivals: Arrivals = "closed"
     requests_per_s: int = 0
 
-    def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = WINDOWS) -> list[str]:
+    def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS) -> list[str]:
         command = super().command(endpoint, load, window_ms, windows)
         if self.arrivals != "closed":
             at = command.index("--concurrency-range")
@@ -227,7 +225,7 @@ class LoadGenerator(PerfAnalyzer):
 
 
 @contextlib.contextmanager
-def bench() -> Iterator[tuple[EmbeddedTarget, LoadGenerator]]:
+def bench() -> Iterator[tuple[EmbeddedTarget, RateLoadGenerator]]:
     installed = runtime.ensure(say)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -236,20 +234,20 @@ def bench() -> Iterator[tuple[EmbeddedTarget, LoadGenerator]]:
         version.joinpath("model.py").write_text(PROGRAM)
         version.with_name("config.pbtxt").write_text(CONFIG)
         source = read_repository_model(folder / "models", MODEL, gpu=False)
-        load_generator = LoadGenerator(
+        load_generator = RateLoadGenerator(
             installed.perf_analyzer,
             installed.perf_analyzer_libraries,
             folder / "perf_analyzer.log",
             input_data="zero",
             window_ms=WINDOW_MS,
-            patience=False,
+            repeat=False,
         )
         with contextlib.closing(EmbeddedTarget(source, log=folder / "server.log", say=say)) as target:
             yield target, load_generator
 
 
 def record(path: Path, wanted: Sequence[Cell], recordings: int) -> None:
-    """Append what is missing of so many recordings of each cell."""
+    """Append recordings until each cell has the given number."""
     done = read(path)
     missing: list[tuple[int, Candidate, list[Cell]]] = []
     for recording in range(recordings):
@@ -271,9 +269,9 @@ def record(path: Path, wanted: Sequence[Cell], recordings: int) -> None:
 
 
 def record_once(
-    target: EmbeddedTarget, load_generator: LoadGenerator, wanted: Sequence[Cell]
+    target: EmbeddedTarget, load_generator: RateLoadGenerator, wanted: Sequence[Cell]
 ) -> dict[Cell, list[Measurement]]:
-    """Every cell as it comes, disturbed or not."""
+    """Record each cell once, disturbed or not."""
     return {
         cell: [measurement]
         for candidate in dict.fromkeys(cell.candidate for cell in wanted)
@@ -285,27 +283,27 @@ def record_once(
 
 def measured(
     target: EmbeddedTarget,
-    load_generator: LoadGenerator,
+    load_generator: RateLoadGenerator,
     candidate: Candidate,
     wanted: Sequence[Cell],
     attempts: int = ATTEMPTS,
 ) -> Iterator[tuple[Cell, Measurement]]:
-    """Each cell of one configuration, as soon as it is measured."""
+    """Yield each cell of one configuration as soon as it is measured."""
     with target.deploy(candidate) as endpoint:
         load_generator.warm_up(endpoint, LoadPoint(1, 2 * candidate.instance_count))
         for cell in wanted:
             yield cell, measure(endpoint, load_generator, cell, attempts)
 
 
-def measure(endpoint: Endpoint, load_generator: LoadGenerator, cell: Cell, attempts: int) -> Measurement:
-    """The first try that others left in peace, else the least disturbed one."""
+def measure(endpoint: Endpoint, load_generator: RateLoadGenerator, cell: Cell, attempts: int) -> Measurement:
+    """Return the first undisturbed attempt, or else the least disturbed one."""
     load = LoadPoint(cell.request_batch_size, cell.level if cell.arrivals == "closed" else 1)
     generator = replace(load_generator, arrivals=cell.arrivals, requests_per_s=cell.level)
     tries: list[tuple[float, Measurement]] = []
     while len(tries) < attempts:
-        before = Usage.now()
+        before = CpuUsage.now()
         measurement = generator.measure(endpoint, load)
-        others = Usage.now().others_since(before)
+        others = CpuUsage.now().others_since(before)
         if not sent(cell, measurement):
             say(f"{' '.join(cell.key.values())}: a thread of the load generator sent nothing; again")
             continue
@@ -318,8 +316,8 @@ def measure(endpoint: Endpoint, load_generator: LoadGenerator, cell: Cell, attem
 
 
 def sent(cell: Cell, measured: Measurement) -> bool:
-    """Whether the load generator kept to the rate: now and then one of its two threads does not start."""
-    if isinstance(cell.load, ClosedLoop):
+    """Return whether the load generator kept the rate: sometimes one of its two threads does not start."""
+    if isinstance(cell.load, ClosedLoopLoad):
         return True
     return (measured.requests or 0) > 0.75 * len(cell.load.arrivals_s)
 
@@ -342,16 +340,16 @@ def append(path: Path, recording: int, cell: Cell, measurement: Measurement) -> 
 
 
 def read(path: Path) -> dict[Cell, list[Measurement]]:
-    found: dict[Cell, list[Measurement]] = {}
+    measurements: dict[Cell, list[Measurement]] = {}
     if path.exists():
         known = {tuple(cell.key.values()): cell for cell in (*CALIBRATION, *HELD_OUT)}
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 cell = known.get(tuple(row[name] for name in ALONE.key))
                 if cell is not None:
-                    found.setdefault(cell, []).append(_measurement(row))
-        found = {cell: [m for m in seen if sent(cell, m)] for cell, seen in found.items()}
-    return found
+                    measurements.setdefault(cell, []).append(_measurement(row))
+        measurements = {cell: [m for m in seen if sent(cell, m)] for cell, seen in measurements.items()}
+    return measurements
 
 
 def _measurement(row: Mapping[str, str]) -> Measurement:
@@ -363,34 +361,33 @@ def _measurement(row: Mapping[str, str]) -> Measurement:
 
 
 @dataclass(frozen=True, eq=False)
-class Server:
-    """What is simulated beside the batcher. ``services``: by the samples of a request."""
+class CalibratedServer:
+    """The calibrated parameters of the simulation. ``services`` has service times by the samples of a request."""
 
     services: Mapping[int, ServiceTimes]
     overheads: Overheads
-    gap_s: float  # the mean of exponential ones between arrivals
+    gap_s: float  # mean of the exponential gaps between arrivals
     jitter: float
 
-    def predict(self, wanted: Sequence[Cell], seeds: int = SEEDS) -> list[Simulated]:
-        """The medians over several draws of jitter and gaps, watched about as long as the real server."""
+    def predict(self, wanted: Sequence[Cell], seeds: int = SEEDS) -> list[SimulationResult]:
+        """Return medians over seeds of jitter and gaps, over about as long an interval as on the real server."""
         draws = [
-            (lognormal_jitter(self.jitter, seed), exponential_delays(self.gap_s, seeds + seed))
-            for seed in range(seeds)
+            (lognormal_jitter(self.jitter, seed), exponential_gaps(self.gap_s, seeds + seed)) for seed in range(seeds)
         ]
-        found: list[Simulated] = []
+        results: list[SimulationResult] = []
         for cell in wanted:
             service = self.services[cell.request_batch_size]
-            job = Job(cell.candidate, cell.load, service, self.overheads, cell.request_batch_size)
-            window = Window(0)
+            job = Scenario(cell.candidate, cell.load, service, self.overheads, cell.request_batch_size)
+            window = MeasurementInterval(0)
             if cell.arrivals == "closed":
                 (glance,) = simulate_many([job], jitter=draws[0][0], gaps_s=draws[0][1], window=GLANCE)
-                window = Window(0, max(20, round(SECONDS * glance.requests / glance.duration_s)))
+                window = MeasurementInterval(0, max(20, round(SECONDS * glance.requests / glance.duration_s)))
             outcomes = [simulate_many([job], jitter=j, gaps_s=gaps, window=window)[0] for j, gaps in draws]
-            found.append(_middle(outcomes))
-        return found
+            results.append(_middle(outcomes))
+        return results
 
 
-def _middle(draws: Sequence[Simulated]) -> Simulated:
+def _middle(draws: Sequence[SimulationResult]) -> SimulationResult:
     names = ("throughput_infer_per_s", "latency_p50_s", "latency_p95_s", "mean_batch_size")
     return replace(draws[0], **{name: statistics.median(getattr(one, name) for one in draws) for name in names})
 
@@ -401,35 +398,38 @@ def calibrate(
     *,
     steps: int = FIT_STEPS,
     starts: int = FIT_STARTS,
-) -> Server:
-    """Service times from the executions of all cells of ``by``. The latencies around them start from those of a
-    single client and of a saturated instance; random searches fit them to the figures of the cells."""
+) -> CalibratedServer:
+    """Return the server calibrated on the cells of ``by``.
+
+    Service times come from the executions of all cells. Overheads start from those of a single client and of a
+    saturated instance, and random searches fit them to the cells' metrics.
+    """
     seen = {cell: recorded[cell] for cell in by}
     by_size: dict[int, list[Observation]] = {}
     for cell, measurements in seen.items():
         by_size.setdefault(cell.request_batch_size, []).extend(_observation(cell, m) for m in measurements)
     services = {
-        size: service_times(found, LARGEST, MOST_INSTANCES, step=size, contention=0.0)
-        for size, found in by_size.items()
+        size: service_times(observations, LARGEST, MOST_INSTANCES, step=size, contention=0.0)
+        for size, observations in by_size.items()
     }
     medians = {cell: median(list(measurements)) for cell, measurements in seen.items()}
-    release_s = statistics.median(release_time_s(_observation(SATURATED, m)) for m in seen[SATURATED])
-    over = calibration.overheads(ALONE.candidate, ALONE.request_batch_size, medians[ALONE], release_s)
+    release_s = statistics.median(estimate_release_s(_observation(SATURATED, m)) for m in seen[SATURATED])
+    over = estimate_overheads(ALONE.candidate, ALONE.request_batch_size, medians[ALONE], release_s)
     numbers = [over.send_s, over.receive_s, over.client_s, over.wake_s, over.dispatch_s, over.release_s, GAP_S]
-    start = np.log(np.maximum([*numbers, calibration.relative_std(medians[ALONE])], SMALLEST_S))
+    start = np.log(np.maximum([*numbers, estimate_jitter(medians[ALONE])], SMALLEST_S))
     fits = [_fitted(start, services, medians, steps, seed) for seed in range(starts)]
     return min(fits, key=lambda fit: fit[0])[1]
 
 
-GAP_S = 70e-6  # to start from
+GAP_S = 70e-6  # start of the fit
 SMALLEST_S = 1e-6
-ERROR_LIMIT = 0.3  # no single cell counts more
+ERROR_LIMIT = 0.3  # upper limit of a single cell's error
 
 
 def _fitted(
     start: Array, services: Mapping[int, ServiceTimes], medians: Mapping[Cell, Measurement], steps: int, seed: int
-) -> tuple[float, Server]:
-    """A random search over the logarithms of the overheads, the mean gap and the jitter; its misfit and its end."""
+) -> tuple[float, CalibratedServer]:
+    """Search at random over the logarithms of overheads, mean gap and jitter. Return the misfit and the server."""
     rng = np.random.default_rng(seed)
     best, least = start, _misfit(_server(start, services), medians)
     scale, failures = 0.5, 0
@@ -445,27 +445,27 @@ def _fitted(
     return least, _server(best, services)
 
 
-def _server(logarithms: Array, services: Mapping[int, ServiceTimes]) -> Server:
+def _server(logarithms: Array, services: Mapping[int, ServiceTimes]) -> CalibratedServer:
     send_s, receive_s, client_s, wake_s, dispatch_s, release_s, gap_s, jitter = np.exp(logarithms).tolist()
     overheads = Overheads(send_s, receive_s, client_s, 0.0, wake_s, dispatch_s, release_s)
-    return Server(services, overheads, gap_s, jitter)
+    return CalibratedServer(services, overheads, gap_s, jitter)
 
 
-def _misfit(server: Server, medians: Mapping[Cell, Measurement]) -> float:
-    """The mean error of throughput, p95 and, at half their weight, the mean batch."""
+def _misfit(server: CalibratedServer, medians: Mapping[Cell, Measurement]) -> float:
+    """Return the mean error of throughput, p95 and, with half their weight, the mean batch size."""
     total = 0.0
     for measured, simulated in zip(medians.values(), server.predict(list(medians), FIT_SEEDS), strict=True):
-        for weight, seen, given in (
+        for weight, seen, predicted in (
             (1.0, measured.throughput_infer_per_sec, simulated.throughput_infer_per_s),
             (1.0, measured.latency_p95_ms, 1000 * simulated.latency_p95_s),
             (0.5, measured.mean_batch_size, simulated.mean_batch_size),
         ):
-            total += weight * min(abs(math.log(given / (seen or math.nan))), ERROR_LIMIT)
+            total += weight * min(abs(math.log(predicted / (seen or math.nan))), ERROR_LIMIT)
     return total / len(medians)
 
 
 def _observation(cell: Cell, measured: Measurement) -> Observation:
-    batches = read_batch_stats(measured.batch_stats)
+    batches = batch_stats.from_text(measured.batch_stats)
     throughput = measured.throughput_infer_per_sec or math.nan
     requests_per_s = throughput / cell.request_batch_size
     in_flight = requests_per_s * (measured.latency_avg_ms or math.nan) / 1000
@@ -475,14 +475,14 @@ def _observation(cell: Cell, measured: Measurement) -> Observation:
     )
 
 
-# -- what comes out ---------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Compared:
     cell: Cell
     measured: Measurement
-    simulated: Simulated
+    simulated: SimulationResult
 
     @property
     def throughput_error(self) -> float:
@@ -493,7 +493,7 @@ class Compared:
         return 1000 * self.simulated.latency_p95_s / (self.measured.latency_p95_ms or math.nan) - 1
 
     def agrees(self, bound_ms: float) -> bool:
-        """Measurement and simulation, on whether the p95 is within the bound."""
+        """Return whether measurement and simulation agree on whether the p95 is within the bound."""
         return (1000 * self.simulated.latency_p95_s <= bound_ms) == ((self.measured.latency_p95_ms or 0) <= bound_ms)
 
 
@@ -521,7 +521,9 @@ class Summary:
         )
 
 
-def compare(recorded: Mapping[Cell, Sequence[Measurement]], server: Server, wanted: Sequence[Cell]) -> list[Compared]:
+def compare(
+    recorded: Mapping[Cell, Sequence[Measurement]], server: CalibratedServer, wanted: Sequence[Cell]
+) -> list[Compared]:
     there = [cell for cell in wanted if cell in recorded]
     return [
         Compared(cell, median(list(recorded[cell])), simulated)
@@ -553,35 +555,38 @@ def table(compared: Sequence[Compared]) -> str:
 
 
 NOTES = """\
-## Where it goes wrong, and what was tried
+## Largest errors, and changes made to reduce them
 
-On two cores the responses of a batch, and the requests that follow them, take 0.3 to 1.3 ms to pass and keep no
-steady rhythm: instances, server and load generator share the processors. Where that is about as long as the delay,
-or where two instances end at about the same time, it decides whether clients that shared a batch stay together
-("8 together" and "4 and 4" both last for seconds). Recordings of such cells differ among themselves by more than
-the targets, and the largest errors are there.
+Instances, server and load generator share two cores. The responses of a batch, and the requests that follow them,
+therefore take an irregular time of 0.3 to 1.3 ms. If this time is about as long as the queue delay, or if two
+instances end at about the same time, it decides whether the clients of a batch stay together ("8 together" and "4
+and 4" both last for seconds). Recordings of such cells differ from each other by more than the targets, and these
+cells have the largest errors. The following was tried:
 
-1. Independent exponential delays on the way in and fixed spacing: throughput MAPE 1.4 %, p95 MAPE 3.7 %, worst
-   27.5 % (without a cell of which most was not sent, see 4). Clients of a batch stayed together for too long.
+1. Independent exponential delays of requests and fixed spacing: throughput MAPE 1.4 %, p95 MAPE 3.7 %, worst 27.5
+   % (without a cell in which most requests were not sent, see 4). The clients of a batch stayed together for too
+   long.
 2. Responses that leave one after the other before the computation ends, as the Python backend sends them, and a
-   release time for each request: fitted the calibration cells no better than without (misfit 0.032 both), so the
-   simulator has neither.
-3. Exponential gaps between arrivals, each holding back all behind it (`gaps_s`): throughput MAPE 0.9 to 1.5 %, p95
-   MAPE 2.9 to 4.0 %. Kept. The worst error then was 14 to 29 %, depending on where the fit started: nothing told how
-   long the batcher takes to wake up in a burst. So two calibration cells were added whose batches overshoot their
-   preferred size (12, delay 2500 µs, preferred 5), and of four fits the one that fits the calibration best is used.
-4. Now and then one of perf_analyzer's two threads sends nothing in an open loop, so that half of the requests are
-   missing: such recordings are taken anew. Its Poisson schedule is the same in every run and is simulated as it is
-   (`OpenLoop.perf_analyzer`): near capacity the p95 of another draw says little.
+   release time for each request: the fit to the calibration cells was no better (misfit 0.032 in both cases), so
+   the simulator has neither.
+3. Exponential gaps between arrivals, each of which delays all later ones (`gaps_s`): throughput MAPE 0.9 to 1.5
+   %, p95 MAPE 2.9 to 4.0 %. This was kept. The worst error was then 14 to 29 %, depending on the start of the
+   fit, because no calibration cell determined how long the batcher takes to wake up in a burst. So two
+   calibration cells were added whose batches exceed their preferred size (12, delay 2500 µs, preferred 5), and
+   the best of four fits is used.
+4. Occasionally one of perf_analyzer's two threads sends nothing in an open loop, so half of the requests are
+   missing. Such recordings are repeated. perf_analyzer's Poisson schedule is the same in every run, and the
+   simulation uses exactly this schedule (`perf_analyzer_load`), because near capacity the p95 differs much
+   between random schedules.
 
-Steps 1 to 3 were chosen with the held-out cells in sight. As a check, 24 cells of six further configurations were
-recorded once each after everything had been settled: throughput MAPE 0.9 %, p95 MAPE 4.4 %, worst 20.3 %, agreement
-on the bound 98.6 %. The two cells above 15 % are 44 in flight on max batch 24, delay 4000 µs, preferred 12 and 24
-(+18.7 %), and requests of 3 samples at a constant 60 % of capacity on two instances (+20.3 %)."""
+The held-out cells were known when steps 1 to 3 were chosen. As a check, 24 cells of six further configurations
+were recorded once each after all choices had been made: throughput MAPE 0.9 %, p95 MAPE 4.4 %, worst 20.3 %,
+agreement on the bound 98.6 %. The two cells above 15 % are 44 in flight on max batch 24, delay 4000 µs, preferred
+12 and 24 (+18.7 %), and requests of 3 samples at a constant 60 % of capacity on two instances (+20.3 %)."""
 
 
-def report(recorded: Mapping[Cell, Sequence[Measurement]], server: Server, on: str) -> str:
-    """The Markdown of simulator_proof.md."""
+def report(recorded: Mapping[Cell, Sequence[Measurement]], server: CalibratedServer, on: str) -> str:
+    """Return the Markdown of simulator_proof.md."""
     held_out, own = compare(recorded, server, HELD_OUT), compare(recorded, server, CALIBRATION)
     fewest = min(len(recorded[one.cell]) for one in held_out)
     overheads = [
@@ -590,7 +595,7 @@ def report(recorded: Mapping[Cell, Sequence[Measurement]], server: Server, on: s
         f"jitter {server.jitter:.1%}",
     ]
     services = "; ".join(
-        f"{size} a request: "
+        f"{size}: "
         + ", ".join(
             f"S({size * requests}) {1000 * times.seconds[requests - 1, 0]:.2f} ms"
             for requests in (1, 2, 4, 8)
@@ -598,16 +603,16 @@ def report(recorded: Mapping[Cell, Sequence[Measurement]], server: Server, on: s
         )
         for size, times in sorted(server.services.items())
     )
-    return f"""# The simulated batcher against the real server, as last measured
+    return f"""# The simulated batcher against the real server: latest measurement
 
 `python benchmarks/simulator_proof.py`
 
 A Python model on the real tritonserver sleeps {FIXED_MS:g} ms + {PER_SAMPLE_MS:g} ms per sample.
-{len(held_out)} held-out cells, each the median of {fewest} recordings of {SECONDS:.1f} s:
+The result for {len(held_out)} held-out cells, each the median of {fewest} recordings of {SECONDS:.1f} s:
 
 **{Summary.of(held_out)}**
 
-over the bounds of {", ".join(map(str, BOUNDS_MS))} ms on the p95 of every cell. {on}
+The agreement is over bounds of {", ".join(map(str, BOUNDS_MS))} ms on the p95 of every cell. {on}
 
 ## Held-out cells
 
@@ -617,9 +622,10 @@ over the bounds of {", ".join(map(str, BOUNDS_MS))} ms on the p95 of every cell.
 
 ## Calibration
 
-Service times (what the server counts by batch size: the sleep and the backend's work around it) and overheads come
+Service times (as the server counts them by batch size: the sleep and the backend's own work) and overheads come
 from the {len(own)} cells below alone; no held-out configuration is among them.
-Samples {services}. {"; ".join(overheads)}. There: {Summary.of(own)}
+Service times by samples per request: {services}. Overheads: {"; ".join(overheads)}.
+Errors of these cells: {Summary.of(own)}
 
 {table(own)}
 """
@@ -629,9 +635,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=int, default=3)
     parser.add_argument("--predict-only", action="store_true")
-    given = parser.parse_args()
-    if not given.predict_only:
-        record(RECORDINGS, [*CALIBRATION, *HELD_OUT], given.recordings)
+    arguments = parser.parse_args()
+    if not arguments.predict_only:
+        record(RECORDINGS, [*CALIBRATION, *HELD_OUT], arguments.recordings)
     recorded = read(RECORDINGS)
     text = report(recorded, calibrate(recorded), f"{hardware.detect()}; {date.today()}.")
     REPORT.write_text(text)

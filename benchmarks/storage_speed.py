@@ -1,10 +1,10 @@
-"""What a shared study costs in each storage: claims, records and readings by 1, 8, 32 and 100 workers at once.
+"""Measure the cost of a shared study in each storage: claims, records and reads by 1, 8, 32 and 100 parallel workers.
 
     python benchmarks/storage_speed.py study.journal sqlite:///study.db postgresql://user@host/name > storage_speed.md
 
-Every worker has its own session of one study that already holds TRIALS trials, and goes through turns as fast as it
-can: it reads what has been tried, claims a candidate of its own, and records three measurements of it. The workers
-are threads of a few processes, as a hundred processes do not fit on a small machine.
+Each worker has its own session of one study that already holds TRIALS trials. It repeats turns as fast as possible:
+it reads which candidates have been tried, claims one, and records three measurements of it. The workers are threads
+of a few processes, because a hundred processes do not fit on a small machine.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from typing import Any
 from many_workers import PACE, WORKERS, problem_of
 
 from objectives.metrics import Measurement
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
-from optimizer.search.ledger import Ledger
-from optimizer.search.optuna import sampler_for
-from optimizer.search.result import finished_trials
-from optimizer.store.study import open_study, redact
-from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.options.addresses import redact
+from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.optuna_encoding import finished_trials
+from optimizer.search.optuna_samplers import sampler_for
+from optimizer.store.optuna_study import open_study
 
 TRIALS = 300
-LOADS = (8, 16, 32)  # that each trial was measured at
+LOADS = (8, 16, 32)  # concurrencies of each trial's measurements
 PROCESSES = 4
 COLUMNS = ("storage", "workers", "read ms", "claim ms", "record ms", "p95 of a turn ms", "turns / s")
 MEASURED = Measurement(
@@ -56,7 +57,7 @@ MEASURED = Measurement(
 
 @dataclass(frozen=True)
 class Turn:
-    """Wall seconds."""
+    """The wall times of one turn of a worker, in seconds."""
 
     read_s: float
     claim_s: float
@@ -68,35 +69,37 @@ class Turn:
 
 
 def main() -> None:
-    given = _arguments()
-    print("# What a shared study costs, as last measured\n")
-    print(f"`{shlex.join(['python', 'benchmarks/storage_speed.py', *map(redact, given.storages)])}`\n")
-    print(f"Each worker, of a study of {TRIALS} trials: **read** what has been tried and measured, **claim** a")
+    arguments = _arguments()
+    print("# The cost of a shared study: latest measurement\n")
+    print(f"`{shlex.join(['python', 'benchmarks/storage_speed.py', *map(redact, arguments.storages)])}`\n")
     print(
-        "candidate, **record** three measurements; medians. **Turns / s**: of all workers together, each as fast as"
+        f"The study holds {TRIALS} trials. In a turn a worker does a **read** of the finished trials, a **claim** of"
     )
+    print("a candidate and a **record** of three measurements. Times are medians. **Turns / s** counts the turns of")
     trial_s = PACE.deploy_s + len(LOADS) * PACE.measure_s
     needed = ", ".join(f"{workers / trial_s:.1f} at {workers}" for workers in WORKERS)
-    print(f"it can; trials of {trial_s:.1f} s need {needed} workers.\n")
+    print(f"all workers, each as fast as it can. Trials of {trial_s:.1f} s need this rate: {needed} workers.\n")
     print(_line(COLUMNS))
     print(_line(["---", *["--:"] * (len(COLUMNS) - 1)]))
-    for storage in given.storages:
+    for storage in arguments.storages:
         name = uuid.uuid4().hex
         known = filled(storage, name, TRIALS)
-        for workers in given.workers:
-            turns = measured(storage, name, known, workers, given.seconds)
-            print(_line(_row(storage, workers, turns, given.seconds)), flush=True)
-            known += 2 * (len(turns) + workers)  # hardly a candidate is claimed twice
+        for workers in arguments.workers:
+            turns = measured(storage, name, known, workers, arguments.seconds)
+            print(_line(_row(storage, workers, turns, arguments.seconds)), flush=True)
+            known += 2 * (len(turns) + workers)  # hardly any candidate is claimed twice
     machine, load = hardware.detect(), os.getloadavg()[2]
-    print(f"\nLoad of the machine over 15 minutes: {load:.1f}, this benchmark's own included.")
+    print(f"\nThe load average over 15 minutes was {load:.1f}, including this benchmark.")
     print(f"\n{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("storages", nargs="+", metavar="STORAGE", help="as --storage of tune")
+    parser.add_argument("storages", nargs="+", metavar="STORAGE", help="a value of tune's --storage")
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS), metavar="N")
-    parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="for each number of workers (8)")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, metavar="S", help="duration for each number of workers (8)"
+    )
     return parser.parse_args()
 
 
@@ -109,17 +112,17 @@ def _row(storage: str, workers: int, turns: Sequence[Turn], seconds: float) -> l
 
 
 def filled(storage: str, name: str, trials: int) -> int:
-    """Makes a study of so many ``trials``."""
+    """Create a study with the given number of ``trials``."""
     problem = problem_of("large")
     study = open_study(storage, name, problem, sampler_for("random", 0))
-    ledger, candidates = Ledger(problem, study), problem.space.candidates()
+    tracker, candidates = CandidateTracker(problem, study), problem.space.candidates()
     for number in range(trials):
-        ledger.record(_trial(number, candidates[number]))
+        tracker.record(_trial(number, candidates[number]))
     return trials
 
 
 def measured(storage: str, name: str, trials: int, workers: int, seconds: float) -> list[Turn]:
-    """The turns that ended within ``seconds``, in a study that holds ``trials`` at most."""
+    """Return the turns that ended within ``seconds``, in a study that holds at most ``trials``."""
     context = multiprocessing.get_context("spawn")
     processes = min(PROCESSES, workers)
     together: Any = context.Barrier(workers)
@@ -149,7 +152,7 @@ def _work(
     together: Barrier,
     queue: Any,
 ) -> None:
-    """One process with its share of the workers, each a thread."""
+    """Run one process with its share of the workers, each a thread."""
     own = range(first, workers, processes)
     opening = threading.Lock()
 
@@ -157,27 +160,27 @@ def _work(
         problem = problem_of("large")
         with opening:
             study = open_study(storage, name, problem, sampler_for("random", worker))
-            ledger, candidates = Ledger(problem, study), problem.space.candidates()
-            ledger.tried(), finished_trials(study)  # the first reading reads all
-        found, number = [], trials + worker
+            tracker, candidates = CandidateTracker(problem, study), problem.space.candidates()
+            tracker.tried(), finished_trials(study)  # the first read fetches all trials
+        result, number = [], trials + worker
         together.wait()
         ends = time.perf_counter() + seconds
         while number < len(candidates):
             at = [time.perf_counter()]
-            ledger.tried(), finished_trials(study)
+            tracker.tried(), finished_trials(study)
             at.append(time.perf_counter())
-            ledger.start(candidates[number], LOADS[0])
+            tracker.start(candidates[number], LOADS[0])
             at.append(time.perf_counter())
-            ledger.record(_trial(number, candidates[number]))
+            tracker.record(_trial(number, candidates[number]))
             at.append(time.perf_counter())
             if at[-1] > ends:
                 break
-            found.append((at[1] - at[0], at[2] - at[1], at[3] - at[2]))
+            result.append((at[1] - at[0], at[2] - at[1], at[3] - at[2]))
             number += workers
-        return found
+        return result
 
     with ThreadPoolExecutor(len(own)) as pool:
-        queue.put(json.dumps([turn for found in pool.map(turns, own) for turn in found]))
+        queue.put(json.dumps([turn for result in pool.map(turns, own) for turn in result]))
 
 
 def _trial(number: int, candidate: Candidate) -> Trial:

@@ -1,12 +1,12 @@
-"""What a search gains from a study on another machine, and what it loses to a misleading one.
+"""Measure the benefit of a warm start from another machine, and the loss from a misleading one.
 
     python benchmarks/warm_start.py [--seeds 10] [--runs FILE] [dlrm mlp wide] > benchmarks/warm_start.md
 
-Replays each recorded table under three bounds by the simulated search: begun with nothing, with what a search on
-another machine measured (`run`), and with all that could be measured there (`table`). The tables are the second
-and third recordings in tables/recordings/; of the first other_machines.py makes the other machines, so that no cell
-owes its figures here and there to the same moment. The contrary machine misleads as much as a table can. Prints
-Markdown; progress goes to standard error. With --runs it can be interrupted: what FILE has is not searched again.
+Replays each recorded table under three bounds by the simulated search: without a warm start, with the measurements
+of a search on another machine (`run`), and with all measurements possible there (`table`). The tables are the
+second and third recordings in tables/recordings/; other_machines.py derives the other machines from the first one,
+so that no cell has noise in common on both. The contrary machine misleads as much as a table can. Prints Markdown;
+progress goes to standard error. With --runs it can be interrupted: searches in FILE are not repeated.
 """
 
 from __future__ import annotations
@@ -30,43 +30,48 @@ from pathlib import Path
 from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
 from search_methods import FEASIBLE_SHARES, TABLES, bound_ms
 
-from objectives.sla import Constraint
-from optimizer.budget import Budget
+from optimizer.config.search_space import Problem
+from optimizer.core.timing import Budget
 from optimizer.machine import hardware
-from optimizer.measuring import Measuring
-from optimizer.problem import Problem
-from optimizer.replay.baselines import baselines
-from optimizer.replay.comparison import Spread
-from optimizer.replay.engine import Replayed, replay
-from optimizer.replay.recording import Recording, read_recording
-from optimizer.replay.source import elsewhere_of
-from optimizer.report import words
-from optimizer.report.live import QuietWatcher
+from optimizer.measure.measurer import Measurer
+from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay
+from optimizer.results import formatting
+from optimizer.results.watchers import QuietWatcher
 from optimizer.search import make_searcher
+from optimizer.store.recording import Recording, baselines, read_recording
 from optimizer.store.trials_table import TrialsTable
-from optimizer.tuner import Tuner
+from optimizer.study.searcher_factory import read_transfer
+from optimizer.study.study import Tuner
 
 MAX_TRIALS = 30
 FEWER, NO_MORE = 0.25, 1.3  # deployments with a related study, and with a misleading one
 NOTHING = "nothing"
 BEGUN_WITH = (NOTHING, *(f"{name} {kind}" for kind in ("run", "table") for name in SOURCES))
-COLUMNS = ("table", "p95 within", "begun with", "deployed until it stopped", "until within 5 %", "until within 1 %")
+COLUMNS = (
+    "table",
+    "p95 within",
+    "warm start from",
+    "deployed until it stopped",
+    "until within 5 %",
+    "until within 1 %",
+)
 INTRODUCTION = f"""\
-Each cell: median / p90 over the seeds (mean). **Deployed** counts model loads until the search stopped, the baselines
-included; **until within 5 %** how many of them it took until something that good had been measured; **regret** is the
-share of the table's best throughput under the bound that the recommendation lacks.
+Each cell has median / p90 over the seeds (mean). **Deployed** counts model loads until the search stopped, including
+the baselines; **until within 5 %** counts those until a measurement was that close to the best. **Regret** is how
+far the recommendation is below the table's best throughput under the bound, as a share of that throughput.
 
-**Begun with** a `run` is what a search on that machine had measured when it stopped, with a `table` every
-configuration at every load there. {" and ".join(f"`{name}`" for name in RELATED)} are related machines: their service
-times are so many times as long, and their contention, gain from threads, overheads, variation and the shape of their
-service times are others too (other_machines.py has the figures). `{CONTRARY}` is none: each configuration has the
-figures of the one that is furthest from it. The tables are the means of the second and third
-recordings in tables/recordings/, the other machines are made of the first."""
+A **warm start from** a `run` has the measurements of a search on the other machine until it stopped. One from a
+`table` has every configuration at every load there.
+{" and ".join(f"`{name}`" for name in RELATED)} are related machines: their service
+times are longer by this factor, and their contention, gain from threads, overheads, variation and the shape of their
+service times differ too (other_machines.py has the values). `{CONTRARY}` is not a real machine: each configuration
+has the measurements of the one that is furthest from it. The tables are the means of the second and third
+recordings in tables/recordings/. The other machines are derived from the first."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One search of ``table`` under one bound. ``source`` holds the study it begins with."""
+class TransferJob:
+    """One search of ``table`` under one bound. ``source`` holds the study of its warm start."""
 
     table: Path
     sla: str
@@ -76,9 +81,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of one search: model loads until it stopped, and until something within 5 % and 1 % of the best had been
-    measured (inf: never)."""
+class DeploymentCounts:
+    """The model loads of one search until it ended, and until 5 % and 1 % of the best were reached (inf: never)."""
 
     deployments: float
     within_5: float
@@ -86,29 +90,29 @@ class Found:
     regret: float
 
     @classmethod
-    def of(cls, run: Replayed) -> Found:
+    def of(cls, run: ReplayResult) -> DeploymentCounts:
         return cls(run.effort.deployments, run.until[0.05].deployments, run.until[0.01].deployments, run.regret)
 
 
-Runs = dict[Job, Found]
+Runs = dict[TransferJob, DeploymentCounts]
 
 
 def main() -> None:
-    given = _arguments()
+    arguments = _arguments()
     with tempfile.TemporaryDirectory() as scratch:
-        jobs = list(_jobs(given.names, Path(scratch), given.seeds))
-        kept = _read(given.runs)
+        jobs = list(_jobs(arguments.names, Path(scratch), arguments.seeds))
+        kept = _read(arguments.runs)
         runs = {job: kept[_key(job)] for job in jobs if _key(job) in kept}
         missing = [job for job in jobs if job not in runs]
-        for job, found in zip(missing, _searched(missing, given.processes), strict=True):
-            runs[job] = found
-            _keep(given.runs, job, found)
-        _print(runs, given)
+        for job, result in zip(missing, _searched(missing, arguments.processes), strict=True):
+            runs[job] = result
+            _keep(arguments.runs, job, result)
+        _print(runs, arguments)
 
 
-def _print(runs: Runs, given: argparse.Namespace) -> None:
-    words_given = [word for word in sys.argv[1:] if not word.startswith("--runs") and word != str(given.runs)]
-    print("# Begun with another machine's study, as last measured\n")
+def _print(runs: Runs, arguments: argparse.Namespace) -> None:
+    words_given = [word for word in sys.argv[1:] if not word.startswith("--runs") and word != str(arguments.runs)]
+    print("# Warm start from another machine's study: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/warm_start.py', *words_given])}`\n")
     print(INTRODUCTION, end="\n\n")
     _print_table(runs)
@@ -116,29 +120,30 @@ def _print(runs: Runs, given: argparse.Namespace) -> None:
     _print_targets(runs)
     machine = hardware.detect()
     print(
-        f"\n{words.count(given.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}"
+        f"\n{formatting.count(arguments.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; "
+        f"{time.strftime('%Y-%m-%d')}"
     )
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = sorted(path.stem for path in TABLES.glob("*.csv"))
-    parser.add_argument("--seeds", type=int, default=10, metavar="N", help="of each search: 0 to N-1 (10)")
+    parser.add_argument("--seeds", type=int, default=10, metavar="N", help="use seeds 0 to N-1 for each search (10)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument("--runs", type=Path, metavar="FILE", help="keep searches in it, and take those that it has")
-    parser.add_argument("names", nargs="*", metavar="NAME", default=known, help=f"of {', '.join(known)} (all)")
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(known):
+    parser.add_argument("--runs", type=Path, metavar="FILE", help="file of finished searches, which are not repeated")
+    parser.add_argument("names", nargs="*", metavar="NAME", default=known, help=f"tables: {', '.join(known)} (all)")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(known):
         parser.error(f"no table is called {min(unknown)}: give some of {', '.join(known)}")
-    if min(given.seeds, given.processes) < 1:
+    if min(arguments.seeds, arguments.processes) < 1:
         parser.error("--seeds and --processes are at least 1")
-    return given
+    return arguments
 
 
 # -- the other machines' studies ---------------------------------------------------------------------------------
 
 
-def _jobs(names: Sequence[str], scratch: Path, seeds: int) -> Iterator[Job]:
+def _jobs(names: Sequence[str], scratch: Path, seeds: int) -> Iterator[TransferJob]:
     for name in names:
         path, other = scratch / f"{name}.csv", scratch / f"{name} of another moment.csv"
         write_recordings(name, (1, 2), path)
@@ -153,21 +158,21 @@ def _jobs(names: Sequence[str], scratch: Path, seeds: int) -> Iterator[Job]:
                     study = study.with_name(f"{name} {sla} {begun_with}.csv")
                     _write_run(read_recording(every), share, study)
                 for seed in range(seeds):
-                    yield Job(path, sla, begun_with, study, seed)
+                    yield TransferJob(path, sla, begun_with, study, seed)
 
 
 def _write_table(recording: Recording, source: str, path: Path) -> None:
     table = TrialsTable(path, source, recording.space.fields)
-    for trial in recorded_on(source, recording, recording.problem([])):
+    for trial in recorded_on(source, recording, recorded_problem(recording, {})):
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
 
 
 def _write_run(recording: Recording, share: float, path: Path) -> None:
-    """What a search there measured, under the bound that as large a share of the rows meets there as here."""
-    problem = recording.problem([Constraint("latency-p95", bound_ms(recording, share))])
+    """Write the measurements of a search on the other machine, under a bound that the same share of rows meets."""
+    problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
     table = TrialsTable(path, recording.name, problem.space.fields)
-    measuring = Measuring(recording.server, recording.server, table, QuietWatcher())
+    measuring = Measurer(recording.server, recording.server, table, QuietWatcher())
     searcher = make_searcher("simulated", problem)
     Tuner(problem, searcher, recording.server, measuring, Budget(math.inf)).run(baselines(problem.space))
 
@@ -175,8 +180,8 @@ def _write_run(recording: Recording, share: float, path: Path) -> None:
 # -- searching ---------------------------------------------------------------------------------------------------
 
 
-def _searched(jobs: Sequence[Job], processes: int) -> Iterator[Found]:
-    """Each job's outcome, in order. Processes rather than threads: a search is mostly Python."""
+def _searched(jobs: Sequence[TransferJob], processes: int) -> Iterator[DeploymentCounts]:
+    """Return each job's outcome, in order. Uses processes, because a search is mostly Python."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # the processes fill the cores
     started = time.monotonic()
@@ -187,38 +192,38 @@ def _searched(jobs: Sequence[Job], processes: int) -> Iterator[Found]:
             yield run
 
 
-def _run(job: Job) -> Found:
+def _run(job: TransferJob) -> DeploymentCounts:
     recording, problem = _problem(job.table, FEASIBLE_SHARES[job.sla])
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
-    elsewhere, _ = elsewhere_of(str(job.source) if job.source else None, problem)
-    return Found.of(replay(recording, problem, best, "simulated", job.seed, MAX_TRIALS, elsewhere))
+    transferred, _ = read_transfer(str(job.source) if job.source else None, problem)
+    return DeploymentCounts.of(replay(recording, problem, best, "simulated", job.seed, MAX_TRIALS, transferred))
 
 
 @lru_cache
 def _problem(path: Path, share: float) -> tuple[Recording, Problem]:
     recording = read_recording(path)
-    return recording, recording.problem([Constraint("latency-p95", bound_ms(recording, share))])
+    return recording, recorded_problem(recording, {"p95": bound_ms(recording, share)})
 
 
-def _key(job: Job) -> tuple[str, str, str, int]:
+def _key(job: TransferJob) -> tuple[str, str, str, int]:
     return job.table.stem, job.sla, job.begun_with, job.seed
 
 
-def _keep(file: Path | None, job: Job, found: Found) -> None:
+def _keep(file: Path | None, job: TransferJob, result: DeploymentCounts) -> None:
     if file is not None:
         with file.open("a") as opened:
-            opened.write(json.dumps([_key(job), asdict(found)]) + "\n")
+            opened.write(json.dumps([_key(job), asdict(result)]) + "\n")
 
 
-def _read(file: Path | None) -> dict[tuple[str, str, str, int], Found]:
+def _read(file: Path | None) -> dict[tuple[str, str, str, int], DeploymentCounts]:
     if file is None or not file.exists():
         return {}
     entries = map(json.loads, file.read_text().splitlines())
-    return {(table, sla, begun, seed): Found(**found) for (table, sla, begun, seed), found in entries}
+    return {(table, sla, begun, seed): DeploymentCounts(**result) for (table, sla, begun, seed), result in entries}
 
 
-# -- what is printed ---------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------
 
 
 def _print_table(runs: Runs) -> None:
@@ -237,7 +242,7 @@ def _print_table(runs: Runs) -> None:
         print(_line(["**all**", "", f"**{begun_with}**", *_cells(_begun(runs, begun_with))]))
 
 
-def _cells(runs: Sequence[Found]) -> list[str]:
+def _cells(runs: Sequence[DeploymentCounts]) -> list[str]:
     return [
         _three([run.deployments for run in runs], _count),
         _three([run.within_5 for run in runs], _count),
@@ -247,7 +252,7 @@ def _cells(runs: Sequence[Found]) -> list[str]:
 
 
 def _print_targets(runs: Runs) -> None:
-    print(_line(["begun with", "deployments, median", "mean", "target", "regret, median", "p90", "mean", ""]))
+    print(_line(["warm start from", "deployments, median", "mean", "target", "regret, median", "p90", "mean", ""]))
     print(_line(["---", "--:", "--:", "--:", "--:", "--:", "--:", "---"]))
     cold = _begun(runs, NOTHING)
     for begun_with in BEGUN_WITH:
@@ -272,7 +277,7 @@ def _print_targets(runs: Runs) -> None:
         )
 
 
-def _begun(runs: Runs, begun_with: str) -> list[Found]:
+def _begun(runs: Runs, begun_with: str) -> list[DeploymentCounts]:
     return [run for job, run in runs.items() if job.begun_with == begun_with]
 
 

@@ -1,1 +1,1 @@
-"""What is good: metrics, SLAs and the Pareto front. Pure; no I/O, no other package of the project."""
+"""Metrics, constraints (SLA), verdict statistics and the Pareto front. Pure functions without I/O."""

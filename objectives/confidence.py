@@ -1,16 +1,13 @@
-"""Verdicts on a latency bound with a stated confidence: PASS, FAIL or UNDECIDED.
+"""Bounds on the share of requests over a latency bound on a fresh server, from a few servers that were measured.
 
-"p95 <= 20 ms" says that at most 5 % of the requests take longer than 20 ms: a share, and its test is counting. A run
-is a row of windows, each with its number of requests and of misses. Two things make plain counting wrong:
+The estimand is the expected share on a fresh server of a configuration, under the machine states during its own
+measurements. Servers are random: two starts of one configuration differ in speed. Machine states are not: a verdict
+is about the mix of states that was observed. So the sampling error has two parts, the difference between servers and
+the bursts within a server. Slow changes of the machine's speed within a server are left out of the second part.
 
-- Requests in a queue miss in bursts: n of them tell as much as n / (autocorrelation time) independent ones. That time
-  is estimated from how much the windows differ, and the bounds know that it is an estimate.
-- Who looks again and again sees a PASS at some time. So it is asked once, when all windows are there: their number is
-  planned before.
-
-The confidence is that of PASS and of FAIL each: where the mean miss rate over the windows is above the allowed one,
-the chance of a PASS is at most 1 - confidence. Of several configurations each has that chance. What comes after the
-last window nobody can know. Where the miss rate is seen to drift within them there is no verdict.
+One configuration sees few servers. So the variance between servers is pooled over all configurations of a run, on the
+scale of log latency, with a prior of a few servers. A probe of the machine's speed beside each server is a covariate:
+what it explains is a difference between machine states, not between servers.
 """
 
 from __future__ import annotations
@@ -19,51 +16,43 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
-from objectives.correlation import (
-    Floats,
-    degrees_of_freedom,
-    drift_probability,
-    effective_requests,
-    long_run_variance,
-)
-from objectives.sla import CONFIDENCE
+from objectives.sequential import LOOKS, nominal_errors
 
-FEWEST_WINDOWS = 4  # to say how much windows differ
-OF_ERROR = 0.6  # of the error allowed is planned for: windows that are shorter than thought hide some correlation
-SHORTEST_WINDOW = 10  # autocorrelation times; windows much shorter than this resemble their neighbours
-POWER = 0.8  # of a plan: the chance of a verdict if the miss rate is the expected one
-PLAN_MARGIN = 1.35  # as the correlation is rather over- than underestimated
+FloatArray: TypeAlias = NDArray[np.float64]
+Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
+
+PRIOR_DEVIATION = 0.05  # standard deviation of log latency between servers of one configuration
+PRIOR_FREEDOM = 3.0  # degrees of freedom of the prior
+HOPELESS_FACTOR = 2.0  # times the permitted share: a load beyond it is given up before the first look
+LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
 class Verdict(Enum):
+    """PASS: the bound is met at the confidence. FAIL: it is missed at the confidence. UNDECIDED: neither holds."""
+
     PASS = "PASS"
     FAIL = "FAIL"
     UNDECIDED = "UNDECIDED"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A stretch of a run. Windows are in the order of time; those of a repeated run follow those of the first.
+class ConstraintVerdict:
+    """The verdict on one constraint, with its confidence bounds.
 
-    ``misses``: requests over the bound or failed (a fraction where they are estimated), None where unknown.
-    ``tail``: requests over the quantile of the run itself; it shows the correlation even where nothing misses.
-    """
-
-    requests: int
-    misses: float | None
-    tail: float | None = None
-    stable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """``low`` and ``high`` bound the miss rate (of ``judge``) or the value in ms (of ``judge_values``).
-
-    Each of them holds with the confidence, or more.
+    Attributes:
+        verdict: PASS, FAIL or UNDECIDED.
+        reason: The measured interval, or why there is none.
+        low: Lower bound of the share of slow requests (``judge_share``) or of the metric (``judge_mean``).
+        high: Upper bound of the same.
+        effective_requests: Independent requests with the same information; 0 if it was not estimated.
+        is_promising: Whether UNDECIDED would become PASS with more servers of the same results.
+        excess: By how much the log of latency has to fall until the test is likely to pass.
     """
 
     verdict: Verdict
@@ -71,101 +60,288 @@ class Judgement:
     low: float = -math.inf
     high: float = math.inf
     effective_requests: float = 0.0
-    confidence: float = CONFIDENCE
+    is_promising: bool = False
+    excess: float = 0.0
 
 
-def judge(windows: Sequence[Window], quantile: float, confidence: float = CONFIDENCE) -> Judgement:
-    """Whether the quantile meets the bound that the misses were counted against."""
-    allowed = 1 - quantile
-    known = all(w.misses is not None and 0 <= w.misses <= w.requests and w.requests > 0 for w in windows)
-    if len(windows) < FEWEST_WINDOWS or not known:
-        return _unknown(len(windows), known, confidence)
-    requests, misses = _floats([w.requests for w in windows]), _floats([w.misses for w in windows])
-    tails = [w.tail for w in windows if w.tail is not None]
-    effective = effective_requests(requests, misses, _floats(tails) if len(tails) == len(windows) else None)
-    share = misses.sum() / requests.sum()
-    low, high = map(float, miss_rate_bounds(share, effective, len(windows), OF_ERROR * (1 - confidence), allowed))
-    drifts = bool(drift_probability(requests, misses) < 1 - confidence)
-    verdict, reason = _verdict(low, high, allowed, drifts, all(w.stable for w in windows))
-    told = f"{reason}misses {low:.2%} to {high:.2%} (allowed: {allowed:.4g}), {effective:,.0f} effective requests"
-    return Judgement(verdict, told, low, high, float(effective), confidence)
+@dataclass(frozen=True, slots=True)
+class ServerSpread:
+    """How the log of a metric differs between servers of one configuration.
 
-
-def judge_values(
-    values_ms: Sequence[float | None], requests: Sequence[int], bound_ms: float, confidence: float = CONFIDENCE
-) -> Judgement:
-    """The same for the average: from one value per window, by Student's t over the windows.
-
-    Also for a percentile of which nothing but each window's own value is known (batched quantiles: Seila 1982).
+    Attributes:
+        variance: Its variance between servers under one machine state.
+        freedom: Degrees of freedom of the variance.
+        slope: By how much it rises with the log of the time of the speed probe.
+        slope_variance: Variance of the estimated slope.
     """
-    count = len(values_ms)
-    known = count == len(requests) and all(v is not None and math.isfinite(v) for v in values_ms)
-    if count < FEWEST_WINDOWS or not known:
-        return _unknown(count, known, confidence)
-    values, weights = _floats(values_ms), _floats(requests)
-    drifts = bool(drift_probability(weights, weights * values, is_share=False) < 1 - confidence)
-    mean = float(np.average(values, weights=weights))
-    variance = float(long_run_variance((values - mean) * np.sqrt(weights)) / weights.sum())
-    half = -float(special.stdtrit(count - 1.0, OF_ERROR * (1 - confidence))) * math.sqrt(variance)
-    verdict, reason = _verdict(mean - half, mean + half, bound_ms, drifts, True)
-    told = f"{reason}{mean - half:.4g} to {mean + half:.4g} ms (allowed: {bound_ms:.4g})"
-    return Judgement(verdict, told, mean - half, mean + half, confidence=confidence)
+
+    variance: float
+    freedom: float
+    slope: float = 0.0
+    slope_variance: float = 0.0
 
 
-def miss_rate_bounds(
-    share: Floats | float, effective: Floats | float, windows: int, error: float, allowed: float
-) -> tuple[Floats, Floats]:
-    """A lower and an upper bound on the miss rate; each fails with the probability ``error``.
+def pool_server_spread(groups: Sequence[Windows], log_probes: Sequence[Sequence[float]] = ()) -> ServerSpread:
+    """Return the variance between servers, pooled over the configurations and the prior.
 
-    Clopper and Pearson (1934) for so many effective requests. As their number is an estimate, the error is
-    lowered by as much as Student's t is wider than the normal distribution.
+    It is the posterior mean under a scaled inverse chi-squared prior (Gelman et al. 2013, "Bayesian Data Analysis",
+    section 2.6). The differences between windows explain a part of the differences between servers, which is left out
+    (one-way analysis of variance), and so does the speed of the machine, with one slope for all configurations
+    (analysis of covariance, Fisher 1932).
+
+    Args:
+        groups: The log of a latency quantile in each window of each server, one group for each configuration and
+            load.
+        log_probes: The log of the time of the speed probe beside each server; empty if it is unknown.
     """
-    freedom = degrees_of_freedom(windows, np.maximum(share, allowed) * effective)
-    error_t = special.ndtr(special.stdtrit(freedom, error))
-    hits = np.asarray(share) * effective
-    others = np.maximum(effective - hits, 1e-9)
-    low = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1e-9), others + 1, error_t), 0.0)
-    high = np.where(others > 1e-9, special.betaincinv(hits + 1, others, 1 - error_t), 1.0)
-    return _floats(low), _floats(high)
+    residuals = _deviations([[float(windows.mean()) for windows in group] for group in groups])
+    freedom, slope = float(sum(len(group) - 1 for group in groups if len(group))), 0.0
+    states = _deviations(log_probes)
+    squares = float(states @ states) if freedom > 1 else 0.0
+    if squares > 0:
+        slope = float(states @ residuals) / squares
+        residuals = residuals - slope * states
+        freedom -= 1
+    known = [float(windows.var(ddof=1)) / len(windows) for group in groups for windows in group if len(windows) > 1]
+    within = float(np.mean(known)) if known else 0.0
+    between = max(0.0, float(residuals @ residuals) - freedom * within)
+    total = PRIOR_FREEDOM + freedom
+    variance = (PRIOR_FREEDOM * PRIOR_DEVIATION**2 + between) / total
+    return ServerSpread(variance, total, slope, (variance + within) / squares if squares > 0 else 0.0)
 
 
-def requests_needed(
-    quantile: float,
-    windows: int,
-    expected_miss_rate: float | None = None,
-    confidence: float = CONFIDENCE,
-    autocorrelation_requests: float = 1.0,
-) -> int:
-    """How many requests so many windows take to give a verdict in four of five runs at the expected miss rate.
+def _deviations(groups: Sequence[Sequence[float]]) -> FloatArray:
+    return np.concatenate([np.array(group) - np.mean(group) for group in groups if len(group)] or [np.zeros(0)])
 
-    By default that is three fifths of the allowed one. The sample size of a test on one share (Fleiss 1981,
-    2.2); one that is closer than a tenth to the allowed rate is planned as if it were a tenth away.
+
+@dataclass(frozen=True, slots=True)
+class MissCounts:
+    """Requests of one configuration at one load: for each server an array of shape [windows].
+
+    Attributes:
+        requests: Number of requests.
+        misses: Requests over the latency bound.
+        tail: Requests over the quantile of all requests together, whose level is the permitted one. They show how
+            bursty latencies are, even if nothing misses the bound.
+        slope: By how much the normal quantile of the share over a bound rises with the log of latency, at that
+            quantile. It turns the variance of log latency into one of the share.
+        distance: Log of the latency bound over that quantile.
     """
-    allowed = 1 - quantile
-    expected = 0.6 * allowed if expected_miss_rate is None else min(max(expected_miss_rate, 0.0), 1.0)
-    away = max(abs(expected - allowed), 0.1 * allowed)
-    spread = special.ndtri(POWER) * math.sqrt(expected * (1 - expected))
-    needed = 1 / allowed
-    for _ in range(20):  # the fewer there are, the less sure is their correlation
-        t = -special.stdtrit(degrees_of_freedom(windows, allowed * needed), OF_ERROR * (1 - confidence))
-        needed = PLAN_MARGIN * float((t * math.sqrt(allowed * quantile) + spread) / away) ** 2
-    return math.ceil(max(needed, SHORTEST_WINDOW * windows) * autocorrelation_requests)
+
+    requests: Windows
+    misses: Windows
+    tail: Windows
+    slope: float
+    distance: float
+
+    @property
+    def share(self) -> float:
+        """The share of requests over the bound: the mean over servers, each with equal weight."""
+        of_servers = [own.sum() / all_.sum() for own, all_ in zip(self.misses, self.requests, strict=True)]
+        return float(np.mean(of_servers))
 
 
-def _verdict(low: float, high: float, limit: float, drifts: bool, stable: bool) -> tuple[Verdict, str]:
-    if drifts:
-        return Verdict.UNDECIDED, "drifts: "
-    if low > limit:
-        return Verdict.FAIL, ""
-    if high > limit:
-        return Verdict.UNDECIDED, "too close: "
-    return (Verdict.PASS, "") if stable else (Verdict.UNDECIDED, "unstable: ")
+def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread) -> float:
+    """Return the number of independent requests with the same information about the share, if it is ``allowed``.
+
+    It is the binomial variance of one request over the variance of the estimated share.
+    """
+    servers = len(counts.requests)
+    binomial = allowed * (1 - allowed)
+    between = (_probit_density(allowed) * counts.slope) ** 2 * spread.variance
+    requests = float(np.mean([windows.sum() for windows in counts.requests]))
+    within = overdispersion(counts.requests, counts.tail) * binomial / requests
+    return float(binomial * servers / (between + within))
 
 
-def _unknown(windows: int, known: bool, confidence: float) -> Judgement:
-    reason = f"only {windows} windows" if known else "a window lacks its latencies"
-    return Judgement(Verdict.UNDECIDED, reason, confidence=confidence)
+def overdispersion(requests: Windows, tail: Windows) -> float:
+    """Return how much more the counts of neighboring windows differ than independent requests would, at least 1.
+
+    Differences of neighbors leave slow changes of the mean out (von Neumann 1941).
+
+    Args:
+        requests: Requests of each window of each server.
+        tail: Requests over a threshold, in the same order.
+    """
+    share = sum(float(windows.sum()) for windows in tail) / sum(float(windows.sum()) for windows in requests)
+    squares = expected = 0.0
+    for own, over in zip(requests, tail, strict=True):
+        squares += float(np.square(np.diff(over / own)).sum())
+        expected += share * (1 - share) * float((1 / own[1:] + 1 / own[:-1]).sum())
+    return max(1.0, squares / expected) if expected > 0 else 1.0
 
 
-def _floats(values: object) -> Floats:
-    return np.asarray(values, dtype=np.float64)
+def miss_rate_bounds(share: float, effective: float, freedom: float, error: float) -> tuple[float, float]:
+    """Return a lower and an upper bound on the share; each is wrong with probability ``error``.
+
+    These are the exact binomial bounds of Clopper and Pearson (1934) for the effective requests. Their number is
+    estimated, so ``error`` is lowered by the ratio of Student's t with ``freedom`` degrees of freedom to the normal
+    distribution.
+    """
+    error_t = float(special.ndtr(special.stdtrit(freedom, error)))
+    hits = share * effective
+    others = effective - hits
+    low = float(special.betaincinv(hits, others + 1, error_t)) if hits > 0 else 0.0
+    high = float(special.betaincinv(hits + 1, others, 1 - error_t)) if others > 0 else 1.0
+    return low, high
+
+
+def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: float, error: float) -> float:
+    """Return an upper bound on the share, wrong with probability ``error``, from the distance to the latency bound.
+
+    Far inside the bound no request misses it. Then a count cannot tell how far: if servers differ, it allows for a
+    server that is just as slow as the bound, however fast the measured ones are. Therefore this bound takes the
+    quantile of the measured latencies, with Student's t on the normal quantile of the share.
+    """
+    deviation = _probit_deviation(allowed, effective)
+    margin = counts.slope * counts.distance + float(special.stdtrit(freedom, error)) * deviation
+    return 1.0 if math.isnan(margin) else float(special.ndtr(special.ndtri(allowed) - margin))
+
+
+def _probit_deviation(allowed: float, effective: float) -> float:
+    """Return the standard error of the normal quantile of a share that is ``allowed`` (delta method)."""
+    return math.sqrt(allowed * (1 - allowed) / effective) / _probit_density(allowed)
+
+
+def _probit_density(share: float) -> float:
+    return math.exp(-0.5 * float(special.ndtri(share)) ** 2) / math.sqrt(2 * math.pi)
+
+
+def judge_share(
+    counts: MissCounts, allowed: float, spread: ServerSpread, error: float, most_servers: int
+) -> ConstraintVerdict:
+    """Return the verdict on the share of requests over a bound.
+
+    The upper bound is the lower one of ``miss_rate_bounds`` and ``share_bound``. If the true share is the permitted
+    one, both use the same sampling error; how often the lower one is wrong was simulated
+    (benchmarks/verdict_procedure.md). Between two planned looks the verdict has the error of the next one. Before the
+    first look it is UNDECIDED, and promising unless the share is far above the permitted one.
+
+    Args:
+        counts: Requests and misses.
+        allowed: Permitted share of requests over the bound.
+        spread: Variance between servers.
+        error: One-sided error of all looks at this configuration and load.
+        most_servers: Servers that the time allows in total.
+    """
+    servers, share = len(counts.requests), counts.share
+    effective = effective_requests(counts, allowed, spread)
+    first_error = _look_error(error, LOOKS[0])
+    deviations = LIKELY_DEVIATIONS - float(special.stdtrit(spread.freedom, first_error))
+    needed = deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) / counts.slope
+    excess = needed - counts.distance
+    if servers < LOOKS[0]:
+        is_promising = share <= HOPELESS_FACTOR * allowed and most_servers >= LOOKS[0]
+        return ConstraintVerdict(
+            Verdict.UNDECIDED,
+            _servers_missing(servers),
+            effective_requests=effective,
+            is_promising=is_promising,
+            excess=excess,
+        )
+
+    def bounds(count: int) -> tuple[float, float]:
+        """Return the bounds with ``count`` servers of the same results."""
+        sample = effective * count / servers, spread.freedom + count - servers, _look_error(error, next_look(count))
+        low, high = miss_rate_bounds(share, *sample)
+        return low, max(low, min(high, share_bound(counts, allowed, *sample)))
+
+    low, high = bounds(servers)
+    verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
+    is_promising = any(bounds(look)[1] <= allowed for look in LOOKS if servers < look <= most_servers)
+    reason = (
+        f"{low:.2%} to {high:.2%} of the requests are slower (allowed: {allowed:.4g}), "
+        f"{effective:,.0f} effective requests"
+    )
+    return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)
+
+
+def judge_mean(
+    logs: Windows, log_bound: float, spread: ServerSpread, error: float, most_servers: int, *, higher_is_better: bool
+) -> ConstraintVerdict:
+    """Return the verdict on the mean of a metric on a fresh server; the looks are as in ``judge_share``.
+
+    Args:
+        logs: The log of the metric in each window of each server.
+        log_bound: The log of its bound.
+        spread: Variance of the log between servers.
+        error: One-sided error of all looks at this configuration and load.
+        most_servers: Servers that the time allows in total.
+        higher_is_better: Whether the bound is a lower bound.
+    """
+    servers = len(logs)
+    sign = -1.0 if higher_is_better else 1.0
+    if servers < LOOKS[0]:
+        excess = sign * (float(np.mean([windows.mean() for windows in logs])) - log_bound)
+        is_promising = excess <= math.log(HOPELESS_FACTOR) and most_servers >= LOOKS[0]
+        return ConstraintVerdict(
+            Verdict.UNDECIDED, _servers_missing(servers), is_promising=is_promising, excess=excess
+        )
+    low, high = mean_bounds(logs, spread, _look_error(error, next_look(servers)))
+    inner, outer = sorted((sign * (low - log_bound), sign * (high - log_bound)))
+    verdict = Verdict.PASS if outer <= 0 else Verdict.FAIL if inner > 0 else Verdict.UNDECIDED
+    middle, half = (inner + outer) / 2, (outer - inner) / 2
+    is_promising = any(
+        middle + half * math.sqrt(servers / look) <= 0 for look in LOOKS if servers < look <= most_servers
+    )
+    reason = f"{math.exp(low):.4g} to {math.exp(high):.4g} (allowed: {math.exp(log_bound):.4g})"
+    return ConstraintVerdict(
+        verdict, reason, math.exp(low), math.exp(high), is_promising=is_promising, excess=middle + half
+    )
+
+
+def mean_bounds(logs: Windows, spread: ServerSpread, error: float) -> tuple[float, float]:
+    """Return a lower and an upper bound of the mean of the log on a fresh server, each wrong with ``error``.
+
+    They are Student's t bounds, from the variance between servers and that of the windows' means.
+    """
+    half = -float(special.stdtrit(spread.freedom, error)) * math.sqrt(_mean_variance(logs, spread))
+    middle = _mean(logs)
+    return middle - half, middle + half
+
+
+def difference_bounds(
+    ours: Windows, theirs: Windows, log_probe_difference: float, spread: ServerSpread, error: float
+) -> tuple[float, float]:
+    """Return a lower and an upper bound of the difference of two means of a log, each wrong with ``error``.
+
+    The means are those on fresh servers of two configurations at the same speed of the machine. So the difference is
+    adjusted by the slope on the speed probe (analysis of covariance, Fisher 1932), and its variance includes that of
+    the slope. The bounds are Student's t bounds.
+
+    Args:
+        ours: The log of the metric in each window of each server.
+        theirs: The same of the other configuration.
+        log_probe_difference: The mean log of the time of the speed probe at ``ours`` minus that at ``theirs``; 0 if
+            it is unknown.
+        spread: Variance of the log between servers.
+        error: One-sided error.
+    """
+    variance = _mean_variance(ours, spread) + _mean_variance(theirs, spread)
+    variance += spread.slope_variance * log_probe_difference**2
+    half = -float(special.stdtrit(spread.freedom, error)) * math.sqrt(variance)
+    middle = _mean(ours) - _mean(theirs) - spread.slope * log_probe_difference
+    return middle - half, middle + half
+
+
+def _mean(logs: Windows) -> float:
+    return float(np.mean([windows.mean() for windows in logs]))
+
+
+def _mean_variance(logs: Windows, spread: ServerSpread) -> float:
+    """Return the variance of the mean over servers, from the variance between servers and that of their windows."""
+    within = float(np.mean([windows.var(ddof=1) / len(windows) if len(windows) > 1 else 0.0 for windows in logs]))
+    return (spread.variance + within) / len(logs)
+
+
+def _servers_missing(servers: int) -> str:
+    return f"{servers} of {LOOKS[0]} fresh servers were measured"
+
+
+def next_look(servers: int) -> int:
+    """Return the first planned look with at least this many servers; the last look beyond it."""
+    return next((look for look in LOOKS if look >= servers), LOOKS[-1])
+
+
+def _look_error(error: float, look: int) -> float:
+    return nominal_errors(error)[LOOKS.index(look)]

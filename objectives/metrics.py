@@ -1,6 +1,6 @@
-"""Measurement, and the table of metrics that objectives and constraints are named by.
+"""The values of one measurement, and the metrics that objectives and constraints refer to by name.
 
-A new metric is one entry in ``METRICS``: objectives, constraints, console and reports take it from there.
+To add a metric, add an entry to ``METRICS``: objectives, constraints, console and reports read it there.
 """
 
 from __future__ import annotations
@@ -8,23 +8,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-OVERLOADED = "overloaded"  # what the reason of a measurement begins with whose rate was more than could be served
+from typing import Literal, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one load on one deployed configuration gave.
+    """The values that were measured for one deployed configuration at one load.
 
-    ``None`` means unknown; it is never read as zero and never as success. Throughput counts inferences
-    (samples: requests x request batch size), latencies are per request and in milliseconds.
-    ``batch_stats``: executions by batch size, ``size:executions:compute_ns`` separated by spaces.
-    ``other_cpu_share``: of the CPUs' time while it was measured, 0 to 1, what went to other processes or machines.
-    GPU figures are of the server's GPUs: utilisation (0 to 1) and clocks are means, memory and power are sums.
-    ``gpu_throttling``: why they lowered their clocks meanwhile; empty where they did not, or nothing is known of it.
-    ``score``: of the answers to labelled samples, by the user's metric, whatever the load.
-    ``stable`` is false where the windows of the run disagreed or it failed; ``reason`` then says why.
+    None means unknown. It is never read as zero and never as success. Latencies are per request.
+
+    Attributes:
+        throughput_infer_per_sec: Inferences (samples) per second: requests times request batch size. None if the
+            measurement failed.
+        client_send_ms: This field and the next ones up to ``client_recv_ms`` are mean times per request.
+        mean_batch_size: Samples per execution of the model.
+        batch_stats: Executions by batch size, see ``objectives.batch_stats``.
+        requests: Number of measured requests.
+        requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
+            (bound in ms, count); empty if they were not counted, as by perf_analyzer.
+        latency_sketch: Mergeable sketch of all latencies, see ``objectives.latency_sketch``; empty if there is none.
+        stable: Whether the windows of the measurement agree. ``reason`` says why not.
+        gpu_utilization: Mean over the server's GPUs, 0 to 1. GPU clocks are means as well.
+        gpu_memory_bytes: Sum over the server's GPUs. GPU power is a sum as well.
+        gpu_throttling: Why the GPUs lowered their clocks; empty if they did not or it is unknown.
+        server_memory_bytes: Memory of the server's processes.
+        other_cpu_share: Share of the CPU time that other processes or machines took, 0 to 1.
+        speed_probe_ms: Time of the speed probe beside the idle server: before the first load of the deployment in the
+            search, the geometric mean of before and after the load on a fresh server. It rises as the machine slows.
+        measure_seconds: Wall time of the measurement.
+        score: Score of the answers to labelled samples by the user's metric. It does not depend on the load.
+        late_request_share: Share of the requests that the open loop sent more than 1 ms late, 0 to 1. None in a
+            closed loop.
+        send_lateness_p99_ms: 99th percentile of the send lateness. None in a closed loop.
+        overloaded: Whether the open loop's request rate exceeded the server's capacity, so that its queue only grew.
+        reason: Why the measurement failed or is not stable; empty otherwise.
     """
 
     throughput_infer_per_sec: float | None = None
@@ -43,6 +60,8 @@ class Measurement:
     mean_batch_size: float | None = None
     batch_stats: str = ""
     requests: int | None = None
+    requests_over_ms: str = ""
+    latency_sketch: str = ""
     stable: bool = False
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
@@ -52,19 +71,29 @@ class Measurement:
     gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
+    speed_probe_ms: float | None = None
     measure_seconds: float | None = None
     score: float | None = None
+    late_request_share: float | None = None
+    send_lateness_p99_ms: float | None = None
+    overloaded: bool = False
     reason: str = ""
 
+
+class Measured(Protocol):
+    """An object with a measurement."""
+
     @property
-    def is_overloaded(self) -> bool:
-        """Whether its rate was more than the server could serve."""
-        return self.reason.startswith(OVERLOADED)
+    def measurement(self) -> Measurement:
+        """The measurement that the object is ranked by."""
+
+
+PointT = TypeVar("PointT", bound=Measured)
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure of merit: how it is called on the command line, its unit, which way is better."""
+    """A value to optimize or constrain: its name on the command line, its unit, and which direction is better."""
 
     name: str
     unit: str
@@ -72,7 +101,7 @@ class Metric:
     value: Callable[[Measurement], float | None]
 
     def cost(self, measurement: Measurement) -> float | None:
-        """The value oriented so that lower is better, or None where it is unknown."""
+        """Return the value, negated if higher is better; None if it is unknown. Lower costs are better."""
         value = self.value(measurement)
         if value is None or math.isnan(value):
             return None
@@ -98,9 +127,9 @@ METRICS: dict[str, Metric] = {
         Metric("latency-p90", "ms", "lower", lambda m: m.latency_p90_ms),
         Metric("latency-p95", "ms", "lower", lambda m: m.latency_p95_ms),
         Metric("latency-p99", "ms", "lower", lambda m: m.latency_p99_ms),
-        # the GPU's memory where there is one, else the resident memory of the server's processes
+        # the memory of the GPUs if the model is served on GPUs, otherwise that of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
-        # what memory means of a model that is served on a GPU: unknown where the GPU does not tell
+        # unknown if no GPU serves the model or the driver does not report it
         Metric("gpu-memory", "bytes", "lower", lambda m: m.gpu_memory_bytes),
         Metric("energy", "J/1000 infer", "lower", _joules_per_1000_inferences),
         Metric("score", "", "higher", lambda m: m.score),

@@ -1,91 +1,44 @@
-"""Ranking of measured points: constraints first, then objectives; the front of what trades off.
+"""The Pareto front of measured points.
 
-A point is anything with a ``measurement``. Unstable points and unknown values never win. Where a load was
-measured more than once, the caller passes the one measurement that counts.
+A point is any object with a ``measurement``. Unstable points and unknown values are never on the front.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
 
-from objectives.metrics import METRICS, Measurement, Metric
-from objectives.sla import Constraint, worst_violation
+from objectives.metrics import Measured, Metric, PointT
 
 
-class Measured(Protocol):
-    """What has been measured."""
+def pareto_front(points: Iterable[PointT], metrics: Sequence[Metric]) -> list[PointT]:
+    """Return the stable points that no other point dominates, ordered from the best by the first metric.
 
-    @property
-    def measurement(self) -> Measurement: ...
-
-
-PointT = TypeVar("PointT", bound=Measured)
-
-
-def front(points: Iterable[PointT], metrics: Sequence[Metric]) -> list[PointT]:
-    """The stable points that no other one beats: none is as good in every metric and better in one.
-
-    Ordered from the best by the first metric. Equal points are all kept, those with an unknown value are not.
+    A point dominates another if it is at least as good in every metric and better in one. Equal points are all kept;
+    points with an unknown value are left out.
     """
     known = [(costs, point) for point in points if (costs := _known_costs(point, metrics)) is not None]
     known.sort(key=lambda item: item[0])
     kept: list[tuple[tuple[float, ...], PointT]] = []
     for costs, point in known:
-        # in this order only an earlier point can beat it, and if any does, one that is kept does
+        # sorted by cost: only an earlier point can dominate this one, and then a kept point does
         if not any(other != costs and _no_worse(other, costs) for other, _ in kept):
             kept.append((costs, point))
     return [point for _, point in kept]
 
 
-def best(
-    points: Iterable[PointT],
-    objectives: Sequence[Metric],
-    constraints: Sequence[Constraint],
-    *,
-    unstable: bool = False,
-) -> PointT | None:
-    """The stable point that meets every constraint and is best by the first objective; None without one.
+def dominates(left: Measured, right: Measured, metrics: Sequence[Metric]) -> bool:
+    """Return whether ``left`` is at least as good as ``right`` in every metric and better in one.
 
-    Ties are broken by the next objectives, then by the lower p95 latency. A point whose first objective is
-    unknown does not count, one that is not stable does where ``unstable`` is true.
+    It is False if one of them is unstable or has an unknown value.
     """
-    rules = tuple(constraints)
-    usable = [p for p in points if p.measurement.stable or unstable]
-    return _least([p for p in usable if worst_violation(rules, p.measurement) <= 0], objectives)
-
-
-def closest(
-    points: Iterable[PointT], constraints: Sequence[Constraint], objectives: Sequence[Metric] = ()
-) -> PointT | None:
-    """The stable point with the smallest violation, where none is stable an unstable one; None without points.
-
-    Ties are broken by the objectives, then by the lower p95 latency.
-    """
-    rules = tuple(constraints)
-    measured = [p for p in points if p.measurement.throughput_infer_per_sec is not None or p.measurement.stable]
-    usable = [p for p in measured if p.measurement.stable] or measured
-    least = min((worst_violation(rules, p.measurement) for p in usable), default=0.0)
-    return _least([p for p in usable if worst_violation(rules, p.measurement) == least], objectives, any_value=True)
-
-
-def _least(points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False) -> PointT | None:
-    order = (*objectives, METRICS["latency-p95"])
-
-    def costs(point: PointT) -> tuple[float, ...]:
-        values = (metric.cost(point.measurement) for metric in order)
-        return tuple(math.inf if value is None else value for value in values)
-
-    ranked = [p for p in points if any_value or not objectives or costs(p)[0] < math.inf]
-    return min(ranked, key=costs, default=None)
+    ours, theirs = _known_costs(left, metrics), _known_costs(right, metrics)
+    return ours is not None and theirs is not None and ours != theirs and _no_worse(ours, theirs)
 
 
 def _known_costs(point: Measured, metrics: Sequence[Metric]) -> tuple[float, ...] | None:
     costs = [metric.cost(point.measurement) for metric in metrics]
-    if not point.measurement.stable or any(cost is None or math.isnan(cost) for cost in costs):
-        return None
-    return tuple(cost for cost in costs if cost is not None)
+    known = tuple(cost for cost in costs if cost is not None)
+    return known if point.measurement.stable and len(known) == len(costs) else None
 
 
 def _no_worse(left: tuple[float, ...], right: tuple[float, ...]) -> bool:

@@ -1,30 +1,38 @@
-"""Constraints: parsed once from what the user wrote, judged in floats (a violation <= 0 is met)."""
+"""The SLA: its constraints, which measured points meet them best, and parsers for values with units.
+
+A point is any object with a ``measurement``. Unstable points and unknown values never win. If a load was measured
+more than once, the caller passes the measurement that counts.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS, Measurement, Metric, PointT
 
-CONFIDENCE = 0.99  # of a verdict on constraints
+CONFIDENCE = 0.99  # default confidence of a verdict
 
 _MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3}
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
-_LONGEST = 400  # characters of a value
+_MAX_CHARACTERS = 400  # limit for a value with its unit
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A bound on one metric: an upper bound where lower is better, else a lower bound."""
+    """A bound on one metric: an upper bound if lower values are better, otherwise a lower bound.
+
+    ``metric`` is a key of ``METRICS``; ``bound`` is in the metric's unit.
+    """
 
     metric: str
     bound: float
 
     def violation(self, measurement: Measurement) -> float:
-        """How far the bound is missed, relative to it: <= 0 is met, inf where the metric is unknown."""
+        """Return the distance to the bound, relative to it: 0 or less if it is met, inf if the metric is unknown."""
         metric = METRICS[self.metric]
         value = metric.value(measurement)
         if value is None or math.isnan(value):
@@ -38,25 +46,139 @@ class Constraint:
         return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:.12g} {metric.unit}".rstrip()
 
 
-def parse_constraint(text: str) -> Constraint:
-    """What ``str`` made of one. Raises ValueError."""
-    name, _, bound = text.replace(">=", "<=").partition("<=")
+@dataclass(frozen=True, slots=True)
+class Sla:
+    """The service level agreement: constraints that a measurement has to meet together.
+
+    Every measurement meets an empty SLA.
+    """
+
+    constraints: tuple[Constraint, ...] = ()
+
+    @classmethod
+    def from_bounds(cls, bounds: Mapping[str, float]) -> Sla:
+        """Return the SLA with bounds by metric, in the metric's unit: ``{"p95": 20.0, "throughput": 4000.0}``.
+
+        ``p95`` is short for ``latency-p95``. Raises ValueError if a metric is unknown.
+        """
+        return cls(tuple(Constraint(_metric_name(name), bound) for name, bound in bounds.items()))
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> Sla:
+        """Return the SLA whose constraints were written with ``str``, such as ``p95 <= 20 ms``.
+
+        Raises ValueError if a text has no known metric or no number.
+        """
+        return cls(tuple(map(_parse_constraint, texts)))
+
+    def __iter__(self) -> Iterator[Constraint]:
+        return iter(self.constraints)
+
+    def __len__(self) -> int:
+        return len(self.constraints)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self))
+
+    def violation(self, measurement: Measurement) -> float:
+        """Return the largest violation of the constraints; -inf if there are none."""
+        return max((constraint.violation(measurement) for constraint in self), default=-math.inf)
+
+    def is_met(self, measurement: Measurement) -> bool:
+        """Return whether the measurement meets every constraint. Its stability is not considered."""
+        return self.violation(measurement) <= 0
+
+    def missed(self, measurement: Measurement) -> Sla:
+        """Return the constraints that the measurement does not meet."""
+        return Sla(tuple(constraint for constraint in self if constraint.violation(measurement) > 0))
+
+    def without(self, *metrics: str) -> Sla:
+        """Return the constraints on all other metrics."""
+        return Sla(tuple(constraint for constraint in self if constraint.metric not in metrics))
+
+    @property
+    def latencies(self) -> Sla:
+        """The upper bounds on latencies, which a lower load can meet."""
+        return Sla(tuple(constraint for constraint in self if constraint.metric.startswith("latency-")))
+
+    @property
+    def judged_latency(self) -> str:
+        """The metric of the first latency bound; ``latency-p95`` if there is none."""
+        return next((constraint.metric for constraint in self.latencies), "latency-p95")
+
+    @property
+    def throughput_floor(self) -> float:
+        """The lowest permitted throughput in infer/s; 0 without such a constraint."""
+        return max((constraint.bound for constraint in self if constraint.metric == "throughput"), default=0.0)
+
+    def latency_bound_ms(self, metric: str | None = None, default: float = math.inf) -> float:
+        """Return the tightest bound on ``metric``, or on any latency without it; ``default`` if there is none."""
+        bounds = (constraint.bound for constraint in self.latencies if metric in (None, constraint.metric))
+        return min(bounds, default=default)
+
+    def share_of_bound(self, measurement: Measurement) -> float:
+        """Return the largest ratio of a latency to its bound, at least 0.01; inf if a bounded latency is unknown."""
+        shares = [0.01]
+        for constraint in self.latencies:
+            value = METRICS[constraint.metric].value(measurement)
+            shares.append(math.inf if value is None else value / constraint.bound)
+        return max(shares)
+
+    def best_point(
+        self, points: Iterable[PointT], objectives: Sequence[Metric], *, unstable: bool = False
+    ) -> PointT | None:
+        """Return the best stable point by the first objective that meets every constraint; None if there is none.
+
+        Ties are broken by the next objectives, then by the lower p95 latency. Points whose first objective is unknown
+        are left out. With ``unstable``, unstable points count too.
+        """
+        usable = [point for point in points if point.measurement.stable or unstable]
+        return _least([point for point in usable if self.is_met(point.measurement)], objectives)
+
+    def closest_point(self, points: Iterable[PointT], objectives: Sequence[Metric] = ()) -> PointT | None:
+        """Return the point with the smallest violation; None if nothing was measured.
+
+        Unstable points count only if no point is stable. Ties are broken by the objectives, then by the lower p95
+        latency.
+        """
+        measured = [p for p in points if p.measurement.throughput_infer_per_sec is not None or p.measurement.stable]
+        usable = [point for point in measured if point.measurement.stable] or measured
+        least = min((self.violation(point.measurement) for point in usable), default=0.0)
+        nearest = [point for point in usable if self.violation(point.measurement) == least]
+        return _least(nearest, objectives, any_value=True)
+
+
+def _metric_name(name: str) -> str:
     metric = next((metric for metric in (name.strip(), f"latency-{name.strip()}") if metric in METRICS), None)
-    if metric is None or not bound.split():
-        raise ValueError(f"{text!r} is no bound on a metric")
-    return Constraint(metric, float(bound.split()[0]))
+    if metric is None:
+        raise ValueError(f"{name!r} is not a metric")
+    return metric
 
 
-def worst_violation(constraints: tuple[Constraint, ...], measurement: Measurement) -> float:
-    """The largest violation; -inf without constraints."""
-    return max((c.violation(measurement) for c in constraints), default=-math.inf)
+def _parse_constraint(text: str) -> Constraint:
+    name, _, bound = text.replace(">=", "<=").partition("<=")
+    if not bound.split():
+        raise ValueError(f"{text!r} is not a bound on a metric")
+    return Constraint(_metric_name(name), float(bound.split()[0]))
+
+
+def _least(points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False) -> PointT | None:
+    order = (*objectives, METRICS["latency-p95"])
+
+    def costs(point: PointT) -> tuple[float, ...]:
+        values = (metric.cost(point.measurement) for metric in order)
+        return tuple(math.inf if value is None else value for value in values)
+
+    ranked = [p for p in points if any_value or not objectives or costs(p)[0] < math.inf]
+    return min(ranked, key=costs, default=None)
 
 
 def parse_duration_ms(text: str, example: str = "20ms") -> float:
-    """``20ms``, ``0.02s``, ``500us``, ``5m``, ``1h`` -> milliseconds.
+    """Return the duration in milliseconds: ``20ms``, ``0.02s``, ``500us``, ``5m`` or ``1h``.
 
-    Raises ValueError, saying what would be right, for a missing unit, a negative or a zero duration. The unit
-    of ``example`` is the one that is proposed.
+    ``example`` is shown in error messages, and its unit is proposed if the unit is missing.
+
+    Raises ValueError with an example if the unit is missing or the duration is not positive.
     """
     unit = example.lstrip("0123456789")
     match = _match(r"(us|ms|s|m|min|h)?", text)
@@ -72,7 +194,7 @@ def parse_duration_ms(text: str, example: str = "20ms") -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """``4GiB``, ``500MB`` -> bytes. Raises ValueError, saying what would be right."""
+    """Return the size in bytes: ``4GiB`` or ``500MB``. Raises ValueError with an example for any other text."""
     match = _match(r"(B|KiB|MiB|GiB|KB|MB|GB)", text)
     value = float(match[1]) * _BYTES_PER_UNIT[match[2]] if match else 0
     if not 0 < value < math.inf:
@@ -81,9 +203,10 @@ def parse_bytes(text: str) -> float:
 
 
 def parse_rate(text: str, request_batch_size: float) -> float:
-    """``4000``, ``4000/s`` (inferences), ``500req/s`` (requests) -> inferences per second.
+    """Return inferences per second: ``4000`` or ``4000/s`` are inferences, ``500req/s`` are requests.
 
-    Raises ValueError, saying what would be right.
+    ``request_batch_size`` is the number of samples of a request. Raises ValueError with an example for any other
+    text.
     """
     match = _match(r"((?:infer|req)?/s)?", text)
     per_unit = request_batch_size if match and (match[2] or "").startswith("req") else 1
@@ -94,6 +217,8 @@ def parse_rate(text: str, request_batch_size: float) -> float:
 
 
 def _match(unit: str, text: str) -> re.Match[str] | None:
-    """A number and its unit. Blanks are taken off the ends first: two patterns of blanks side by side would take the
-    square of their number."""
-    return re.fullmatch(_NUMBER + unit, text.strip()) if len(text) <= _LONGEST else None
+    """Match a number and its unit.
+
+    Blanks are stripped first: two adjacent patterns of blanks would take quadratic time.
+    """
+    return re.fullmatch(_NUMBER + unit, text.strip()) if len(text) <= _MAX_CHARACTERS else None

@@ -1,176 +1,454 @@
-"""Whether the constraints are met, from the repeated measurements of one configuration at one load."""
+"""The verdict on an SLA from measurement windows: with counts and sketches, or with only a few latency quantiles."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeAlias
 
 import numpy as np
 from scipy import special
 
-from objectives.confidence import Judgement, Verdict, Window, judge, judge_values
-from objectives.correlation import long_run_variance
-from objectives.metrics import METRICS, Measurement
-from objectives.quantiles import (
-    LAST_COLUMN,
-    LEVELS,
-    columns,
-    misses_from_columns,
-    pooled_quantile_ms,
-    quantile_levels,
-    tail_share,
+from objectives import latency_sketch
+from objectives.confidence import (
+    ConstraintVerdict,
+    FloatArray,
+    MissCounts,
+    ServerSpread,
+    Verdict,
+    difference_bounds,
+    judge_mean,
+    judge_share,
+    mean_bounds,
+    pool_server_spread,
 )
-from objectives.sla import CONFIDENCE, Constraint
+from objectives.metrics import METRICS, Measurement
+from objectives.sequential import LOOKS
+from objectives.sla import CONFIDENCE, Constraint, Sla
+
+HIGHEST_LEVEL = 0.99  # the highest known quantile: nothing is known about the latencies above it
+EDGES = 200  # latencies at which the tails of windows without sketches are added up
+# metric name -> level of the quantile
+QUANTILE_LEVELS = {"latency-p50": 0.5, "latency-p90": 0.9, "latency-p95": 0.95, "latency-p99": HIGHEST_LEVEL}
+
+
+def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
+    """Return the levels of the sample quantiles that bound the true quantile from below and above.
+
+    The bounds are order statistics (Conover 1999, "Practical Nonparametric Statistics", section 3.2). For example,
+    the p99 of 161 or more independent requests is an upper bound of the true p95 at 99 % confidence.
+
+    Args:
+        effective: Effective requests.
+        quantile: Level of the true quantile.
+        confidence: One-sided confidence of each bound.
+
+    Returns:
+        The lower level (0 if no request is a bound) and the upper level (inf if no request is a bound).
+    """
+    above = np.arange(math.ceil(effective))  # candidate numbers of requests above the sample quantile
+    # P(at most `above` requests exceed the true quantile), the binomial distribution
+    chance = special.betainc(effective - above, above + 1.0, quantile)
+    fewest, most = above[chance >= confidence], above[chance <= 1 - confidence]
+    low = 1 - fewest[0] / effective if fewest.size else 0.0
+    return float(low), float(1 - most[-1] / effective) if most.size else math.inf
+
+
+def latency_quantiles(measurement: Measurement) -> dict[float, float]:
+    """Return the known latency quantiles of the measurement in ms, by level."""
+    quantiles_ms = {level: METRICS[name].value(measurement) for name, level in QUANTILE_LEVELS.items()}
+    return {level: ms for level, ms in quantiles_ms.items() if ms is not None and math.isfinite(ms)}
+
+
+def pooled_quantile_ms(windows: Sequence[Measurement], level: float) -> float:
+    """Return the latency quantile of all requests of ``windows`` together in ms; nan if no quantile is known.
+
+    If all windows have sketches, these are merged, so the error is at most ``latency_sketch.RELATIVE_ACCURACY``.
+    Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
+    ``_tail_shares``, and the result is inf above ``HIGHEST_LEVEL``.
+    """
+    known = [(window, own) for window in windows if (own := latency_quantiles(window))]
+    if known and all(window.latency_sketch for window, _ in known):
+        return latency_sketch.pooled_quantile_ms([window.latency_sketch for window, _ in known], level)
+    if level > HIGHEST_LEVEL:
+        return math.inf
+    if not known:
+        return math.nan
+    ends_ms = [ms for _, own in known for ms in (*own.values(), _tail_quantile_ms(own, level))]
+    edges_ms = np.unique([*ends_ms, *np.linspace(min(ends_ms), max(ends_ms), EDGES)])
+    requests = [window.requests or 1 for window, _ in known]
+    shares = np.average([_tail_shares(own, edges_ms) for _, own in known], axis=0, weights=requests)
+    return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
+
+
+def _counted_misses(window: Measurement, bound_ms: float) -> float | None:
+    """Return the requests above ``bound_ms``: exact, or by the sketch; None if the window has only quantiles."""
+    exact = latency_sketch.requests_over(window.requests_over_ms, bound_ms)
+    if exact is not None or not window.latency_sketch:
+        return exact
+    return (window.requests or 1) * latency_sketch.share_over(window.latency_sketch, bound_ms)
+
+
+def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:
+    """Return the latency at ``level`` if the exponential between the two highest quantiles continues."""
+    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
+    beyond = max(0.0, math.log((1 - last) / (1 - level)))
+    return last_ms + beyond * max(last_ms - before_ms, 1e-9) / math.log((1 - before) / (1 - last))
+
+
+def _tail_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
+    """Return the share of requests above each bound, with the exponential tail beyond the highest quantile."""
+    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
+    decay_per_ms = math.log((1 - before) / (1 - last)) / max(last_ms - before_ms, 1e-9)
+    beyond_ms = np.maximum(0.0, np.asarray(bounds_ms, dtype=np.float64) - last_ms)
+    return np.asarray(_miss_shares(quantiles_ms, bounds_ms) * np.exp(-decay_per_ms * beyond_ms), dtype=np.float64)
+
+
+def _miss_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
+    """Return the share of requests above each bound; at least the share above the highest quantile."""
+    levels, values = [0.0, *sorted(quantiles_ms)], [0.0, *sorted(quantiles_ms.values())]
+    return np.asarray(np.exp(np.interp(bounds_ms, values, np.log1p(-np.array(levels)))), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """The verdict on all constraints together: PASS where each passes, FAIL where one fails. ``reason`` says why."""
-
-    verdict: Verdict
-    reason: str
-    effective_requests: float = 0.0
-    confidence: float = CONFIDENCE
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Bounds of a figure; each holds with the confidence. Infinite or nan where the measurements cannot tell."""
+class ConfidenceInterval:
+    """A lower and an upper bound of a metric, each at the confidence; infinite or nan if they are unknown."""
 
     low: float
     high: float
 
     @property
     def is_unknown(self) -> bool:
+        """Whether the measurements do not bound the metric."""
         return math.isnan(self.low) or math.isnan(self.high) or math.isinf(self.low)
 
 
-def judge_all(
-    windows: Sequence[Measurement],
-    constraints: Sequence[Constraint],
-    confidence: float = CONFIDENCE,
-) -> Judged:
-    """``windows``: one measurement each, in the order of time, those of one server after those of another.
+UNBOUNDED = ConfidenceInterval(-math.inf, math.inf)
 
-    With one that is lost or unstable there is no PASS, and a FAIL only where the others fail by themselves.
+
+@dataclass(frozen=True, slots=True)
+class ThroughputRatio:
+    """The ratio of two throughputs on fresh servers, with its confidence interval."""
+
+    estimate: float
+    interval: ConfidenceInterval
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the interval."""
+        return self.interval.low, self.interval.high
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether the throughputs differ by more than chance: the interval does not contain 1."""
+        return not self.interval.low <= 1 <= self.interval.high
+
+
+NOTHING = "nothing was measured"
+SLOPE_LEVELS = 1.5  # the shares at which the slope of the distribution is taken: times and divided by this factor
+LARGEST_SLOPE = 50.0  # of the normal quantile of the share by the log of latency: latencies that hardly vary
+
+
+ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
+ESTIMAND = (
+    "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
+    "states observed during its confirmation"
+)
+MOST_EXCLUDED = 0.2  # share of the windows; with more, what is left does not represent the machine
+
+
+@dataclass(frozen=True, slots=True)
+class SlaVerdict:
+    """The verdict on all constraints together: PASS if each passes, FAIL if one fails.
+
+    Attributes:
+        verdict: PASS, FAIL or UNDECIDED.
+        reason: The measured intervals, or why nothing is decided.
+        effective_requests: Independent requests with the same information; 0 if it was not estimated.
+        confidence: One minus the error of all tests of the run together.
+        slow_share: Bounds on the share of requests over the first latency bound.
+        excluded_share: Share of the windows that were left out because the machine was disturbed.
+        is_promising: Whether more servers with the same results would turn UNDECIDED into PASS.
+        excess: By how much the log of latency has to fall until the test is likely to pass.
     """
+
+    verdict: Verdict
+    reason: str
+    effective_requests: float = 0.0
+    confidence: float = CONFIDENCE
+    slow_share: ConfidenceInterval = UNBOUNDED
+    excluded_share: float = 0.0
+    is_promising: bool = False
+    excess: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialTest:
+    """The error of a test that looks at growing data, and how much more it may measure.
+
+    ``error`` is the one-sided error probability of all looks, ``most_servers`` the number of servers that the time
+    allows, ``confidence`` one minus the error of all tests of the run.
+    """
+
+    error: float
+    most_servers: int = 0
+    confidence: float = CONFIDENCE
+
+
+def judge_sla(
+    servers: ServerWindows, sla: Sla, spreads: Mapping[str, ServerSpread], test: SequentialTest
+) -> SlaVerdict:
+    """Return the verdict on all constraints of the SLA, from windows on fresh servers of one configuration and load.
+
+    Windows that are not stable were measured while the machine was disturbed and are left out. Windows in which the
+    server was overloaded count.
+
+    Args:
+        servers: The windows of each server.
+        sla: The SLA to judge.
+        spreads: The variance between servers by metric, as ``server_spreads`` returns it.
+        test: The error that the test may make.
+    """
+    windows = [window for own in servers for window in own]
+
+    def undecided(reason: str, excluded_share: float = 0.0, *, promising: bool = False) -> SlaVerdict:
+        return SlaVerdict(
+            Verdict.UNDECIDED,
+            reason,
+            confidence=test.confidence,
+            excluded_share=excluded_share,
+            is_promising=promising,
+        )
+
     lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
     if lost is not None or not windows:
-        why = f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else "nothing was measured"
-        return Judged(Verdict.UNDECIDED, why, confidence=confidence)
-    stable = [window for window in windows if window.stable]
-    if len(stable) == len(windows):
-        return _judge_stable(windows, constraints, confidence)
-    without = _judge_stable(stable, constraints, confidence) if stable else None
-    if without is not None and without.verdict is Verdict.FAIL:
-        return without
-    reason = next((window.reason for window in windows if not window.stable and window.reason), "windows disagree")
-    told = f"{len(windows) - len(stable)} of {len(windows)} measurements were unstable: {reason}"
-    effective = without.effective_requests if without else 0.0
-    return Judged(Verdict.UNDECIDED, told, effective, confidence)
+        return undecided(f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else NOTHING)
+    excluded = [window for window in windows if not (window.stable or window.overloaded)]
+    excluded_share = len(excluded) / len(windows)
+    if excluded_share > MOST_EXCLUDED:
+        cause = next((window.reason for window in excluded if window.reason), "the windows disagree")
+        reason = f"{len(excluded)} of {len(windows)} windows were disturbed: {cause}"
+        return undecided(reason, excluded_share, promising=True)
+    kept = [[window for window in own if window.stable or window.overloaded] for own in servers]
+    kept = [own for own in kept if own]
+    judged = [(constraint, _judge_constraint(kept, constraint, spreads, test)) for constraint in sla]
+    if not judged and len(kept) < LOOKS[0]:
+        return undecided(f"{len(kept)} of {LOOKS[0]} fresh servers were measured", excluded_share, promising=True)
+    return _combine(judged, excluded_share, test.confidence)
 
 
-def _judge_stable(windows: Sequence[Measurement], constraints: Sequence[Constraint], confidence: float) -> Judged:
-    found = [(bound, judge_one(windows, bound, confidence)) for bound in constraints]
-    for verdict in (Verdict.FAIL, Verdict.UNDECIDED):
-        for bound, one in found:
-            if one.verdict is verdict:
-                return Judged(verdict, f"{bound}: {one.reason}", one.effective_requests, confidence)
-    told = "; ".join(f"{bound}: {one.reason}" for bound, one in found)
-    counted = [one.effective_requests for _, one in found if one.effective_requests]
-    return Judged(Verdict.PASS, told, min(counted, default=0.0), confidence)
+def _combine(
+    judged: Sequence[tuple[Constraint, ConstraintVerdict]], excluded_share: float, confidence: float
+) -> SlaVerdict:
+    verdicts = {own.verdict for _, own in judged}
+    verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
+    deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
+    slow = next((own for constraint, own in judged if constraint.metric in QUANTILE_LEVELS), None)
+    latencies = [own for constraint, own in judged if constraint.metric.startswith("latency-")]
+    return SlaVerdict(
+        verdict,
+        "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
+        min((own.effective_requests for _, own in deciding if own.effective_requests), default=0.0),
+        confidence,
+        UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
+        excluded_share,
+        all(own.verdict is Verdict.PASS or own.is_promising for _, own in judged),
+        max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
+    )
 
 
-def judge_one(windows: Sequence[Measurement], bound: Constraint, confidence: float = CONFIDENCE) -> Judgement:
-    """The verdict on one constraint.
+def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
+    """Return the variance of the log between servers, of the throughput and of each bounded latency, by metric.
 
-    Of a latency's quantile the requests over the bound are counted. Of p99, beyond which nothing is known, and of
-    the average the windows' own values are compared; for p99 no more may be estimated to miss than are allowed, as a
-    few windows with many misses do not show in the others' p99. Of anything else each window must meet the bound.
+    Args:
+        groups: The windows of each configuration and load that was confirmed.
+        sla: The SLA, whose latencies are judged.
     """
-    requests = [window.requests or 0 for window in windows]
-    level = LEVELS.get(bound.metric)
-    if level is not None and level < LAST_COLUMN:
-        return judge(_counted(windows, bound.bound, level), level, confidence)
-    values = [METRICS[bound.metric].value(window) for window in windows]
-    if bound.metric.startswith("latency-"):
-        found = judge_values(values, requests, bound.bound, confidence)
-        share = tail_share(windows, bound.bound) if level is not None else 0.0
-        if found.verdict is Verdict.PASS and share > 1 - LAST_COLUMN:
-            told = f"some windows are far beyond it, about {share:.2%} of all requests: {found.reason}"
-            return replace(found, verdict=Verdict.UNDECIDED, reason=told)
-        return found
-    return _judge_figures(values, bound, confidence)
+    metrics = ["throughput", *(constraint.metric for constraint in sla.latencies), sla.judged_latency]
+    return {metric: _metric_spread(groups, metric) for metric in metrics}
 
 
-def throughput_interval(windows: Sequence[Measurement], confidence: float = CONFIDENCE) -> Interval:
-    """Of the mean throughput (infer/s), by Student's t over the windows, their correlation included."""
-    values = np.array([w.throughput_infer_per_sec for w in windows if w.throughput_infer_per_sec is not None])
-    if len(values) < 2:
-        return Interval(-math.inf, math.inf)
-    mean = float(values.mean())
-    error = math.sqrt(float(long_run_variance(values - mean)) / len(values))
-    half = -float(special.stdtrit(len(values) - 1.0, 1 - confidence)) * error
-    return Interval(mean - half, mean + half)
+def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
+    known = [[own for own in servers if _logs([own], metric)] for servers in groups]
+    probes = [[log_probe(own) for own in servers] for servers in known]
+    is_probed = all(math.isfinite(probe) for servers in probes for probe in servers)
+    return pool_server_spread([_logs(servers, metric) for servers in known], probes if is_probed else ())
+
+
+def log_probe(windows: Sequence[Measurement]) -> float:
+    """Return the log of the time in ms of the speed probe beside a server; nan if it is unknown."""
+    known = [window.speed_probe_ms for window in windows if window.speed_probe_ms]
+    return math.log(statistics.fmean(known)) if known else math.nan
+
+
+def _logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
+    """Return the log of a metric in each window of each server, without windows in which it is unknown."""
+    logs = []
+    for own in servers:
+        values = [METRICS[metric].value(window) for window in own]
+        known = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
+        if known:
+            logs.append(np.array(known))
+    return logs
+
+
+def _judge_constraint(
+    servers: ServerWindows, bound: Constraint, spreads: Mapping[str, ServerSpread], test: SequentialTest
+) -> ConstraintVerdict:
+    """Return the verdict on one constraint.
+
+    - A latency quantile: the requests above the bound are counted (``judge_share``).
+    - The average latency and the throughput: Student's t on the logs of the servers' means.
+    - Any other metric: each window must meet the bound.
+    """
+    level = QUANTILE_LEVELS.get(bound.metric)
+    if level is not None:
+        counts = count_misses(servers, bound.bound, level)
+        return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
+    if bound.metric in spreads:
+        return judge_mean(
+            _logs(servers, bound.metric),
+            math.log(bound.bound),
+            spreads[bound.metric],
+            test.error,
+            test.most_servers,
+            higher_is_better=METRICS[bound.metric].better == "higher",
+        )
+    return _judge_each_window([METRICS[bound.metric].value(window) for own in servers for window in own], bound)
+
+
+def count_misses(servers: ServerWindows, bound_ms: float, level: float) -> MissCounts:
+    """Return the requests, those above ``bound_ms`` and those above the quantile of all together.
+
+    They are counted where the load generator did so, otherwise estimated from a window's quantiles.
+    """
+    windows = [window for own in servers for window in own]
+    own_ms = pooled_quantile_ms(windows, level)
+    return MissCounts(
+        [np.array([float(window.requests or 1) for window in own]) for own in servers],
+        [np.array([_misses(window, bound_ms) for window in own]) for own in servers],
+        [np.array([_misses(window, own_ms) for window in own]) for own in servers],
+        _slope(windows, level),
+        math.log(bound_ms / own_ms) if 0 < own_ms < math.inf else -math.inf,
+    )
+
+
+def _slope(windows: Sequence[Measurement], level: float) -> float:
+    """Return by how much the normal quantile of the share over a bound rises with the log of latency."""
+    shares = [(1 - level) * SLOPE_LEVELS, (1 - level) / SLOPE_LEVELS]
+    low, high = (pooled_quantile_ms(windows, 1 - share) for share in shares)
+    if not math.isfinite(high):  # beyond the highest known quantile
+        shares[1], high = 1 - level, pooled_quantile_ms(windows, level)
+    if not 0 < low < high < math.inf:
+        return LARGEST_SLOPE
+    return min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), LARGEST_SLOPE)
+
+
+def throughput_interval(
+    servers: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
+) -> ConfidenceInterval:
+    """Return the confidence interval of the throughput on a fresh server in inferences per second.
+
+    It is Student's t interval of the log, with the variance between servers that all configurations have together.
+    """
+    logs = _logs(servers, "throughput")
+    if not logs:
+        return UNBOUNDED
+    low, high = mean_bounds(logs, spread, 1 - confidence)
+    return ConfidenceInterval(math.exp(low), math.exp(high))
+
+
+def throughput_ratio(
+    ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
+) -> ThroughputRatio | None:
+    """Return the ratio of our throughput to theirs on fresh servers; None if one of them is unknown.
+
+    It is the ratio at the same speed of the machine, see ``confidence.difference_bounds``. The estimate is the middle
+    of the interval on the log scale.
+
+    Args:
+        ours: The windows of each server of one configuration at one load.
+        theirs: The same of the other configuration.
+        spread: The variance of the log of the throughput between servers, as ``server_spreads`` returns it.
+        confidence: One-sided confidence of each end of the interval.
+    """
+    both = [[own for own in servers if _logs([own], "throughput")] for servers in (ours, theirs)]
+    if not all(both):
+        return None
+    logs = [_logs(servers, "throughput") for servers in both]
+    probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
+    difference = probes[0] - probes[1]
+    low, high = difference_bounds(
+        logs[0], logs[1], difference if math.isfinite(difference) else 0.0, spread, 1 - confidence
+    )
+    return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
 
 
 def latency_interval_ms(
-    windows: Sequence[Measurement], metric: str, effective_requests: float, confidence: float = CONFIDENCE
-) -> Interval:
-    """Of a latency's quantile, by order statistics on the columns of the windows.
+    servers: ServerWindows,
+    metric: str,
+    effective_requests: float,
+    spread: ServerSpread,
+    confidence: float = CONFIDENCE,
+) -> ConfidenceInterval:
+    """Return the confidence interval of a latency metric on a fresh server in ms.
 
-    Of p99, beyond which nothing is known, and of the average, by Student's t over the windows' own.
+    Quantiles are bounded by order statistics of all requests, the average by Student's t.
     """
-    level = LEVELS.get(metric, LAST_COLUMN)
-    if level >= LAST_COLUMN:
-        values = [METRICS[metric].value(window) for window in windows]
-        found = judge_values(values, [window.requests or 0 for window in windows], math.inf, confidence)
-        return Interval(found.low, found.high)
+    level = QUANTILE_LEVELS.get(metric)
+    if level is None:
+        logs = _logs(servers, metric)
+        if not logs:
+            return UNBOUNDED
+        low, high = mean_bounds(logs, spread, 1 - confidence)
+        return ConfidenceInterval(math.exp(low), math.exp(high))
     if effective_requests < 1:
-        return Interval(-math.inf, math.inf)
-    low, high = quantile_levels(effective_requests, level, confidence)
-    return Interval(pooled_quantile_ms(windows, low), pooled_quantile_ms(windows, high))
+        return UNBOUNDED
+    windows = [window for own in servers for window in own]
+    low, high = order_statistic_levels(effective_requests, level, confidence)
+    return ConfidenceInterval(pooled_quantile_ms(windows, low), pooled_quantile_ms(windows, high))
 
 
-def pooled(windows: Sequence[Measurement]) -> Measurement:
-    """One measurement for all: the quantiles of all requests, requests summed, any other figure the median."""
+def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
+    """Return one measurement for all windows.
+
+    Latency quantiles are those of all requests, and requests are summed. Other values are medians over the windows in
+    which they are known. The result is stable if all windows are.
+    """
     values: dict[str, object] = {}
     for field in fields(Measurement):
         known = [value for w in windows if isinstance(value := getattr(w, field.name), (int, float))]
-        if known and field.name not in ("stable", "requests"):
+        if known and field.name not in ("stable", "overloaded", "requests"):
             values[field.name] = round(statistics.median(known), 4)
-    for name, level in (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", LAST_COLUMN)):
-        if all(level in columns(window) for window in windows):
-            values[f"latency_{name}_ms"] = round(pooled_quantile_ms(windows, level), 4)
+    for name, level in QUANTILE_LEVELS.items():
+        if all(level in latency_quantiles(window) for window in windows):
+            values[f"{name.replace('-', '_')}_ms"] = round(pooled_quantile_ms(windows, level), 4)
     requests = sum(window.requests or 0 for window in windows)
-    stable = all(map(_is_usable, windows))
+    stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     reason = next((window.reason for window in windows if window.reason), "")
-    return replace(Measurement(**values), requests=requests or None, stable=stable, reason=reason)  # type: ignore[arg-type]
+    overloaded = any(window.overloaded for window in windows)
+    medians = Measurement(**values)  # type: ignore[arg-type]
+    return replace(medians, requests=requests or None, stable=stable, overloaded=overloaded, reason=reason)
 
 
-def _counted(windows: Sequence[Measurement], bound_ms: float, level: float) -> list[Window]:
-    """Requests and misses of each window; its tail counts those over the quantile of the whole run."""
-    own_ms = pooled_quantile_ms(windows, level)
-    counted = []
-    for window in windows:
-        requests, known = window.requests or 0, columns(window)
-        misses = misses_from_columns(requests, known, bound_ms)
-        counted.append(Window(requests, misses, misses_from_columns(requests, known, own_ms), window.stable))
+def _misses(window: Measurement, bound_ms: float) -> float:
+    """Return the requests above ``bound_ms``: counted where possible, else estimated; all if nothing is known."""
+    counted = _counted_misses(window, bound_ms)
+    if counted is None:
+        quantiles_ms, requests = latency_quantiles(window), window.requests or 1
+        counted = requests * float(_tail_shares(quantiles_ms, bound_ms)) if quantiles_ms else float(requests)
     return counted
 
 
-def _judge_figures(values: Sequence[float | None], bound: Constraint, confidence: float) -> Judgement:
+def _judge_each_window(values: Sequence[float | None], bound: Constraint) -> ConstraintVerdict:
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known or len(known) < len(values):
-        return Judgement(Verdict.UNDECIDED, "it is unknown", confidence=confidence)
+        return ConstraintVerdict(Verdict.UNDECIDED, "it is unknown")
     higher = METRICS[bound.metric].better == "higher"
     met = [value >= bound.bound if higher else value <= bound.bound for value in known]
     verdict = Verdict.PASS if all(met) else Verdict.UNDECIDED if any(met) else Verdict.FAIL
-    told = f"{min(known):.4g} to {max(known):.4g} in {len(known)} measurements"
-    return Judgement(verdict, told, min(known), max(known), confidence=confidence)
-
-
-def _is_usable(window: Measurement) -> bool:
-    return window.stable and window.throughput_infer_per_sec is not None
+    return ConstraintVerdict(
+        verdict, f"{min(known):.4g} to {max(known):.4g} in {len(known)} measurements", min(known), max(known)
+    )

@@ -1,7 +1,7 @@
-"""The search, the deployments and the measurements behind the ``tune`` command.
+"""Find the Triton Inference Server configuration that serves the most requests within a latency bound.
 
-From Python: ``from optimizer import load_run, tune``. Both are imported when they are asked for, so that importing
-this package costs nothing and changes nothing; see docs/python.md.
+The Python interface is ``from optimizer import load_run, tune`` (see docs/python.md). Its modules are imported on
+first use, so importing this package is cheap and has no side effects.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optimizer.analysis.run import Run as Run
-    from optimizer.api import load_run as load_run
-    from optimizer.api import tune as tune
-    from optimizer.errors import TuneError as TuneError
+    from optimizer.api import Run, load_run, tune
+    from optimizer.core.errors import TuneError
+
 
 _PUBLIC = {
-    "Run": "optimizer.analysis.run",
-    "TuneError": "optimizer.errors",
+    "Run": "optimizer.api",
+    "TuneError": "optimizer.core.errors",
     "load_run": "optimizer.api",
     "tune": "optimizer.api",
 }

@@ -1,4 +1,4 @@
-"""A server in this process that speaks as much of the inference protocol as asking for answers takes."""
+"""A server in this process that answers inference requests over gRPC, for tests of the output check."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from optimizer.interfaces import Endpoint
-from optimizer.trial import Candidate
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate
 
 Array: TypeAlias = npt.NDArray[Any]
 Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
@@ -28,14 +28,16 @@ Model: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
 
 @dataclass
 class AnsweringServer:
-    """Serves ``model``, which may be replaced; one that raises fails the request. ``spoil``
-    makes other bytes of an output's. ``asked`` are the shapes of the
-    first input of each request. ``inputs``: (name, Triton's type, shape with the batch dimension)."""
+    """Serve ``model``, which a test may replace; if it raises, the request fails.
+
+    ``spoil`` changes the bytes of an output. ``request_shapes`` collects the shape of each request's first
+    input. ``inputs`` holds (name, Triton data type, shape with the batch dimension).
+    """
 
     model: Model
     inputs: Sequence[tuple[str, str, Sequence[int]]] = (("x", "FP32", (-1, 2)),)
     max_batch_size: int = 8
-    asked: list[tuple[int, ...]] = field(default_factory=list)
+    request_shapes: list[tuple[int, ...]] = field(default_factory=list)
     spoil: Callable[[bytes], bytes] = bytes
 
     @contextlib.contextmanager
@@ -68,7 +70,7 @@ class AnsweringServer:
             tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).reshape(tuple(tensor.shape))
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
-        self.asked.append(next(iter(feeds.values())).shape)
+        self.request_shapes.append(next(iter(feeds.values())).shape)
         try:
             answers = self.model(feeds)
         except RuntimeError as error:

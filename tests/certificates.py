@@ -1,4 +1,4 @@
-"""Certificates for servers on loopback, and a proxy that ends TLS before one that knows none."""
+"""Certificates for servers on loopback, and a proxy that terminates TLS in front of a plain server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import trustme
 
-from optimizer.client.connection import Tls
+from optimizer.core.interfaces import Tls
 
 
 class Certificates:
-    """In ``folder``: that of a server on 127.0.0.1, and one for another host, both signed by ``ca``; ``other_ca`` has
-    signed neither."""
+    """Certificates in ``folder``: one for 127.0.0.1 and one for another host, both signed by ``ca``.
+
+    ``other_ca`` has signed neither of them.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,23 +27,23 @@ class Certificates:
         authority.cert_pem.write_to_path(str(self.ca))
         trustme.CA().cert_pem.write_to_path(str(self.other_ca))
         self.own = self._issued(authority, folder / "own.pem", "127.0.0.1", "localhost")
-        self.elsewhere = self._issued(authority, folder / "elsewhere.pem", "triton.example.org")
+        self.other_host = self._issued(authority, folder / "elsewhere.pem", "triton.example.org")
 
     @property
     def tls(self) -> Tls:
-        """What a client needs."""
+        """Return the TLS settings of a client."""
         return Tls(self.ca)
 
     @staticmethod
     def _issued(authority: trustme.CA, path: Path, *names: str) -> Path:
-        """Key and certificate in one file."""
+        """Write the key and the certificate to one file."""
         authority.issue_cert(*names).private_key_and_cert_chain_pem.write_to_path(str(path))
         return path
 
 
 @contextlib.contextmanager
 def tls_proxy(to: str, certificate: Path) -> Iterator[str]:
-    """``host:port`` at which TLS is spoken, and passed on to ``to`` without it."""
+    """Yield the ``host:port`` of a proxy that accepts TLS and forwards to ``to`` without it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     host, _, port = to.rpartition(":")
@@ -70,7 +72,7 @@ def tls_proxy(to: str, certificate: Path) -> Iterator[str]:
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Until either side ends; then neither goes on."""
+    """Forward in both directions until either side closes."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)

@@ -1,4 +1,4 @@
-"""The ``tune`` command as a user runs it: a process of its own, whose traces can be looked for."""
+"""The ``tune`` command: in a process of its own, as users run it, or its entry point in the process of the test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,36 +17,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import psutil
 import pytest
 
-from optimizer.cli import COMMANDS
+from optimizer.cli.main import COMMANDS, EXIT_CODES, main
+from optimizer.core import interrupts
 
 Env = Mapping[str, str | Path]
 REPORT = "(with report.html)"
+UNDECIDED = EXIT_CODES["UNDECIDED"]  # the exit code of a recommendation with --no-confirmation
+FOUND = {EXIT_CODES["PASS"], UNDECIDED}  # the verdict of a run with a confirmation depends on the machine
+FINISHED = {*FOUND, EXIT_CODES["FAIL"]}
+RUN_SECONDS = 270.0  # only a run that hangs takes so long, even if it compiles the simulator beside other tests
 TUNE = Path(sys.executable).with_name("tune")
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(  # what commands import one by one as they need it: that takes longer than bad input
+FORKS.set_forkserver_preload(  # a run imports these one by one, which takes longer than most runs on a recorded table
     [
-        *("__main__", "optimizer.cli", "optimizer.session"),
-        *(f"optimizer.commands.{name}" for name in ("run", "sweep", "verify")),
-        *(f"optimizer.arguments.{name}" for name in ("run", "sweep", "verify")),
-        *(
-            "optimizer.model_analyzer.reader",
-            "optimizer.models.mlp",
-            "optimizer.report.console",
-            "optimizer.store.study",
-        ),
-        *("onnx", "pynvml", "rich.progress", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql"),
-        *("sqlalchemy.orm", "tests.warm_run"),
+        *("__main__", "tests.warm_run", "tests.shared_run"),
+        *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql", "sqlalchemy.orm"),
     ]
 )
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. ``pid`` was its process."""
+    """The exit code and the output of a command. ``pid`` was its process."""
 
     code: int
     stdout: str
@@ -54,20 +52,20 @@ class Ended:
 
     @property
     def complaints(self) -> list[str]:
-        """What it wrote to standard error, in lines; a traceback is no complaint but a fault."""
+        """Return the lines of standard error; fail if they hold a traceback."""
         assert "Traceback" not in self.stderr, self.stderr
         return self.stderr.splitlines()
 
 
 @dataclass(frozen=True)
 class Playground:
-    """Folders of one test. All that ``tune`` leaves lies below ``root``, and all it starts names ``root``."""
+    """The folders of one test. All files of ``tune`` lie below ``root``, and its processes name ``root``."""
 
     root: Path
 
     @property
     def here(self) -> Path:
-        """Where the command runs."""
+        """Return the working directory of the command."""
         return self.root / "here"
 
     @property
@@ -81,8 +79,10 @@ class Playground:
         env: Env | None = None,
         under: Sequence[str | Path] = (),
     ) -> subprocess.Popen[str]:
-        """``tune`` with these arguments, its output captured; ``under`` is a command that runs a command. A run
-        leaves its page out unless REPORT is among them: to draw it takes as long as a short run measures."""
+        """Start ``tune`` with these arguments and capture its output; ``under`` is a command that runs it.
+
+        A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run.
+        """
         words = [word for word in arguments if word != REPORT]
         runs = not (arguments and str(arguments[0]) in COMMANDS) and len(words) == len(arguments)
         return subprocess.Popen(
@@ -96,23 +96,23 @@ class Playground:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that was started here: its command line or its folder says so."""
-        found = []
+        """Return all processes that were started here, found by command line or working directory."""
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = [*process.cmdline(), process.cwd()]
                 if process.status() != psutil.STATUS_ZOMBIE and any(str(self.root) in word for word in words):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def shared_memory(self, pid: int) -> list[Path]:
-        """The regions of the servers that ``tune`` of that process id has started."""
+        """Return the shared-memory regions of the servers that the ``tune`` with this process id has started."""
         return list(Path("/dev/shm").glob(f"tritune_{pid}_*"))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended, and what it left."""
+    """A run that has ended, with its files."""
 
     playground: Playground
     ended: Ended
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The only one in ``results``."""
+        """Return the only run folder in ``results``."""
         (folder,) = (self.playground.here / "results").glob("*/*")
         return folder
 
@@ -133,21 +133,49 @@ class Run:
         with (self.folder / "trials.csv").open(newline="") as file:
             return list(csv.DictReader(file))
 
+    def assert_found(self) -> None:
+        """Assert that the run recommends a configuration, and that its exit code and files have the same verdict."""
+        assert (self.ended.code in FOUND, self.ended.stderr) == (True, ""), self.ended
+        info = self.info()
+        assert info["status"] == "found"
+        assert self.ended.code == EXIT_CODES[info["verdict"]]
+        assert info["verdict"] == info["result"]["verdict"]
+        assert info["options"]["confirmation"] or info["verdict"] == "UNDECIDED"
+
     def info(self) -> dict[str, Any]:
         info = json.loads((self.folder / "run.json").read_text())
         assert isinstance(info, dict)
         return info
 
 
+def assert_search_ended(ended: Ended, folder: Path) -> bool:
+    """Assert that a run with --no-confirmation ended, and return whether it recommends a configuration.
+
+    Whether a load is steady enough depends on the machine: a stable one is always found, and one that other processes
+    disturbed may be.
+    """
+    status = json.loads((folder / "run.json").read_text())["status"]
+    assert (ended.code, ended.stderr) == ({"found": UNDECIDED, "none": EXIT_CODES["FAIL"]}[status], "")
+    with (folder / "trials.csv").open(newline="") as file:
+        assert status == "found" or not any(row["stable"] == "true" for row in csv.DictReader(file))
+    return bool(status == "found")
+
+
+class Output(Protocol):
+    """Captured output, as the fixture ``capfd`` gives it."""
+
+    def readouterr(self) -> tuple[str, str]: ...
+
+
 class Tune(Protocol):
     def __call__(
-        self, *arguments: str | Path, cwd: Path | None = None, timeout: float = 120, env: Env | None = None
+        self, *arguments: str | Path, cwd: Path | None = None, timeout: float = RUN_SECONDS, env: Env | None = None
     ) -> Ended: ...
 
 
 @contextlib.contextmanager
 def playing_in(root: Path) -> Iterator[Playground]:
-    """At the end nothing that was started may run any more, and no temporary folder may be left."""
+    """Yield a playground; afterwards check that no process and no temporary folder is left."""
     playground = Playground(root)
     playground.here.mkdir()
     playground.temporary.mkdir()
@@ -165,10 +193,10 @@ def run_tune(
     playground: Playground,
     *arguments: str | Path,
     cwd: Path | None = None,
-    timeout: float = 120,
+    timeout: float = RUN_SECONDS,
     env: Env | None = None,
 ) -> Ended:
-    """``tune`` to its end; no shared memory of its servers may be left."""
+    """Run ``tune`` to its end and check that no shared memory of its servers is left."""
     process = playground.start(*arguments, cwd=cwd, env=env)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
@@ -180,8 +208,8 @@ def run_tune(
 
 @pytest.fixture
 def playground(tmp_path: Path) -> Iterator[Playground]:
-    with playing_in(tmp_path) as found:
-        yield found
+    with playing_in(tmp_path) as instance:
+        yield instance
 
 
 @pytest.fixture
@@ -189,49 +217,55 @@ def tune(playground: Playground) -> Tune:
     return functools.partial(run_tune, playground)
 
 
-def run_forked_tune(
+def call_tune(
     playground: Playground,
+    output: Output,
     *arguments: str | Path,
     cwd: Path | None = None,
-    timeout: float = 120,
+    timeout: float = RUN_SECONDS,
     env: Env | None = None,
 ) -> Ended:
-    """As ``run_tune``, forked from a process that has imported it already: that takes longer than many a command."""
-    outputs = playground.root / "stdout", playground.root / "stderr"
-    words = [str(word) for word in arguments]
-    environment = {"TMPDIR": playground.temporary, **(env or {})}
-    process = FORKS.Process(target=_as_tune, args=(words, cwd or playground.here, environment, outputs))
-    process.start()
+    """Call the entry point of ``tune`` in this process; afterwards restore what it changes in a process.
+
+    ``timeout`` does not apply: the test's own timeout interrupts the command.
+    """
+    settings = {"TMPDIR": playground.temporary, **(env or {})}
+    output.readouterr()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        mock.patch.dict(os.environ, {name: str(value) for name, value in settings.items()}),
+        _signal_handlers_restored(),
+    ):
+        patch.chdir(cwd or playground.here)
+        patch.setattr(tempfile, "tempdir", None)  # TMPDIR applies
+        patch.setattr(sys, "argv", ["tune", *map(str, arguments)])
+        patch.setattr(sys, "unraisablehook", sys.unraisablehook)
+        patch.setattr(interrupts, "_installed", False)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert isinstance(ended.value.code, int)
+    assert playground.shared_memory(os.getpid()) == []
+    stdout, stderr = output.readouterr()
+    return Ended(ended.value.code, stdout, stderr, os.getpid())
+
+
+@contextlib.contextmanager
+def _signal_handlers_restored() -> Iterator[None]:
+    handlers = {signum: signal.getsignal(signum) for signum in (*interrupts.SIGNALS, signal.SIGALRM)}
     try:
-        process.join(timeout)
-        assert process.exitcode is not None, "still running"
+        yield
     finally:
-        process.kill()
-    assert process.pid is not None
-    assert playground.shared_memory(process.pid) == []
-    stdout, stderr = (path.read_text() for path in outputs)
-    return Ended(process.exitcode, stdout, stderr, process.pid)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 @pytest.fixture
-def forked_tune(playground: Playground) -> Tune:
-    return functools.partial(run_forked_tune, playground)
-
-
-def _as_tune(arguments: list[str], cwd: Path, env: dict[str, str | Path], outputs: tuple[Path, Path]) -> None:
-    for path, descriptor in zip(outputs, (1, 2), strict=True):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-    os.chdir(cwd)
-    os.environ.update({key: str(value) for key, value in env.items()})
-    tempfile.tempdir = None  # that of TMPDIR, not the one that the forking process may have asked for
-    sys.argv = ["tune", *arguments]
-    from optimizer.cli import main
-
-    main()
+def called_tune(playground: Playground, capfd: pytest.CaptureFixture[str]) -> Tune:
+    return functools.partial(call_tune, playground, capfd)
 
 
 def eventually(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether ``condition`` comes true within that time."""
+    """Return whether ``condition`` becomes true within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

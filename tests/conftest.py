@@ -1,4 +1,4 @@
-"""Shared by all tests: made-up measurements, and tables of a server whose behaviour is known."""
+"""Fixtures that all tests share: synthetic measurements, and tables of a server with known behaviour."""
 
 from __future__ import annotations
 
@@ -8,20 +8,45 @@ import pytest
 from hypothesis import settings
 
 from objectives.metrics import METRICS, Measurement
-from objectives.sla import Constraint
-from optimizer.problem import Problem
-from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Trial
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+
+FIRST_FOLDERS = ("stack", "contract", "cli", "study")
 
 
 def pytest_configure() -> None:
-    """What the shell of a background job ignores, the commands under test must not inherit as ignored. Examples have
-    no deadline: how fast the machine is just then is not what is tested."""
+    """Restore the default signal handlers, and give hypothesis examples no deadline.
+
+    The shell of a background job ignores signals, and commands under test would inherit that.
+    """
     settings.register_profile("tritune", deadline=None, max_examples=50)
     settings.load_profile("tritune")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the tests marked long, as .ci/full does")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked long unless ``--long`` is given, and put those that wait for servers first.
+
+    pytest-xdist hands out files in this order, so that no long file begins when the others have ended.
+    """
+    items.sort(
+        key=lambda item: (
+            FIRST_FOLDERS.index(folder) if (folder := item.path.parent.name) in FIRST_FOLDERS else len(FIRST_FOLDERS)
+        )
+    )
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:
@@ -41,7 +66,7 @@ def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Mea
 
 
 def known_server(candidate: Candidate, concurrency: int, request_batch_size: int) -> Measurement:
-    """A closed-loop server: batches cost 2 ms + 0.2 ms a sample, two instances run 1.5 times as fast as one."""
+    """Return a closed-loop server: a batch takes 2 ms + 0.2 ms per sample; two instances are 1.5 times as fast."""
     largest = candidate.max_batch_size if candidate.dynamic_batching else request_batch_size
     batch = min(largest, concurrency * request_batch_size)
     speed = 1 + 0.5 * (min(candidate.instance_count, 2) - 1)
@@ -52,13 +77,13 @@ def known_server(candidate: Candidate, concurrency: int, request_batch_size: int
 
 
 def known_problem() -> Problem:
-    """16 candidates, p95 <= 20 ms, one sample a request."""
-    space = Space(
+    """Return a problem of 16 candidates with p95 <= 20 ms and one sample per request."""
+    space = SearchSpace(
         max_batch_size=(1, 4, 16, 64),
         max_queue_delay_us=("off", 0, 1000),
         instance_count=(1, 2),
     )
-    return Problem("known", space, 1, 64, (METRICS["throughput"],), (Constraint("latency-p95", 20.0),))
+    return Problem("known", space, 1, 64, (METRICS["throughput"],), Sla.from_bounds({"p95": 20.0}))
 
 
 @pytest.fixture
@@ -68,7 +93,7 @@ def problem() -> Problem:
 
 @pytest.fixture
 def known_table(problem: Problem) -> list[Trial]:
-    """Every candidate at every concurrency of the problem."""
+    """Return the measurements of every candidate at every concurrency of the problem."""
     return [
         Trial(
             number,

@@ -1,34 +1,42 @@
-"""A server whose latencies are drawn at random: target, load generator and telemetry in one."""
+"""A target, load generator and telemetry whose latencies are drawn at random."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
-from objectives.sla import Constraint
-from optimizer.errors import DeploymentError
-from optimizer.interfaces import Endpoint, Samples
-from optimizer.problem import Problem
-from optimizer.space import Space
-from optimizer.trial import Candidate, LoadPoint, Trial
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import DeploymentError
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.machine.conditions import SpeedLog
+from optimizer.measure.measurer import Measurer
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.confirmation import Confirmer
 
 BASELINE = Candidate(max_batch_size=1)
 FAST, FASTER = (Candidate(max_batch_size=64, dynamic_batching=True, instance_count=n) for n in (1, 2))
-SERVED = {BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0}  # requests per second, at whatever load
+SERVED = {BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0}  # requests per second at any load
 BOUND_MS = 20.0
-LOADS = {BASELINE: 3, FAST: 11, FASTER: 13}  # that meet it, in requests in flight
+LOADS = {BASELINE: 3, FAST: 11, FASTER: 13}  # highest concurrency that meets the bound
+COMPARISONS = (BASELINE, FAST)
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 class Drawing:
-    """Gamma-distributed latencies in proportion to the load.
+    """Draw gamma-distributed latencies in proportion to the load.
 
-    ``slow``: latencies of a candidate on fresh servers as multiples of what the search saw, for each server.
-    ``broken``: what cannot be deployed as it is written.
+    ``slow`` holds, per candidate, the latencies on each fresh server as multiples of those in the search.
+    ``broken`` holds the candidates that cannot be deployed as written.
     """
 
     def __init__(
@@ -46,7 +54,7 @@ class Drawing:
         yield Endpoint("drawn", candidate)
 
     @contextlib.contextmanager
-    def deploy_as_written(self, candidate: Candidate) -> Iterator[Endpoint]:
+    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
         if candidate in self.broken:
             raise DeploymentError("config.pbtxt does not load")
         self.deployed.append(candidate)
@@ -54,8 +62,8 @@ class Drawing:
 
     def close(self) -> None: ...
 
-    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        return [self.measure(endpoint, load, seconds)]
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds) for _ in range(count)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
 
@@ -67,22 +75,49 @@ class Drawing:
             mean_ms *= factors[(self.deployed.count(endpoint.candidate) - 1) % len(factors)]
         latencies = self.random.gamma(16, mean_ms / 16, size=max(50, int(served * (seconds or 2))))
         columns: Any = {f"latency_{name}_ms": float(np.quantile(latencies, q)) for name, q in QUANTILES.items()}
-        return Measurement(served, float(latencies.mean()), **columns, requests=len(latencies), stable=True)
+        return Measurement(
+            served,
+            float(latencies.mean()),
+            **columns,
+            requests=len(latencies),
+            requests_over_ms=count_over(latencies, [BOUND_MS]),
+            latency_sketch=sketch_latencies(latencies),
+            stable=True,
+        )
 
     @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[Samples]:
-        yield Samples()
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        yield ResourceUsage()
 
 
 def searched(server: Drawing, loads: dict[Candidate, int]) -> list[Trial]:
-    """What a search has found: each candidate at its load."""
-    found = []
+    """Return the trials of a search: each candidate at its load."""
+    trials = []
     for number, (candidate, concurrency) in enumerate(loads.items()):
         load = LoadPoint(1, concurrency)
-        found.append(Trial(number, candidate, ((load, server.measure(Endpoint("", candidate), load)),)))
-    return found
+        trials.append(Trial(number, candidate, ((load, server.measure(Endpoint("", candidate), load)),)))
+    return trials
 
 
 def drawn_problem() -> Problem:
-    space = Space(max_batch_size=(1, 64), instance_count=(1, 2))
-    return Problem("drawn", space, 1, 64, constraints=(Constraint("latency-p95", BOUND_MS),))
+    space = SearchSpace(max_batch_size=(1, 64), instance_count=(1, 2))
+    return Problem("drawn", space, 1, 64, sla=Sla.from_bounds({"p95": BOUND_MS}))
+
+
+def confirm(
+    server: Drawing,
+    trials: list[Trial],
+    problem: Problem,
+    path: Path,
+    seconds: float = 600,
+    speed: SpeedLog | None = None,
+) -> list[Trial]:
+    """Return ``trials`` with their confirmations; all rows are in trials.csv in ``path``."""
+    table = TrialsTable(path / "trials.csv", "drawn", {})
+    for trial in trials:
+        for load, measurement in trial.measurements:
+            table.append(trial, load, measurement)
+    measuring = Measurer(server, server, table, QuietWatcher(), speed=speed)
+    confirmed = Confirmer(problem, server, measuring, Budget(seconds), table.read()).run(COMPARISONS)
+    assert table.read() == confirmed, "all of it is in the table"
+    return confirmed

@@ -1,6 +1,6 @@
-"""runc as a stand-alone script, with each container's resource limits lowered to those of this process.
+"""A stand-alone script that calls runc with each container's resource limits lowered to those of this process.
 
-A machine that is a container itself may lack the right to raise them, and an engine asks for more by default.
+A machine that is itself a container may not raise them, and a container engine asks for higher ones by default.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, of nodes with more CPUs than there are."""
+"""A Ray cluster on this machine whose nodes report more CPUs than exist."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import psutil
 
-NODE_CPUS = 64  # as Ray counts them: then all workers share the machine, and measure on the same
+NODE_CPUS = 64  # as Ray counts them: all workers then share the machine's CPUs
 STORE_BYTES = 80 << 20
-MARK = "TRITUNE_TEST_CLUSTER"  # in the environment of all that a cluster starts
+MARK = "TRITUNE_TEST_CLUSTER"  # in the environment of all processes of a cluster
 
 
 @dataclass
 class LocalCluster:
-    """``address`` is what RAY_ADDRESS is to be for ``--cluster auto``."""
+    """A running cluster. ``address`` is the value of RAY_ADDRESS for ``--cluster auto``."""
 
     ray: Any
     mark: str
@@ -35,35 +35,35 @@ class LocalCluster:
         return psutil.Process(self.nodes[node].all_processes["raylet"][0].process.pid)
 
     def workers(self, node: int) -> list[psutil.Process]:
-        """The processes of tune's workers on that node."""
+        """Return the processes of tune's workers on a node."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [one for one in self.raylet(node).children() if _name(one).startswith("ray::Worker")]
+            return [child for child in self.raylet(node).children() if _name(child).startswith("ray::Worker")]
         return []
 
     def servers(self) -> list[psutil.Process]:
-        """The tritonservers that workers have started and that still run."""
-        found = []
+        """Return the running tritonservers of this cluster."""
+        servers = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.name() == "tritonserver" and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+                    servers.append(process)
+        return servers
 
 
 @contextlib.contextmanager
 def local_cluster(nodes: int) -> Iterator[LocalCluster]:
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", MARK: uuid.uuid4().hex}  # Ray reports to its maker
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", MARK: uuid.uuid4().hex}  # no usage reports
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": NODE_CPUS, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    found = LocalCluster(Cluster(initialize_head=True, head_node_args=head), os.environ[MARK])
-    found.nodes.append(found.ray.head_node)
+    cluster = LocalCluster(Cluster(initialize_head=True, head_node_args=head), os.environ[MARK])
+    cluster.nodes.append(cluster.ray.head_node)
     try:
         for _ in range(nodes - 1):
-            found.add_node()
-        yield found
+            cluster.add_node()
+        yield cluster
     finally:
-        found.ray.shutdown()
+        cluster.ray.shutdown()
 
 
 def _name(process: psutil.Process) -> str:

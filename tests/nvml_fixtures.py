@@ -1,7 +1,6 @@
-"""GPUs that are not there: a stand-in for libnvidia-ml.so.1, which the real pynvml loads in a process of its own.
+"""GPUs that do not exist: a stand-in for libnvidia-ml.so.1 that the real pynvml loads in a process of its own.
 
-Built with this machine's C compiler from ``stand_in_nvml.c``; without one these tests are skipped. (A compiler as a
-package, ``ziglang``, would be 90 MB more for every installation of the test extra.)
+The C compiler of this machine builds it from ``stand_in_nvml.c``; without a compiler these tests are skipped.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ A100 |= {"sm_clock": 1410, "memory_clock": 1593, "throttling": 4, "mig": 0, "cou
 
 @dataclass(frozen=True)
 class StandIn:
-    """``told`` is the file that the library reads."""
+    """The built library. It reads its answers from the file ``answers``."""
 
     library: Path
-    told: Path
+    answers: Path
 
     def tell(self, *devices: Mapping[str, object], **library: object) -> None:
-        """What NVML says from now on; ``error N`` in place of a value is that error. ``process`` is a list."""
-        lines = [f"- {asked} {value}" for asked, value in ({"driver": "580.159.04"} | library).items()]
+        """Set what NVML answers from now on; ``error N`` instead of a value is that error. ``process`` is a list."""
+        lines = [f"- {key} {value}" for key, value in ({"driver": "580.159.04"} | library).items()]
         lines += [f"- devices {len(devices)}"] if "devices" not in library else []
         for i, device in enumerate(devices):
-            for asked, value in ({"uuid": f"GPU-{i}0000000-0000"} | dict(device)).items():
-                lines += [f"{i} {asked} {one}" for one in (value if isinstance(value, list) else [value])]
-        self.told.write_text("\n".join(lines) + "\n")
+            for key, value in ({"uuid": f"GPU-{i}0000000-0000"} | dict(device)).items():
+                lines += [f"{i} {key} {one}" for one in (value if isinstance(value, list) else [value])]
+        self.answers.write_text("\n".join(lines) + "\n")
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of a process whose pynvml finds the stand-in; all that it is told counts, and nothing of this machine's."""
+        """Return the environment of a process whose pynvml loads the stand-in."""
         paths = [str(self.library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        own = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "STAND_IN_NVML": str(self.told), "PYTHONPATH": str(ROOT)}
+        own = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "STAND_IN_NVML": str(self.answers), "PYTHONPATH": str(ROOT)}
         return kept | own | more
 
     def run(self, program: str, **environment: str) -> Any:
-        """What ``program``, run by this Python, prints as JSON."""
+        """Run ``program`` with this Python and return what it prints, parsed as JSON."""
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=self.environment(**environment),

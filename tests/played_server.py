@@ -1,15 +1,15 @@
-"""What perf_analyzer and the server's statistics would tell of a server that the simulator plays."""
+"""Statistics of perf_analyzer and the server for a server that the simulator plays."""
 
 from __future__ import annotations
 
 from objectives.metrics import Measurement
-from optimizer.batcher.simulator import Simulated
-from optimizer.trial import Candidate
+from optimizer.core.trial import Candidate
+from optimizer.simulator.scenario import SimulationResult
 
 REQUESTS = 500
 
 
-def told(simulated: Simulated, candidate: Candidate) -> Measurement:
+def simulated_measurement(simulated: SimulationResult, candidate: Candidate) -> Measurement:
     compute_s = simulated.utilization * candidate.instance_count * simulated.mean_batch_size
     return Measurement(
         simulated.throughput_infer_per_s,

@@ -1,4 +1,4 @@
-"""A container engine for tests: Podman's service, which speaks Docker's API, on a socket of its own."""
+"""A container engine for tests: Podman's service with Docker's API, on a temporary socket."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from optimizer import runtime
-from optimizer.process import SupervisedProcess
+from optimizer.core.files import cache_folder
+from optimizer.core.process import SupervisedProcess
+from optimizer.deploy import runtime
 from tests.command_fixtures import eventually
 from tests.server_image import ensure_image
 
@@ -32,7 +33,7 @@ START_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Engine:
-    """Where it is reached, and the image of a server that it has."""
+    """The address of the engine, and the image of a server in it."""
 
     base_url: str
     image: str
@@ -52,7 +53,7 @@ def engine() -> Iterator[Engine]:
         limited.chmod(0o755)
         configuration = folder / "containers.conf"
         configuration.write_text(CONFIGURATION.format(runtime=limited))
-        store = runtime.cache_folder() / "podman"  # keeps the image
+        store = cache_folder() / "podman"  # keeps the image
         command: list[str | Path] = ["podman", "--root", store / "root", "--runroot", store / "run"]
         command += ["--storage-driver", "overlay", "system", "service", "--time", "0", f"unix://{folder}/podman.sock"]
         environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}

@@ -1,29 +1,34 @@
-"""A tritonserver of somebody else's that runs already."""
+"""A running tritonserver that tune did not start, as a remote target."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import model_config, runtime
-from optimizer.client.calls import CallError, open_client
-from optimizer.client.connection import Connection, Tls
-from optimizer.deploy.installation import embedded
-from optimizer.deploy.server_folder import ServerFolder
-from optimizer.deploy.tritonserver import TritonServer
-from optimizer.model_source import ModelSource
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.interfaces import Connection, Tls
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import ServerFolder, TritonServer, embedded_installation
+from optimizer.deploy.remote_server import listener_pid
+from optimizer.measure.inference import open_client
+from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
+ATTEMPTS = 3  # another process may take a port between the probe and the bind
 LOAD_SECONDS = 60.0
 
 
 class Production:
-    """As its operator sees it: in explicit mode, unless ``options`` say otherwise. ``headers``, ``tls`` and
-    ``http_headers`` are what its gRPC and HTTP take by those."""
+    """A production server in explicit mode, unless ``options`` say otherwise.
+
+    ``headers`` and ``tls`` are required by its gRPC endpoint, ``http_headers`` by its HTTP endpoint."""
 
     def __init__(
         self,
@@ -34,24 +39,36 @@ class Production:
         http_headers: Mapping[str, str] | None = None,
         tls: Tls | None = None,
     ) -> None:
-        installed = embedded(runtime.ensure(print))
+        installed = embedded_installation(runtime.ensure(print))
         self.source, self.model = source, source.name
         self.folder = ServerFolder(source, installed)
         self.server = TritonServer(self.folder, installed, log=log, options=options)
-        self.server.start()
-        self.grpc = Connection(self.server.grpc, headers=headers or {}, tls=tls)
-        self.http = Connection(self.server.http, "http", {"tritune": self.server.http_secret, **(http_headers or {})})
-        self._client = open_client(self.grpc)
         deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
+        for _ in range(ATTEMPTS):
+            self.server.start()
+            self.grpc = Connection(self.server.grpc, headers=headers or {}, tls=tls)
+            self._client = open_client(self.grpc)
+            if self._comes_up(deadline):
+                break
+            self._client.close()
+            self.server.stop()
+        else:
+            self.folder.remove()
+            raise AssertionError(log.read_text())
+        self.http = Connection(self.server.http, "http", {"tritune": self.server.http_secret, **(http_headers or {})})
+
+    def _comes_up(self, deadline: float) -> bool:
+        """Return whether the server answers; false if it has ended or another process has its port."""
+        while time.monotonic() < deadline:
+            running = self.server.running
+            if running is None or running.exit_code() is not None:
+                return False
+            with contextlib.suppress(CallError):
                 self._client.check(1)
-                return
-            except CallError:
-                if time.monotonic() > deadline:
-                    self.close()
-                    raise
-                time.sleep(0.05)
+                listener = listener_pid(self.grpc.address)
+                return listener is not None and psutil.Process(listener).ppid() == running.pid
+            time.sleep(0.05)
+        return False
 
     def close(self) -> None:
         self._client.close()
@@ -80,7 +97,7 @@ APIS = "health,metadata,inference,shared-memory,model-config,model-repository,st
 
 
 def secured(source: ModelSource, log: Path, certificates: Certificates) -> Production:
-    """Over gRPC with TLS, every call takes SECRET; over HTTP all but loading does."""
+    """Return a server that requires SECRET for every gRPC call, with TLS, and for all HTTP calls except loading."""
     return Production(
         source,
         log,

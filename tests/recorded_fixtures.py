@@ -1,4 +1,4 @@
-"""Runs on a recorded table, each a process that can be killed, and what an undisturbed one leaves."""
+"""Runs on a recorded table, each in a process that a test can kill, and the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from typing import NoReturn
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.space import Space
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.files import write_atomically
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, LoadPoint, Trial
 from tests import recorded_run
 from tests.command_fixtures import FORKS, Ended, playing_in
 from tests.conftest import known_server, measurement
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
-SPACE = Space(max_batch_size=(1, 4, 16, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
+SPACE = SearchSpace(max_batch_size=(1, 4, 16, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
 
 
 @dataclass(frozen=True)
 class RecordedRuns:
-    """``table`` is what they run on, ``undisturbed`` the rows of one that nothing has disturbed."""
+    """The ``table`` that runs use, and ``undisturbed``, the rows of a run that nothing disturbed."""
 
     table: Path
     undisturbed: list[dict[str, str]]
     recommended: dict[str, object]
 
     def assert_complete(self, folder: Path) -> None:
-        """All that the undisturbed run measured, in its order and once, and what it recommends."""
+        """Check that the run measured the same as the undisturbed one, in order and once, and recommends the same."""
         assert rows(folder) == self.undisturbed
         assert recommended(folder) == self.recommended
         left = {path.name for path in folder.iterdir()} - {"study.journal"}
-        assert left == {"trials.csv", recorded_run.RESULT}
+        assert left == {"trials.csv", recorded_run.RESULT, recorded_run.PLAN}
 
 
 @pytest.fixture(scope="session")
@@ -54,15 +55,15 @@ def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded
         yield RecordedRuns(table, rows(folder), recommended(folder))
 
 
-def record(path: Path, space: Space = SPACE, loads: Sequence[int] = LOADS) -> None:
-    """A server that is better or worse at some configurations than any simulation can tell."""
+def record(path: Path, space: SearchSpace = SPACE, loads: Sequence[int] = LOADS) -> None:
+    """Return the table of a server that some configurations suit better or worse than the simulator can predict."""
     table = TrialsTable(path, "known", {})
     chance = random.Random(1)
     for number, candidate in enumerate(space.candidates()):
         luck = chance.uniform(0.6, 1.4)
         for concurrency in loads:
-            found = _lucky(candidate, concurrency, luck)
-            table.append(Trial(number, candidate), LoadPoint(1, concurrency), found)
+            result = _lucky(candidate, concurrency, luck)
+            table.append(Trial(number, candidate), LoadPoint(1, concurrency), result)
 
 
 def _lucky(candidate: Candidate, concurrency: int, luck: float) -> Measurement:
@@ -74,7 +75,7 @@ def _lucky(candidate: Candidate, concurrency: int, luck: float) -> Measurement:
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """A run's process; ``complaints`` is its standard error."""
+    """The process of a run. ``complaints`` is its standard error."""
 
     process: ForkServerProcess
     complaints: Path
@@ -91,8 +92,8 @@ class RecordedProcess:
     def kill(self) -> None:
         self.process.kill()
 
-    def finish(self, seconds: float = 60) -> Ended:
-        """Its end; a signal's number is negative."""
+    def finish(self, seconds: float = 120) -> Ended:
+        """Wait for the end and return the exit code; that of a signal is negative."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "still running"
         stderr = self.complaints.read_text()
@@ -101,12 +102,12 @@ class RecordedProcess:
 
 
 def start(folder: Path, table: Path, storage: str | None = None) -> RecordedProcess:
-    """A process that begins the run in ``folder``, or goes on with it."""
+    """Start a process that begins or resumes the run in ``folder``."""
     return started(recorded_run.main, [str(table), str(folder), *([storage] if storage else [])], folder.parent)
 
 
 def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path) -> RecordedProcess:
-    """A process that is a command; its standard error is kept in the folder ``place``."""
+    """Start a command; its standard error goes to a file in the folder ``place``."""
     descriptor, complaints = tempfile.mkstemp(prefix="stderr-", dir=place)
     os.close(descriptor)
     process = FORKS.Process(target=_command, args=(main, words, complaints))
@@ -114,20 +115,35 @@ def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path
     return RecordedProcess(process, Path(complaints))
 
 
+def hold(folder: Path, count: int, file: str = recorded_run.HOLD) -> None:
+    """Let a run in ``folder`` that has ``count`` rows measure nothing more until ``release``."""
+    folder.with_name(folder.name + recorded_run.HELD).unlink(missing_ok=True)
+    write_atomically(folder.with_name(folder.name + file), str(count))
+
+
+def release(folder: Path, file: str = recorded_run.HOLD) -> None:
+    folder.with_name(folder.name + file).unlink()
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether the run has come to the row at which ``hold`` stops it."""
+    return folder.with_name(folder.name + recorded_run.HELD).exists()
+
+
 def rows(folder: Path) -> list[dict[str, str]]:
-    """What is on disk of the table, in whole lines, but for the time that each deployment took."""
+    """Return the complete lines of the table on disk, without the deployment times."""
     path = folder / "trials.csv"
     text = path.read_text() if path.exists() else ""
-    found = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-    for row in found:
+    lines = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+    for row in lines:
         del row["deploy_seconds"]
-    return found
+    return lines
 
 
 def recommended(folder: Path) -> dict[str, object]:
-    found = json.loads((folder / recorded_run.RESULT).read_text())
-    assert isinstance(found, dict)
-    return found
+    result = json.loads((folder / recorded_run.RESULT).read_text())
+    assert isinstance(result, dict)
+    return result
 
 
 def _command(main: Callable[[list[str]], NoReturn], words: list[str], complaints: str) -> None:

@@ -1,8 +1,10 @@
-"""A run on a recorded table, as a process: kept, and gone on with, as ``tune`` does it, but without a server.
+"""A run on a recorded table as a process: stored and resumed as ``tune`` does, but without a server.
 
     python -m tests.recorded_run TABLE FOLDER [STORAGE]
 
-The recorded answers take MEASURE_SECONDS each, so that a run can be stopped at any moment of a measurement.
+Each recorded measurement takes MEASURE_SECONDS, so that a test can stop the run in the middle of one, or hold it with
+``wait_while_held``. Database statements are repeated for RETRY_SECONDS only, so that tests of a database that is gone
+end soon.
 """
 
 from __future__ import annotations
@@ -13,45 +15,68 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from objectives.metrics import Measurement
-from objectives.sla import Constraint
-from optimizer import interrupts
-from optimizer.budget import Budget
-from optimizer.confirm.confirmer import Confirmer
-from optimizer.deploy.recorded import RecordedTable
-from optimizer.errors import TuneError
-from optimizer.interfaces import Endpoint
-from optimizer.measuring import Measuring
-from optimizer.outcome import assess
-from optimizer.replay.baselines import baselines
-from optimizer.replay.recording import read_recording
-from optimizer.report.export import entry
+from optimizer.core import interrupts
+from optimizer.core.errors import TuneError
+from optimizer.core.files import write_atomically
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import Budget
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.measurer import Measurer
+from optimizer.replay.engine import recorded_problem
+from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
+from optimizer.results.recommendation import assess
+from optimizer.results.summary import entry
 from optimizer.search import make_searcher
-from optimizer.store.disk import write_whole
+from optimizer.store import optuna_storage
+from optimizer.store.recording import RecordedServer, baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import LoadPoint
-from optimizer.tuner import Tuner
+from optimizer.study.confirmation import Confirmer
+from optimizer.study.study import Tuner
 
-MEASURE_SECONDS = 0.01
-BOUND = Constraint("latency-p95", 5.0)
-RESULT = "recommended.json"
+MEASURE_SECONDS, RETRY_SECONDS = 0.01, 3.0
+BOUND_MS = 5.0
+RESULT, PLAN = "recommended.json", "plan.json"
+HOLD, HELD = ".hold", ".held"  # files beside the folder of a run
+
+
+def wait_while_held(folder: Path, hold: str = HOLD) -> None:
+    """Wait while FOLDER.hold exists, if the table has as many rows as that file says. FOLDER.held tells the test."""
+    while _row_count(folder) >= _held_at(folder.with_name(folder.name + hold)):
+        folder.with_name(folder.name + HELD).touch()
+        time.sleep(MEASURE_SECONDS)
+
+
+def _held_at(file: Path) -> float:
+    try:
+        return int(file.read_text())
+    except FileNotFoundError:
+        return math.inf
+
+
+def _row_count(folder: Path) -> int:
+    table = folder / "trials.csv"
+    return table.read_bytes().count(b"\n") - 1 if table.exists() else 0
 
 
 @dataclass(frozen=True)
 class SlowLoad:
-    """A LoadGenerator whose measurements take their time."""
+    """A LoadGenerator that takes MEASURE_SECONDS for each measurement."""
 
-    table: RecordedTable
+    table: RecordedServer
+    folder: Path
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        wait_while_held(self.folder)
         time.sleep(MEASURE_SECONDS)
         return self.table.measure(endpoint, load, seconds)
 
-    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         return [self.measure(endpoint, load, seconds)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
@@ -65,26 +90,39 @@ class Unwatched:
 
 
 def run(table: Path, folder: Path, storage: str | None = None) -> None:
-    """Start the run in ``folder``, or go on with it; what it recommends is in RESULT in the end."""
+    """Start or resume the run in ``folder``; at the end its recommendation is in the file RESULT."""
     recording = read_recording(table)
-    problem = recording.problem([BOUND])
+    problem = recorded_problem(recording, {"p95": BOUND_MS})
     kept = RunFolder(folder)
     with kept.locked():
         trials_table = TrialsTable(kept.trials, problem.model, problem.space.fields)
         searcher = make_searcher("simulated", problem, 0, storage or str(kept.study), kept.study_name)
-        measuring = Measuring(SlowLoad(recording.server), recording.server, trials_table, Unwatched())
+        measuring = Measurer(SlowLoad(recording.server, folder), recording.server, trials_table, Unwatched())
         budget = Budget(math.inf)
         compared = baselines(problem.space)
         (_, baseline), (_, plain) = compared
         trials = Tuner(problem, searcher, recording.server, measuring, budget).run(compared)
-        trials = Confirmer(problem, recording.server, measuring, budget, trials).run(baseline)
+        confirmer = Confirmer(problem, recording.server, measuring, budget, trials)
+        confirmer.plan, confirmer.record = read_plan(folder), partial(write_plan, folder)
+        trials = confirmer.run([baseline, plain])
         recommended = assess(trials, problem, baseline, plain).recommended
         assert recommended is not None
-        write_whole(folder / RESULT, json.dumps(entry(recommended), indent=2))
+        write_atomically(folder / RESULT, json.dumps(entry(recommended), indent=2))
+
+
+def read_plan(folder: Path) -> ConfirmationPlan | None:
+    """Return the plan that ``write_plan`` wrote; None if there is none."""
+    file = folder / PLAN
+    return read_plan_document(json.loads(file.read_text())) if file.exists() else None
+
+
+def write_plan(folder: Path, plan: ConfirmationPlan) -> None:
+    """Store the plan of the confirmation, which ``tune`` writes to run.json."""
+    write_atomically(folder / PLAN, json.dumps(plan_document(plan)))
 
 
 def ending_as_tune(work: Callable[[], None]) -> NoReturn:
-    """An error is one line and its exit code."""
+    """Report an error as one line and its exit code."""
     interrupts.install()
     try:
         work()
@@ -99,6 +137,7 @@ def ending_as_tune(work: Callable[[], None]) -> NoReturn:
 
 def main(words: Sequence[str]) -> NoReturn:
     table, folder, *storage = words
+    optuna_storage.RETRY_SECONDS = RETRY_SECONDS
     ending_as_tune(lambda: run(Path(table), Path(folder), *storage))
 
 

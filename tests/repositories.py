@@ -1,5 +1,6 @@
-"""Triton repositories for tests: ONNX models that compute something a test can foretell, a steady sleeper, and one
-that fails as its configuration says."""
+"""Triton repositories for tests: ONNX models with known outputs, a model with a constant service time, and one that
+fails as its configuration says.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from optimizer.model_source import ModelSource
-from optimizer.sources.repository import read_repository_model
+from optimizer.config.model_source import ModelSource
+from optimizer.model.repository import read_repository_model
 
 Dims = Sequence[str | int]
 
 
 def stored(repository: Path) -> Callable[[str], ModelSource]:
-    """What reads a model of ``repository``."""
+    """Return a function that reads a model of ``repository``."""
     return partial(read_repository_model, repository, gpu=False)
 
 
 def onnx_model(
     nodes: Sequence[NodeProto], inputs: Mapping[str, tuple[int, Dims]], outputs: Mapping[str, tuple[int, Dims]]
 ) -> ModelProto:
-    """Tensors by name: (ONNX type, dims)."""
+    """Return ONNX tensors from (type, dims) by name."""
 
     def tensors(named: Mapping[str, tuple[int, Dims]]) -> list[object]:
         return [helper.make_tensor_value_info(name, kind, list(dims)) for name, (kind, dims) in named.items()]
@@ -36,13 +37,13 @@ def onnx_model(
 
 
 def doubler(kind: int = TensorProto.FLOAT, dims: Dims = ("batch", 4)) -> ModelProto:
-    """``x`` -> ``y`` = x + x."""
+    """Return a model ``x`` -> ``y`` = x + x."""
     node = helper.make_node("Add", ["x", "x"], ["y"])
     return onnx_model([node], {"x": (kind, dims)}, {"y": (kind, dims)})
 
 
 def write_model(repository: Path, name: str, config: str, model: ModelProto | None) -> Path:
-    """The model folder ``repository/name``; without ``model`` there is no version in it."""
+    """Write the model folder ``repository/name``; without ``model`` it has no version."""
     folder = repository / name
     folder.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(textwrap.dedent(config))
@@ -66,7 +67,7 @@ instance_group { count: 1 kind: KIND_CPU }
 
 
 def write_sleeper(repository: Path, milliseconds: float, loading_seconds: float = 0.0) -> Path:
-    """A model that takes the same time for every batch, however busy the machine is."""
+    """Write a model that takes the same time for every batch, however busy the machine is."""
     folder = repository / "sleeper"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
@@ -96,7 +97,7 @@ def sleeper_program(milliseconds: float, loading_seconds: float = 0.0) -> str:
     return textwrap.dedent(program)
 
 
-FAULT = "parameters.fault.string_value"  # the field of a configuration that says how it fails
+FAULT = "parameters.fault.string_value"  # the field of the configuration that selects the failure
 FAULTY_BATCH = 3  # samples
 FAULTY_CONFIG = f"""\
 {SLEEPER_CONFIG}parameters {{ key: "fault" value {{ string_value: "none" }} }}
@@ -124,7 +125,7 @@ def fail(how):
     if how == "kill the server":
         os.kill(os.getppid(), signal.SIGKILL)
     if how == "allocate":
-        np.empty(2**33, np.uint8)  # its pages are not touched: only a limit on the process refuses it
+        np.empty(2**33, np.uint8)  # the pages are not touched: only a limit on the process refuses it
 
 
 class TritonPythonModel:
@@ -144,7 +145,7 @@ class TritonPythonModel:
 
 
 def write_faulty(repository: Path) -> Path:
-    """A model that fails as ``FAULT`` says: ``loading: HOW``, or ``executing: HOW`` at batches of FAULTY_BATCH."""
+    """Write a model that fails as ``FAULT`` says: ``loading: HOW``, or ``executing: HOW`` (FAULTY_BATCH samples)."""
     folder = repository / "faulty"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(FAULTY_CONFIG)
@@ -178,8 +179,8 @@ class TritonPythonModel:
 
     def answer(self, x):
         for name in ("first", "second"):
-            asked = pb_utils.InferenceRequest(model_name=name, requested_output_names=["y"], inputs=[x])
-            answer = asked.exec()
+            request = pb_utils.InferenceRequest(model_name=name, requested_output_names=["y"], inputs=[x])
+            answer = request.exec()
             if answer.has_error():
                 return pb_utils.InferenceResponse(error=answer.error())
             x = pb_utils.Tensor("x", pb_utils.get_output_tensor_by_name(answer, "y").as_numpy())
@@ -188,7 +189,7 @@ class TritonPythonModel:
 
 
 def write_ensemble(repository: Path, milliseconds: float) -> Path:
-    """``chain``: ``first``, which takes a fifth of ``milliseconds`` a batch, then ``second``."""
+    """Write ``chain``: ``first``, which takes a fifth of ``milliseconds`` per batch, then ``second``."""
     for name, takes in (("first", milliseconds / 5), ("second", milliseconds)):
         write_python_model(repository, name, sleeper_program(takes))
     folder = repository / "chain"
@@ -198,13 +199,13 @@ def write_ensemble(repository: Path, milliseconds: float) -> Path:
 
 
 def write_bls(repository: Path, milliseconds: float) -> Path:
-    """``caller``, a model in Python that asks ``first`` and ``second`` of ``write_ensemble``."""
+    """Write ``caller``, a Python model that calls ``first`` and ``second`` of ``write_ensemble``."""
     write_ensemble(repository, milliseconds)
     return write_python_model(repository, "caller", BLS_PROGRAM)
 
 
 def write_python_model(repository: Path, name: str, program: str) -> Path:
-    """With the tensors of the sleeper."""
+    """Add the tensors of the sleeper to ``config``."""
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)

@@ -1,4 +1,4 @@
-"""The folder of a run that has ended, as ``tune`` leaves it, without a server: for what reads runs."""
+"""Writes the folder of a finished run without a server, for tests of the code that reads runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from objectives.metrics import Measurement
-from optimizer import model_config, server_options
-from optimizer.options import RunOptions
-from optimizer.store.finished import candidate_document
+from objectives.sequential import LOOKS
+from optimizer.config import model_config
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.options import server_options
+from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import candidate_document
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import Candidate, FieldValue, LoadPoint, Trial
 from tests.conftest import measurement
 
 CONFIG = """\
@@ -27,7 +29,8 @@ dynamic_batching {{ preferred_batch_size: 4 max_queue_delay_microseconds: 100 }}
 """
 SPACE = {"max_batch_size": [8], "max_queue_delay_us": [100], "preferred_batch_sizes": ["4"], "instance_count": [2]}
 HARDWARE = {"gpus": [], "cpu": "Some(R) CPU @ 2.50GHz", "cpu_count": 8, "memory_bytes": 1 << 34, "system": "Linux"}
-CANDIDATE = Candidate(8, True, 100, (4,), 2)  # as in CONFIG
+CANDIDATE = Candidate(8, True, 100, (4,), 2)  # the settings of CONFIG
+WINDOWS = 3  # on each fresh server
 CLOSED, OPEN = LoadPoint(2, concurrency=20), LoadPoint(2, request_rate=150.5)
 MEASURED = replace(measurement(1000, 10), server_memory_bytes=1e9)
 
@@ -48,15 +51,24 @@ def write_run(
     measured: Measurement = MEASURED,
     status: str = "found",
     hardware: Mapping[str, Any] = HARDWARE,
-    notes: Sequence[str] = (),
+    server_cpus: float | None = 8,
+    server_uses_gpus: bool | None = True,
+    is_confirmed: bool = True,
 ) -> Path:
-    """Of one trial, of ``candidate`` with the last of each of ``fields``, at one load; none on fresh servers."""
+    """Write a run of one trial at one load, which was also measured on fresh servers; return its folder.
+
+    Without ``is_confirmed`` the confirmation is missing, so the verdict is UNDECIDED. The trial is of ``candidate``
+    with the last choice of each of ``fields``.
+    """
     run = RunFolder(folder / "run")
     run.path.mkdir(parents=True)
     chosen = tuple(sorted((path, values[-1]) for path, values in (fields or {}).items()))
     candidate = replace(candidate, fields=chosen)
     table = TrialsTable(run.trials, model, fields or {})
     table.append(Trial(0, candidate, deploy_seconds=45.0), load, measured)
+    for server in range(1, LOOKS[0] + 1) if is_confirmed else ():
+        for _ in range(WINDOWS):
+            table.append(Trial(0, candidate), load, measured, server, 0.01)
     mode: Literal["rate", "concurrency"] = "rate" if load.request_rate else "concurrency"
     run.write_info(
         replace(options or RunOptions(model), model=model, sla_ms={"p95": 20.0}, load=mode),
@@ -75,10 +87,12 @@ def write_run(
             },
             "hardware": dict(hardware),
             "versions": {"tritonserver": "2.51.0"},
-            "notes": list(notes),
+            "notes": [],
+            "server_cpus": server_cpus,
+            "server_uses_gpus": server_uses_gpus,
         },
     )
-    run.write_best(configs or {model: config_text(model)}, server_options.words(chosen))
+    run.write_best(configs or {model: config_text(model)}, server_options.to_arguments(chosen))
     for path in run.best.rglob("config.pbtxt"):
-        model_config.read(path)  # what is not Triton's would be no run's
+        model_config.read(path)  # fails if Triton could not read it
     return run.path

@@ -1,6 +1,6 @@
-"""An image as NVIDIA's are, of what is on this machine: the pinned server on PATH with its backends, perf_analyzer.
+"""A container image like NVIDIA's, made of files of this machine: the pinned server, its backends and perf_analyzer.
 
-Its root file system has the files that these need, and nothing else; the engine makes the image of a tar of them.
+Its root file system has only the files that these need; the engine imports it from a tar archive.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer import runtime
-from optimizer.deploy.server_folder import BACKENDS
-from optimizer.runtime import Runtime
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import BACKENDS
+from optimizer.deploy.runtime import Runtime
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -28,13 +28,13 @@ UNNEEDED = {"site-packages", "test", "tests", "ensurepip", "idlelib", "tkinter",
 
 
 def ensure_image(client: DockerClient, scratch: Path) -> str:
-    """Its name; made where the engine has none yet."""
+    """Return the name of the image, which is built if the engine does not have it."""
     if not client.images.list(IMAGE):
         tar = scratch / "root.tar"
         with tarfile.open(tar, "w", dereference=True) as archive:
-            for here, there in _files(runtime.ensure(print)):
-                archive.add(here, there, filter=_needed)
-            temporary = tarfile.TarInfo("tmp")  # the Python backend's
+            for source, target in _files(runtime.ensure(print)):
+                archive.add(source, target, filter=_needed)
+            temporary = tarfile.TarInfo("tmp")  # used by the Python backend
             temporary.type, temporary.mode = tarfile.DIRTYPE, 0o1777
             archive.addfile(temporary)
         libraries = f"{SERVER}/lib:{sys.base_prefix}/lib:{LIBRARIES}"
@@ -45,14 +45,14 @@ def ensure_image(client: DockerClient, scratch: Path) -> str:
         }
         # the stub's Python is an isolated one, which looks for packages in the current folder and in its own
         changes = [f"WORKDIR {PACKAGES}", *(f"ENV {name}={value}" for name, value in variables.items())]
-        told = client.api.import_image_from_file(str(tar), changes=changes)
+        response = client.api.import_image_from_file(str(tar), changes=changes)
         tar.unlink()
-        client.images.get(json.loads(told)["status"]).tag(REPOSITORY, TAG)
+        client.images.get(json.loads(response)["status"]).tag(REPOSITORY, TAG)
     return IMAGE
 
 
 def _files(installed: Runtime) -> Iterator[tuple[Path, str]]:
-    """What is here, and where it is in the image."""
+    """Return the files of this machine by their paths in the image."""
     yield installed.tritonserver, f"{SERVER}/bin/tritonserver"
     yield installed.libraries, f"{SERVER}/lib"
     yield installed.python_backend, f"{SERVER}/backends/python"
@@ -65,10 +65,10 @@ def _files(installed: Runtime) -> Iterator[tuple[Path, str]]:
     assert installed.stub_packages is not None
     for package in installed.stub_packages.iterdir():
         yield package, f"{PACKAGES}/{package.name}"
-    found = importlib.util.find_spec("onnxruntime")
-    assert found is not None
-    assert found.origin is not None
-    yield Path(found.origin).parent, f"{PACKAGES}/onnxruntime"
+    spec = importlib.util.find_spec("onnxruntime")
+    assert spec is not None
+    assert spec.origin is not None
+    yield Path(spec.origin).parent, f"{PACKAGES}/onnxruntime"
     standard = Path(sys.base_prefix, "lib", f"python{runtime.running_python()}")
     yield standard, str(standard)
     binaries = [installed.tritonserver, installed.stub, installed.perf_analyzer, Path("/bin/bash")]
@@ -78,12 +78,12 @@ def _files(installed: Runtime) -> Iterator[tuple[Path, str]]:
 
 
 def _libraries(binaries: list[Path], installed: Runtime) -> set[Path]:
-    """The shared libraries of the system and of Python that they link, by the paths that they are looked for at."""
+    """Return the shared libraries that the programs link, by the paths at which they are searched."""
     folder = runtime.libpython_folder()
     assert folder is not None
     environment = {"LD_LIBRARY_PATH": f"{installed.libraries}:{folder}:{installed.perf_analyzer_libraries}"}
-    told = subprocess.run(["ldd", *map(str, binaries)], env=environment, capture_output=True, text=True, check=False)
-    words = [word for line in told.stdout.splitlines() for word in line.split()[:3] if word.startswith("/")]
+    links = subprocess.run(["ldd", *map(str, binaries)], env=environment, capture_output=True, text=True, check=False)
+    words = [word for line in links.stdout.splitlines() for word in line.split()[:3] if word.startswith("/")]
     paths = {Path(word) for word in words if not word.endswith(":")}
     return {path for path in paths if not path.is_relative_to(installed.root)}
 

@@ -1,8 +1,8 @@
-"""A worker of a shared study on a recorded table, as a process: as ``tune --join`` does it, but without a server.
+"""A worker process of a shared study on a recorded table, as ``tune --join`` without a server.
 
     python -m tests.shared_run TABLE FOLDER STORAGE STUDY [OPTION=VALUE ...]
 
-Its heart beats quickly, so that it is soon missed. What it says of others is on standard error.
+Its heartbeats are quick, so that its death is noticed soon. Its messages are on standard error.
 """
 
 from __future__ import annotations
@@ -12,95 +12,103 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from objectives.metrics import Measurement
-from objectives.sla import Constraint
-from optimizer.budget import Budget
-from optimizer.confirm.confirmer import Confirmer
-from optimizer.deploy.recorded import RecordedTable
-from optimizer.interfaces import Endpoint
-from optimizer.measuring import Measuring
-from optimizer.options import RunOptions
-from optimizer.outcome import assess
-from optimizer.replay.baselines import baselines
-from optimizer.replay.recording import read_recording
-from optimizer.report.export import entry
-from optimizer.report.live import QuietWatcher
-from optimizer.search import searcher_on
-from optimizer.sharing.join import join
-from optimizer.store.disk import write_whole
-from optimizer.store.patience import Patience
+from optimizer.core.files import write_atomically
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import Budget
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.measurer import Measurer
+from optimizer.options.run_options import RunOptions
+from optimizer.replay.engine import recorded_problem
+from optimizer.results.recommendation import assess
+from optimizer.results.summary import entry
+from optimizer.results.watchers import QuietWatcher
+from optimizer.search import make_searcher_on
+from optimizer.store.optuna_storage import RetryPolicy
+from optimizer.store.optuna_study import StudySharing
+from optimizer.store.recording import RecordedServer, baselines, read_recording
 from optimizer.store.run_folder import RunFolder
-from optimizer.store.study import Shared
 from optimizer.store.trials_table import TrialsTable
-from optimizer.trial import LoadPoint
-from optimizer.tuner import Tuner
-from tests.recorded_run import RESULT, ending_as_tune
+from optimizer.study.confirmation import Confirmer
+from optimizer.study.distributed.shared_study import join
+from optimizer.study.study import Tuner
+from tests.recorded_run import RESULT, ending_as_tune, read_plan, wait_while_held, write_plan
 
 BEAT_SECONDS, GRACE_SECONDS = 1, 4
+SLOW_SECONDS = 0.02
+HOLD_CONFIRMATION = ".hold-confirmation"
 
 
 @dataclass(frozen=True)
-class Worker:
-    """``slow_seconds`` is what a measurement takes; ``within_ms`` the bound on p95."""
+class WorkerSettings:
+    """Settings of a worker: ``within_ms`` is the bound on the p95 latency."""
 
     search: str = "grid"
     budget_seconds: float = 600.0
-    slow_seconds: float = 0.02
     within_ms: float = 5.0
 
     @classmethod
-    def told(cls, words: Sequence[str]) -> Worker:
-        given = dict(word.split("=") for word in words)
-        numbers = {name: float(value) for name, value in given.items() if name != "search"}
-        return replace(cls(search=given.get("search", cls.search)), **numbers)  # type: ignore[arg-type]
+    def parse(cls, words: Sequence[str]) -> WorkerSettings:
+        options = dict(word.split("=") for word in words)
+        numbers = {name: float(value) for name, value in options.items() if name != "search"}
+        return replace(cls(search=options.get("search", cls.search)), **numbers)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class SlowLoad:
-    """A LoadGenerator whose measurements take their time, but for those that confirm."""
+    """A LoadGenerator whose measurements take ``seconds``, except those of the confirmation.
 
-    table: RecordedTable
+    Tests hold the search with the file FOLDER.hold, and the confirmation with FOLDER.hold-confirmation.
+    """
+
+    table: RecordedServer
     seconds: float
+    folder: Path
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        wait_while_held(self.folder)
         time.sleep(self.seconds)
         return self.table.measure(endpoint, load, seconds)
 
-    def windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        wait_while_held(self.folder, HOLD_CONFIRMATION)
         return [self.table.measure(endpoint, load, seconds)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
         self.table.warm_up(endpoint, load)
 
 
-def run(worker: Worker, table: Path, folder: RunFolder, storage: str, study: str) -> None:
-    """Join the study. The last worker leaves what it recommends in RESULT."""
+def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, study: str) -> None:
+    """Join the study. The last worker writes its recommendation to RESULT."""
     recording = read_recording(table)
-    problem = recording.problem([Constraint("latency-p95", worker.within_ms)])
+    problem = recorded_problem(recording, {"p95": worker.within_ms})
     options = RunOptions(problem.model, search=worker.search, storage=storage, join=study)
     with folder.locked():
-        kept = TrialsTable(folder.trials, problem.model, problem.space.fields)
-        load = SlowLoad(recording.server, worker.slow_seconds)
-        measuring = Measuring(load, recording.server, kept, QuietWatcher())
+        trials_table = TrialsTable(folder.trials, problem.model, problem.space.fields)
+        load = SlowLoad(recording.server, SLOW_SECONDS, folder.path)
+        measurer = Measurer(load, recording.server, trials_table, QuietWatcher())
         budget = Budget(worker.budget_seconds, confirm_share=0.5)
-        patience = Patience(
+        retry = RetryPolicy(
             time.monotonic() + worker.budget_seconds, say, str(folder.trials), longest_pause_seconds=1.0
         )
         compared = baselines(problem.space)
-        with join(options, problem, folder, None, Shared(patience, BEAT_SECONDS, GRACE_SECONDS)) as shared:
-            searcher = searcher_on(shared.ledger, worker.search, problem)
-            trials = Tuner(problem, searcher, recording.server, measuring, budget, others=shared).run(compared)
-            if handed_on := shared.hand_on():
-                say(handed_on)
+        with join(options, problem, folder, None, StudySharing(retry, BEAT_SECONDS, GRACE_SECONDS)) as shared:
+            searcher = make_searcher_on(shared.tracker, worker.search, problem)
+            trials = Tuner(problem, searcher, recording.server, measurer, budget, others=shared).run(compared)
+            if continued_by := shared.leave_search():
+                say(continued_by)
                 return
-            trials = shared.gathered(trials, kept)
-            trials = Confirmer(problem, recording.server, measuring, budget, trials).run(compared[0][1])
+            trials = shared.collect_trials(trials, trials_table)
+            confirmer = Confirmer(problem, recording.server, measurer, budget, trials)
+            confirmer.plan, confirmer.record = read_plan(folder.path), partial(write_plan, folder.path)
+            trials = confirmer.run([candidate for _, candidate in compared])
         recommended = assess(trials, problem, *(candidate for _, candidate in compared)).recommended
         assert recommended is not None
-        write_whole(folder.path / RESULT, json.dumps(entry(recommended), indent=2))
+        write_atomically(folder.path / RESULT, json.dumps(entry(recommended), indent=2))
 
 
 def say(line: str) -> None:
@@ -109,7 +117,7 @@ def say(line: str) -> None:
 
 def main(words: Sequence[str]) -> NoReturn:
     table, folder, storage, study, *options = words
-    ending_as_tune(lambda: run(Worker.told(options), Path(table), RunFolder(Path(folder)), storage, study))
+    ending_as_tune(lambda: run(WorkerSettings.parse(options), Path(table), RunFolder(Path(folder)), storage, study))
 
 
 if __name__ == "__main__":

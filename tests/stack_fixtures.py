@@ -1,4 +1,4 @@
-"""The real server, for tests: the small mlp, built once, and one embedded target a module."""
+"""Fixtures of the real server: the small mlp, built once, and one embedded target per module."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import runtime
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.model_source import ModelSource
-from optimizer.models import build
+from optimizer.config.model_source import ModelSource
+from optimizer.core.files import cache_folder
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.builders import build
 
 
 @pytest.fixture(scope="session")
 def mlp() -> ModelSource:
-    return build("mlp", {}, cache=runtime.cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
+    return build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,14 @@ typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, c
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 static Device devices[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 
-/* The n-th value of (device, asked) into text; an error where the file has one, or none at all. */
-static int look(const char *device, const char *asked, int n, char *text, size_t room) {
+/* The n-th value of (device, key) into text; an error where the file has one, or none at all. */
+static int look(const char *device, const char *key, int n, char *text, size_t room) {
     const char *path = getenv("STAND_IN_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
-    char line[512], own[16], what[64];
+    char line[512], own[16], name[64];
     int error = NOT_SUPPORTED, at = 0;
     while (file && fgets(line, sizeof line, file)) {
-        if (sscanf(line, "%15s %63s %n", own, what, &at) < 2 || strcmp(own, device) || strcmp(what, asked)) continue;
+        if (sscanf(line, "%15s %63s %n", own, name, &at) < 2 || strcmp(own, device) || strcmp(name, key)) continue;
         if (n-- > 0) continue;
         line[strcspn(line, "\n")] = 0;
         error = SUCCESS;
@@ -39,23 +39,23 @@ static int look(const char *device, const char *asked, int n, char *text, size_t
     return error;
 }
 
-static int number(Device *device, const char *asked, unsigned long long *value) {
+static int number(Device *device, const char *key, unsigned long long *value) {
     char name[16], text[256];
     snprintf(name, sizeof name, "%u", device->index);
-    int error = look(name, asked, 0, text, sizeof text);
+    int error = look(name, key, 0, text, sizeof text);
     if (!error) *value = strtoull(text, NULL, 0);
     return error;
 }
 
-static int text_of(Device *device, const char *asked, char *text, unsigned room) {
+static int text_of(Device *device, const char *key, char *text, unsigned room) {
     char name[16];
     snprintf(name, sizeof name, "%u", device->index);
-    return look(name, asked, 0, text, room);
+    return look(name, key, 0, text, room);
 }
 
-static int whole(Device *device, const char *asked, unsigned *value) {
+static int whole(Device *device, const char *key, unsigned *value) {
     unsigned long long wide;
-    int error = number(device, asked, &wide);
+    int error = number(device, key, &wide);
     if (!error) *value = (unsigned)wide;
     return error;
 }
@@ -121,16 +121,16 @@ int nvmlDeviceGetClockInfo(Device *device, int kind, unsigned *mhz) {
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *bits) {
     return number(device, "throttling", bits);
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *found) {
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *processes) {
     char name[16], text[128];
     unsigned room = *count, there = 0;
     int error;
     snprintf(name, sizeof name, "%u", device->index);
     while (!(error = look(name, "process", (int)there, text, sizeof text))) {
-        if (found && there < room) {
+        if (processes && there < room) {
             Process one = {0, ~0ULL, 0, 0};
             sscanf(text, "%u %llu", &one.pid, &one.used);
-            found[there] = one;
+            processes[there] = one;
         }
         there++;
     }

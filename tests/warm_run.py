@@ -1,7 +1,7 @@
-"""Imported before runs on recorded tables are forked: what they import, and what the search compiles at first use."""
+"""Imports and compilation that runs on recorded tables share; the fork server loads this module first."""
 
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import make_searcher
-from optimizer.trial import Candidate, LoadPoint, Trial
 from tests import recorded_run
 from tests.conftest import known_problem, known_server
 

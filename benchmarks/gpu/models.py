@@ -1,7 +1,7 @@
-"""The models of the two studies, written by PyTorch itself as a Triton repository: DLRM and BERT for questions.
+"""Write the models of the two GPU studies (DLRM and BERT question answering) by PyTorch as a Triton repository.
 
-Weights are random: they do not change how long anything takes. Integers of any value are taken, modulo the rows of
-their table, so that perf_analyzer's own random requests do.
+Weights are random, which does not affect the speed. Integers are taken modulo the rows of their table, so that
+perf_analyzer's random requests are valid.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ CRITEO = (  # rows of the 26 tables, as published (at least 15 occurrences)
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968),
     *(15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),
 )
-# a compiled graph for each batch size would be measured first of all
+# otherwise the first measurements include the compilation of a graph for each batch size
 PARAMETERS = {"ENABLE_JIT_PROFILING": "false", "ENABLE_TENSOR_FUSER": "false"}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """``rows``: the most that a table has. ``half``: FP16 in place of FP32."""
+    """Sizes of the models. ``rows`` is the maximum of a table; ``half`` selects FP16 instead of FP32."""
 
     rows: int
     top: tuple[int, ...]
@@ -47,7 +47,7 @@ TINY = Sizes(100, (32,), layers=2, hidden=32, heads=2, tokens=16, half=False)
 
 
 class Dlrm(nn.Module):  # type: ignore[misc]
-    """[n, 13] numbers and [n, 26] categories -> [n, 1] logits. All tables are one."""
+    """[n, 13] numbers and [n, 26] categories -> [n, 1] logits. All embedding tables are one."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Layer(nn.Module):  # type: ignore[misc]
 
 
 class Bert(nn.Module):  # type: ignore[misc]
-    """Token ids, segment ids and mask, each [n, tokens] -> logits of an answer's start and of its end."""
+    """Token ids, segment ids and mask, each [n, tokens] -> logits of an answer's start and end."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Bert(nn.Module):  # type: ignore[misc]
     def forward(self, input__0: Tensor, input__1: Tensor, input__2: Tensor) -> tuple[Tensor, Tensor]:
         words = self.words(torch.remainder(input__0, 30522)) + self.segments(torch.remainder(input__1, 2))
         x = self.norm(words + self.positions)
-        hidden = torch.remainder(input__2, 2).to(x.dtype).sub(1).mul(1e4)  # 0 is not looked at
+        hidden = torch.remainder(input__2, 2).to(x.dtype).sub(1).mul(1e4)  # 0: the mask excludes the token
         for layer in self.layers:
             x = layer(x, hidden[:, None, None, :])
         start, end = self.ends(x).float().unbind(2)
@@ -107,7 +107,7 @@ class Bert(nn.Module):  # type: ignore[misc]
 
 
 def write(repository: Path, sizes: Sizes) -> None:
-    """``dlrm`` and ``bert``, whose kind is left open: a torch with CUDA serves them on the GPU."""
+    """Write ``dlrm`` and ``bert`` without an instance kind, so that a torch with CUDA serves them on the GPU."""
     numbers = [("input__0", "TYPE_FP32", 13), ("input__1", "TYPE_INT64", 26)]
     tokens = [(f"input__{i}", "TYPE_INT32", sizes.tokens) for i in range(3)]
     ends = [(f"output__{i}", "TYPE_FP32", sizes.tokens) for i in range(2)]

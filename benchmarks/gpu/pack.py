@@ -1,9 +1,9 @@
-"""What run.py needs on a machine without network, in one file: server, load generator, tune and what it imports.
+"""Pack all that run.py needs on a machine without network: server, load generator, tune and its dependencies.
 
     python benchmarks/gpu/pack.py [--python python3.12] [--out DIR]
 
-For Linux on x86-64 with that version of Python, torch with CUDA, numpy, pandas, numba, scipy, onnx and onnxruntime.
-Of the pinned server's wheels it takes the binary, the libraries and the one stub. There:
+The machine needs Linux on x86-64 with that version of Python, torch with CUDA, numpy, pandas, numba, scipy, onnx and
+onnxruntime. The binary, the libraries and one stub are taken from the pinned server's wheels. On the machine:
 
     tar -xf tritune-gpu.tar.xz -C /tmp && . /tmp/tritune-gpu/env.sh && python3 benchmarks/gpu/run.py
 """
@@ -19,12 +19,12 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from optimizer import runtime
+from optimizer.deploy import runtime
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAME = "tritune-gpu"
-# what tune imports beyond the packages above, as installed here; --no-deps leaves out what these need of those
+# tune's other dependencies in the installed versions; --no-deps omits the packages above
 CARRIED = (
     *("optuna", "alembic", "colorlog", "Mako", "SQLAlchemy", "tqdm"),
     *("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
@@ -38,17 +38,17 @@ export TRITUNE_CACHE="$here/cache" PYTHONPATH="$here/site-packages"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default="python3.12", help="an interpreter of the version there")
-    parser.add_argument("--out", type=Path, default=Path("pack"), help="folder of the file")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--python", default="python3.12", help="interpreter of the target machine's version")
+    parser.add_argument("--out", type=Path, default=Path("pack"), help="folder of the archive")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / NAME
-        version, library = _asked(given.python)
-        _install(given.python, folder / "site-packages")
+        version, library = _asked(arguments.python)
+        _install(arguments.python, folder / "site-packages")
         _server(folder / "cache", version, library)
         (folder / "env.sh").write_text(ENVIRONMENT)
-        packed = given.out / f"{NAME}.tar.xz"
+        packed = arguments.out / f"{NAME}.tar.xz"
         with tarfile.open(packed, "w:xz", preset=4) as archive:
             archive.add(folder, NAME, filter=_plain)
         unpacked = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -56,10 +56,10 @@ def main() -> None:
 
 
 def _asked(python: str) -> tuple[str, Path]:
-    """Version, and the shared library that the stub links."""
-    told = "import sys, sysconfig as s; print('{}.{}'.format(*sys.version_info), s.get_config_var('LIBDIR'))"
+    """Return the version and the shared library that the stub links."""
+    script = "import sys, sysconfig as s; print('{}.{}'.format(*sys.version_info), s.get_config_var('LIBDIR'))"
     version, libraries = subprocess.run(
-        [python, "-c", told], stdout=subprocess.PIPE, text=True, check=True
+        [python, "-c", script], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.split()
     name = f"libpython{version}.so.1.0"
     for folder in (libraries, "/usr/lib/x86_64-linux-gnu"):
@@ -75,9 +75,9 @@ def _install(python: str, folder: Path) -> None:
 
 
 def _server(cache: Path, version: str, library: Path) -> None:
-    """As ``runtime.ensure`` leaves it, without what another Python needs.
+    """Add the server as ``runtime.ensure`` installs it, without files for other Python versions.
 
-    In place of the numpy that the stub knows there is an empty folder: PyTorch's tensors pass without numpy.
+    An empty folder replaces the numpy that the stub expects, because PyTorch's tensors pass without numpy.
     """
     whole = runtime.ensure(print)
     trimmed = runtime.Runtime(cache / whole.root.name)
@@ -96,7 +96,7 @@ def _server(cache: Path, version: str, library: Path) -> None:
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Whose file it was, and when it was written, is nobody's matter."""
+    """Remove owner and modification time from an archive member."""
     if "__pycache__" in member.name:
         return None
     member.uid = member.gid = member.mtime = 0

@@ -1,4 +1,4 @@
-"""What is measured of each study, as published and as a smoke test, and how it is laid beside what was published."""
+"""The measurements of each GPU study, in full and as a smoke test, and their comparison with published results."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from published import Row, published
 from studies import BERT_STUDY, DLRM_STUDY, Study, batching
 
 ONE_BY_ONE = "TorchScript FP16, one request at a time"
-PRINTED = "TorchScript FP16 on V100"  # the same in the document
+PRINTED = "TorchScript FP16 on V100"  # its label in the published study
 RANDOM = "--input-data random"
 
 
 @dataclass(frozen=True)
-class Step:
-    """``words`` of ``tune sweep``, or of ``tune`` where ``run``; the model is added. ``smoke``: the same in
-    seconds, empty where that is left out."""
+class GpuStep:
+    """Arguments of ``tune sweep``, or of ``tune`` if ``run``, without the model.
+
+    ``smoke`` are those of the smoke test, or empty if the step is omitted there.
+    """
 
     words: str
     smoke: str
@@ -26,12 +28,12 @@ class Step:
 
 @dataclass(frozen=True)
 class OnGpu:
-    """A study of the documents on a GPU. ``printed``: its figures, labelled as those here."""
+    """A study on a GPU from the documents. ``printed`` are its published results with the labels used here."""
 
     model: str
     study: Study
     printed: Callable[[], list[Row]]
-    steps: tuple[Step, ...]
+    steps: tuple[GpuStep, ...]
 
 
 def recommended(cell: Row) -> str:
@@ -50,20 +52,20 @@ def _bert_printed() -> list[Row]:
 HERE = "TorchScript FP16 through tune's own Python-based PyTorch backend"
 DLRM = OnGpu(
     "dlrm",
-    replace(DLRM_STUDY, here=f"DLRM of 32.7 million rows, {HERE}", ratios=()),
+    replace(DLRM_STUDY, setup=f"DLRM of 32.7 million rows, {HERE}", ratios=()),
     _dlrm_printed,
     (
-        Step(
+        GpuStep(
             "--max-queue-delay off -b 1,8,64,512,4096,32768,65536,131072 --concurrency 1",
             "--max-queue-delay off -b 1,64 --concurrency 1 --measurement-interval 100ms",
             lambda _: ONE_BY_ONE,
         ),
-        Step(
+        GpuStep(
             "--max-batch-size 65536 --max-queue-delay off,0 -b 4096 --concurrency 1,2,4,8,16",
             "",
             batching,
         ),
-        Step(
+        GpuStep(
             "--sla-p95 20ms --request-batch-size 4096 --budget 75s --measurement-interval 200ms",
             "",
             recommended,
@@ -73,22 +75,22 @@ DLRM = OnGpu(
 )
 BERT = OnGpu(
     "bert",
-    replace(BERT_STUDY, here=f"BERT Base, 128 tokens, {HERE}"),
+    replace(BERT_STUDY, setup=f"BERT Base, 128 tokens, {HERE}"),
     _bert_printed,
     (
-        Step(
+        GpuStep(
             "--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1..64",
             "--max-batch-size 8 --max-queue-delay off -b 1 --concurrency 1 --measurement-interval 100ms",
             batching,
         ),
-        Step("--max-batch-size 8 --max-queue-delay off -b 8 --concurrency 1..8", "", batching),
-        Step(
+        GpuStep("--max-batch-size 8 --max-queue-delay off -b 8 --concurrency 1..8", "", batching),
+        GpuStep(
             "--max-batch-size 8 --max-queue-delay 5ms --preferred-batch-size 4+8 -b 1 --concurrency 1..64",
             "",
             batching,
         ),
-        Step("--max-batch-size 8 --max-queue-delay off --instances 4 -b 1 --concurrency 1..64", "", batching),
-        Step(
+        GpuStep("--max-batch-size 8 --max-queue-delay off --instances 4 -b 1 --concurrency 1..64", "", batching),
+        GpuStep(
             "--sla-p95 100ms --budget 60s --measurement-interval 200ms",
             "",
             recommended,
@@ -96,7 +98,7 @@ BERT = OnGpu(
         ),
     ),
 )
-PROFILES = {  # of the `tune` steps
+PROFILES = {  # profiles of the `tune` steps
     "dlrm": "space: {max_batch_size: [4096, 16384, 65536], max_queue_delay_microseconds: [off, 0, 1000], "
     "instance_group_count: [1, 2]}",
     "bert": "space: {max_batch_size: [1, 8, 16, 64], max_queue_delay_microseconds: [off, 0, 1000, 5000], "

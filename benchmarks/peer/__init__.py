@@ -1,1 +1,1 @@
-"""What ``against_model_analyzer.py`` needs to run the peer on the same stack and to measure both winners again."""
+"""Modules of ``against_model_analyzer.py``: run the peer on the same stack and measure both winners again."""

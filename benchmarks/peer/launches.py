@@ -1,7 +1,7 @@
-"""When the peer's servers and load generators ran.
+"""The times at which the peer's servers and load generators ran.
 
-The wrapper scripts that the peer starts write a line to a file and then become the program itself (``exec``, so that
-the peer watches and ends the right process). The end is seen from outside, by the process's file descriptor.
+The wrapper scripts that the peer starts write a line to a file and then become the program itself (``exec``), so that
+the peer watches and ends the right process. The end is observed from outside, by the process's file descriptor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SERVER, LOAD_GENERATOR = "tritonserver", "perf_analyzer"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process; times in seconds since the epoch."""
+    """One process, with times in seconds since the epoch."""
 
     program: str
     started: float
@@ -28,12 +28,12 @@ class Launch:
 
 
 def log_start(program: str, log: Path) -> str:
-    """The line of a wrapper script that tells of its start; the process keeps its number through ``exec``."""
+    """Return the line of a wrapper script that logs its start; ``exec`` keeps the process id."""
     return f'printf \'%s %s %s\\n\' {program} "$$" "$(date +%s.%N)" >> {quote(str(log))}\n'
 
 
 class Observer:
-    """Reads the starts from ``log`` and waits for the ends. ``watch`` must be called again and again."""
+    """Reads starts from ``log`` and waits for the ends. ``watch`` must be called repeatedly."""
 
     def __init__(self, log: Path) -> None:
         self.launches: list[Launch] = []
@@ -43,7 +43,7 @@ class Observer:
         log.touch()
 
     def watch(self, seconds: float) -> None:
-        """Look for new starts, then for ends, at most ``seconds`` long."""
+        """Look for new starts and then for ends, for at most ``seconds``."""
         with self._log.open() as file:
             file.seek(self._read)
             lines = [line for line in file.readlines() if line.endswith("\n")]
@@ -58,7 +58,7 @@ class Observer:
             self._end(ended)
 
     def close(self) -> None:
-        """What still runs ends now."""
+        """Record the end of processes that are still running."""
         self.watch(0)
         for running in list(self._running):
             self._end(running)
@@ -76,9 +76,9 @@ def seconds_of_loads(launches: Sequence[Launch]) -> float:
 
 
 def seconds_of_servers(launches: Sequence[Launch]) -> float:
-    """Starting servers and loading models (up to a server's first load), and ending them (from its last load on).
+    """Return the time spent on starting servers and loading models (until the first load) and on ending them.
 
-    A server without any load counts whole.
+    A server without any load counts completely.
     """
     total = 0.0
     loads = [one for one in launches if one.program == LOAD_GENERATOR]

@@ -1,8 +1,8 @@
-"""Model Analyzer's quick mode on tune's own server, load generator, model and requests.
+"""Run Model Analyzer's quick mode on tune's server, load generator, model and requests.
 
-It is installed into an environment of its own. Server and load generator are wrapper scripts: they set what the
-pinned binaries need, note when they were started, and become the binary. The rest is Model Analyzer's own, with its
-defaults, but for the bounds of its space, which are those of tune's.
+It is installed into its own environment. Server and load generator are wrapper scripts that set the environment of
+the pinned binaries, log their start and become the binary. The bounds of the space are tune's; all other settings
+are Model Analyzer's defaults.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from pathlib import Path
 from shlex import quote
 
 import yaml
-from quiet import Usage
+from quiet import CpuUsage
 
-from optimizer import runtime
-from optimizer.deploy.installation import embedded, environment
-from optimizer.deploy.server_folder import ServerFolder
-from optimizer.deploy.tritonserver import free_port
-from optimizer.model_source import ModelSource
-from optimizer.process import SupervisedProcess, run
-from optimizer.runtime import Runtime
-from optimizer.task import Task
+from optimizer.config.model_source import ModelSource
+from optimizer.core.process import SupervisedProcess, run_command
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, free_port, server_environment
+from optimizer.deploy.runtime import Runtime
+from optimizer.study.task import Task
 from peer.launches import LOAD_GENERATOR, SERVER, Observer, log_start, seconds_of_loads, seconds_of_servers
-from peer.search import Found, Search
+from peer.search import Search, StatedResult
 
 VERSION = "1.58.0"
-PROTOBUF = "protobuf<7"  # from 7 on without the field that the peer reads
+PROTOBUF = "protobuf<7"  # version 7 and later lack the field that the peer reads
 NAME = f"Model Analyzer {VERSION}, quick mode"
 INSTALL_SECONDS = 900.0
-LOOK_SECONDS = 0.05  # between looks at what runs
+LOOK_SECONDS = 0.05  # interval between checks of running processes
 WINDOWS = 3  # perf_analyzer reports the mean of the three that agree
 # tune's environment is not the peer's
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -53,20 +51,20 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The space in the peer's terms."""
+    """The bounds of the space in the peer's terms."""
 
     least_batch: int
     most_batch: int
     most_instances: int
     most_concurrency: int
-    sweeps: int = 3  # configurations that get a sweep of loads, besides the one as given: its own default
+    sweeps: int = 3  # configurations with a load sweep, in addition to the given one: its default
 
     @classmethod
-    def of(cls, what: Task) -> Bounds:
-        """tune's bounds: batches at least as large as a request, instances, requests in flight."""
-        space, batch = what.problem.space, what.problem.request_batch_size
+    def of(cls, task: Task) -> Bounds:
+        """Return tune's bounds: batches at least as large as a request, instances, and requests in flight."""
+        space, batch = task.problem.space, task.problem.request_batch_size
         sizes = [size for size in space.max_batch_size if size >= batch]
-        return cls(min(sizes), max(sizes), max(space.instance_count), what.problem.max_concurrency)
+        return cls(min(sizes), max(sizes), max(space.instance_count), task.problem.max_concurrency)
 
     def __str__(self) -> str:
         return (
@@ -76,7 +74,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Stack:
+class PeerStack:
     """The folders and settings with which tune starts its server, for a server that another program starts."""
 
     source: ModelSource
@@ -84,16 +82,16 @@ class Stack:
     folder: ServerFolder
 
     @classmethod
-    def of(cls, source: ModelSource) -> Stack:
+    def of(cls, source: ModelSource) -> PeerStack:
         installed = runtime.ensure(print)
-        return cls(source, installed, ServerFolder(source, embedded(installed)))
+        return cls(source, installed, ServerFolder(source, embedded_installation(installed)))
 
     def close(self) -> None:
         self.folder.remove()
 
     def write_wrappers(self, folder: Path, starts: Path, request_batch_size: int) -> tuple[Path, Path]:
-        """Scripts that start the server and the load generator and log it to ``starts``."""
-        settings = environment(self.installed)
+        """Write scripts that start the server and the load generator and log each start to ``starts``."""
+        settings = server_environment(self.installed)
         names = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "ORT_DISABLE_TELEMETRY")
         exports = "".join(f"export {name}={quote(settings[name])}\n" for name in names)
         flags = [
@@ -103,7 +101,9 @@ class Stack:
             f"--backend-config=python,shm-region-prefix-name={self.folder.shared_memory_prefix}",
         ]
         if self.source.config.input and self.source.config.output:
-            flags.append("--disable-auto-complete-config")  # as tune does: saves the peer a stub a load
+            flags.append(
+                "--disable-auto-complete-config"
+            )  # tune does this too; it saves a stub process for each model load
         server = folder / "tritonserver.sh"
         binary = quote(str(self.installed.tritonserver))
         server.write_text(
@@ -113,7 +113,8 @@ class Stack:
         load_generator = folder / "perf_analyzer.sh"
         binary = quote(str(self.installed.perf_analyzer))
         libraries = quote(str(self.installed.perf_analyzer_libraries))
-        # no cd: it writes where the peer looks. Quick mode knows requests of one sample only; the last -b counts.
+        # No cd, because the peer reads the output from its own folder. Quick mode supports requests of one sample
+        # only, and the last -b counts.
         load_generator.write_text(
             f"#!/bin/sh\n{log_start(LOAD_GENERATOR, starts)}export LD_LIBRARY_PATH={libraries}\n"
             f'exec {binary} "$@" -b {request_batch_size}\n'
@@ -124,7 +125,7 @@ class Stack:
 
 
 def install(work: Path, say: Callable[[str], None]) -> Path:
-    """The peer's environment in ``work``, made on first use. Exits with pip's words where that fails."""
+    """Return the peer's environment in ``work``, created on first use. Exits with pip's message if that fails."""
     home = work / f"model-analyzer-{VERSION}"
     if (home / "complete").exists():
         return home
@@ -136,31 +137,33 @@ def install(work: Path, say: Callable[[str], None]) -> Path:
     commands: list[list[str | Path]] = [
         [sys.executable, "-m", "venv", home],
         [*pip, f"triton-model-analyzer=={VERSION}", PROTOBUF],
-        # compiled modules and matplotlib's list of fonts: nothing of it is part of a search
+        # compile modules and list matplotlib's fonts now, which is no part of a search
         [python, "-c", "import model_analyzer.entrypoint, matplotlib.pyplot"],
     ]
     for command in commands:
-        done = run(command, timeout_seconds=INSTALL_SECONDS, log=work / "install.log", env=_environment(home))
+        done = run_command(command, timeout_seconds=INSTALL_SECONDS, log=work / "install.log", env=_environment(home))
         if done.exit_code != 0:
             sys.exit(f"cannot install the peer: {done.output.strip()[-2000:]}")
-    frozen = run([python, "-m", "pip", "freeze"], timeout_seconds=60, log=work / "freeze.log", env=_environment(home))
+    frozen = run_command(
+        [python, "-m", "pip", "freeze"], timeout_seconds=60, log=work / "freeze.log", env=_environment(home)
+    )
     (home / "complete").write_text(frozen.output)
     return home
 
 
-def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> Search:
-    """Run quick mode to its end; configuration, results, logs and launches are kept in ``out``, an absolute path."""
-    shutil.rmtree(out, ignore_errors=True)  # it would go on from an interrupted run's checkpoint
+def search(home: Path, task: Task, bounds: Bounds, sla_ms: float, out: Path) -> Search:
+    """Run quick mode to its end, and store configuration, results, logs and launches in ``out``, an absolute path."""
+    shutil.rmtree(out, ignore_errors=True)  # otherwise it continues from the checkpoint of an interrupted run
     out.mkdir(parents=True)
     starts = out / "starts.txt"
-    with contextlib.closing(Stack.of(what.source)) as stack:
-        scratch = stack.folder.path / "peer"  # is removed with tune's own folders, should this process be killed
+    with contextlib.closing(PeerStack.of(task.source)) as stack:
+        scratch = stack.folder.path / "peer"  # removed with tune's own folders if this process is killed
         scratch.mkdir()
-        wrappers = stack.write_wrappers(scratch, starts, what.problem.space.request_batch_size)
-        config = configuration(what, bounds, sla_ms, stack.folder.repository, wrappers, scratch, out)
+        wrappers = stack.write_wrappers(scratch, starts, task.problem.space.request_batch_size)
+        config = configuration(task, bounds, sla_ms, stack.folder.repository, wrappers, scratch, out)
         (out / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         observer = Observer(starts)
-        before, started = Usage.now(), time.time()
+        before, started = CpuUsage.now(), time.time()
         with SupervisedProcess(
             [home / "bin" / "model-analyzer", "profile", "-f", out / "config.yaml"],
             log=out / "model_analyzer.log",
@@ -171,7 +174,7 @@ def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
             while process.exit_code() is None:
                 observer.watch(LOOK_SECONDS)
             wall_seconds = time.time() - started
-        others = Usage.now().others_since(before)
+        others = CpuUsage.now().others_since(before)
         observer.close()
         if process.exit_code() != 0:
             sys.exit(f"Model Analyzer ended with exit code {process.exit_code()}: see {out / 'model_analyzer.log'}")
@@ -198,7 +201,7 @@ def search(home: Path, what: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
 
 
 def configuration(
-    what: Task,
+    task: Task,
     bounds: Bounds,
     sla_ms: float,
     repository: Path,
@@ -206,14 +209,17 @@ def configuration(
     scratch: Path,
     out: Path,
 ) -> dict[str, object]:
-    """Model Analyzer's own configuration file."""
+    """Return Model Analyzer's configuration file."""
     if sla_ms != int(sla_ms):
         sys.exit(f"Model Analyzer takes whole milliseconds only, not a bound of {sla_ms:g} ms")
-    if spaced := [path for path in (what.input_data, str(scratch), str(out)) if re.search(r"[\s=]", path)]:
-        sys.exit(f"Model Analyzer splits paths at blanks and '=': {spaced[0]}; choose another --work or --out")
-    flags: dict[str, object] = {"percentile": "95", "input-data": what.input_data}
-    if what.shapes:
-        flags["shape"] = list(what.shapes)
+    if spaced := [path for path in (task.input_data, str(scratch), str(out)) if re.search(r"[\s=]", path)]:
+        sys.exit(
+            f"Model Analyzer splits paths at blanks and '=', so it cannot use {spaced[0]}: "
+            "choose another --work or --out"
+        )
+    flags: dict[str, object] = {"percentile": "95", "input-data": task.input_data}
+    if task.shapes:
+        flags["shape"] = list(task.shapes)
     server, load_generator = wrappers
     return {
         "model_repository": str(repository),
@@ -236,7 +242,7 @@ def configuration(
         "run_config_search_max_instance_count": bounds.most_instances,
         "run_config_search_max_concurrency": bounds.most_concurrency,
         "num_configs_per_model": bounds.sweeps,
-        "skip_detailed_reports": True,  # plots: not needed to know the winner, and they take time
+        "skip_detailed_reports": True,  # plots take time and are not needed to determine the winner
         "inference_output_fields": [
             "model_name",
             "batch_size",
@@ -249,7 +255,7 @@ def configuration(
             "perf_latency_p95",
         ],
         "profile_models": {
-            what.source.name: {
+            task.source.name: {
                 "cpu_only": True,
                 "objectives": ["perf_throughput"],
                 "constraints": {"perf_latency_p95": {"max": int(sla_ms)}},
@@ -260,7 +266,7 @@ def configuration(
 
 
 def read_results(path: Path) -> list[dict[str, str]]:
-    """The rows of its inference table, by short names."""
+    """Return the rows of Model Analyzer's inference table by short column names."""
     with path.open(newline="") as file:
         reader = csv.DictReader((line for line in file if line.strip()), skipinitialspace=True)
         rows = [{str(key).strip(): str(value).strip() for key, value in row.items()} for row in reader]
@@ -269,13 +275,13 @@ def read_results(path: Path) -> list[dict[str, str]]:
     return [{name: row[header] for name, header in _HEADERS.items()} for row in rows]
 
 
-def winner(rows: list[dict[str, str]], configurations: Path) -> Found | None:
-    """The most throughput within the bound, which is its objective; None where no measurement met the bound."""
+def winner(rows: list[dict[str, str]], configurations: Path) -> StatedResult | None:
+    """Return the row with the highest throughput within the bound, or None if no measurement met the bound."""
     passing = [row for row in rows if row["satisfies"] == "Yes"]
     if not passing:
         return None
     best = max(passing, key=lambda row: float(row["throughput"]))
-    return Found(
+    return StatedResult(
         config=(configurations / f"{best['variant']}.pbtxt").read_text(),
         concurrency=int(best["concurrency"]),
         throughput_infer_per_sec=float(best["throughput"]),
@@ -284,28 +290,28 @@ def winner(rows: list[dict[str, str]], configurations: Path) -> Found | None:
 
 
 def median_window_seconds(log: str) -> float:
-    """How long perf_analyzer's windows were: requests answered in them, by the rate."""
-    found: list[float] = []
+    """Return the median length of perf_analyzer's windows: their requests divided by the rate."""
+    lengths: list[float] = []
     for launch in log.split("Perf Analyzer Launched")[1:]:
         batch = re.search(r"Batch size: (\d+)", launch)
         requests = re.search(r"Request count: (\d+)", launch)
         rate = re.search(r"Throughput: ([\d.e+]+) infer/sec", launch)
         if batch and requests and rate and float(rate[1]):
-            found.append(int(requests[1]) * int(batch[1]) / float(rate[1]) / WINDOWS)
-    if not found:
-        sys.exit("what the peer's perf_analyzer printed cannot be read")
-    return statistics.median(found)
+            lengths.append(int(requests[1]) * int(batch[1]) / float(rate[1]) / WINDOWS)
+    if not lengths:
+        sys.exit("the output of the peer's perf_analyzer cannot be parsed")
+    return statistics.median(lengths)
 
 
 def _keep_configurations(variants: Path, kept: Path) -> None:
-    """Of the models that it wrote, each a copy of the whole, only config.pbtxt."""
+    """Remove all files except config.pbtxt from the models that Model Analyzer wrote; each is a complete copy."""
     kept.mkdir(exist_ok=True)
     for config in variants.glob("*/config.pbtxt"):
         shutil.copy(config, kept / f"{config.parent.name}.pbtxt")
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """The user's, with the peer's programs first."""
+    """Return the user's environment variables with the peer's programs first on PATH."""
     plain = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return {
         **plain,

@@ -1,8 +1,8 @@
-"""Winners measured again, in turn, by the same independent perf_analyzer runs.
+"""Measure winners again, in turn, by the same independent perf_analyzer runs.
 
-Each round deploys every winner afresh, from its config.pbtxt, and the order changes from round to round: what drifts
-on the machine meets all alike. A load that misses the bound by a little tells nothing of a configuration, so those
-around the winner's own are measured too, and the best one that meets the bound in the median counts.
+Each round deploys every winner on a fresh server from its config.pbtxt, in an order that changes between rounds, so
+that drift of the machine affects all alike. A load that slightly misses the bound says nothing about a configuration.
+So the loads around the winner's own are measured too, and the best one whose median meets the bound counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import model_config, runtime
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.errors import MeasurementError
-from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.task import Task
-from optimizer.trial import LoadPoint
-from peer.search import Found
+from optimizer.config import model_config
+from optimizer.core.errors import MeasurementError
+from optimizer.core.trial import LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.study.task import Task
+from peer.search import StatedResult
 
 WINDOW_MS = 1667  # perf_analyzer's windows last a fifth longer: three of 2 s
 PERCENT = (80, 90, 100, 110)  # of the winner's own load
@@ -32,7 +33,7 @@ PERCENT = (80, 90, 100, 110)  # of the winner's own load
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One perf_analyzer run. ``throughput`` is in inferences a second."""
+    """One perf_analyzer run. ``throughput`` is in infer/s."""
 
     winner: str
     round: int
@@ -63,7 +64,7 @@ class Level:
 
 
 def loads(concurrency: int) -> list[int]:
-    """The loads around ``concurrency``; rounded away from it, so that small ones have neighbours too."""
+    """Return the loads around ``concurrency``, rounded away from it, so that small values have neighbors too."""
     around = {
         percent * concurrency // 100 if percent < 100 else -(-percent * concurrency // 100) for percent in PERCENT
     }
@@ -71,15 +72,15 @@ def loads(concurrency: int) -> list[int]:
 
 
 def measure_in_turn(
-    what: Task,
-    winners: dict[str, Found],
+    task: Task,
+    winners: dict[str, StatedResult],
     *,
     rounds: int,
     window_ms: int,
     table: Path,
     say: Callable[[str], None],
 ) -> list[Sample]:
-    """Every winner at every load around its own in every round; each sample is in ``table`` before the next."""
+    """Measure each winner at each load around its own in each round. Each sample is stored in ``table`` at once."""
     samples: list[Sample] = []
     columns = [field.name for field in fields(Sample)]
     with table.open("w", newline="") as file:
@@ -87,9 +88,9 @@ def measure_in_turn(
         writer.writeheader()
         for number in range(rounds):
             order = list(winners.items())
-            for name, found in order if number % 2 == 0 else reversed(order):
+            for name, result in order if number % 2 == 0 else reversed(order):
                 say(f"round {number + 1} of {rounds}: {name}")
-                for sample in _measure(what, name, found, number, window_ms, say):
+                for sample in _measure(task, name, result, number, window_ms, say):
                     samples.append(sample)
                     writer.writerow(asdict(sample))
                     file.flush()
@@ -97,13 +98,13 @@ def measure_in_turn(
 
 
 def _measure(
-    what: Task, name: str, found: Found, number: int, window_ms: int, say: Callable[[str], None]
+    task: Task, name: str, result: StatedResult, number: int, window_ms: int, say: Callable[[str], None]
 ) -> list[Sample]:
-    """One fresh deployment of the whole config.pbtxt, one perf_analyzer run a load."""
+    """Deploy the complete config.pbtxt on a fresh server and run perf_analyzer once for each load."""
     installed = runtime.ensure(say)
-    config = text_format.Parse(found.config, ModelConfig())
-    candidate = model_config.candidate_of(config, tuple(what.problem.space.fields))
-    batch = what.problem.request_batch_size
+    config = text_format.Parse(result.config, ModelConfig())
+    candidate = model_config.candidate_of(config, tuple(task.problem.space.fields))
+    batch = task.problem.request_batch_size
     samples = []
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "perf_analyzer.log")
@@ -111,16 +112,16 @@ def _measure(
             installed.perf_analyzer,
             installed.perf_analyzer_libraries,
             log,
-            input_data=what.input_data,
-            shapes=what.shapes,
+            input_data=task.input_data,
+            shapes=task.shapes,
             window_ms=window_ms,
-            patience=False,
+            repeat=False,
         )
-        source = replace(what.source, config=config)
+        source = replace(task.source, config=config)
         target = EmbeddedTarget(source, log=Path(scratch, "server.log"), say=say)
-        with contextlib.closing(target), target.deploy_as_written(candidate) as endpoint:
-            load_generator.warm_up(endpoint, LoadPoint(batch, found.concurrency))
-            for concurrency in loads(found.concurrency):
+        with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
+            load_generator.warm_up(endpoint, LoadPoint(batch, result.concurrency))
+            for concurrency in loads(result.concurrency):
                 try:
                     measured = load_generator.measure(endpoint, LoadPoint(batch, concurrency))
                 except MeasurementError as error:
@@ -134,23 +135,23 @@ def _measure(
 
 
 def levels(samples: Sequence[Sample]) -> list[Level]:
-    """By winner, in the order of the samples, then by load."""
+    """Return the levels by winner, in the order of the samples, and then by load."""
     names = dict.fromkeys(sample.winner for sample in samples)
-    found = []
+    result = []
     for name in names:
         own = [sample for sample in samples if sample.winner == name]
         for concurrency in sorted({sample.concurrency for sample in own}):
-            found.append(Level(name, concurrency, tuple(s for s in own if s.concurrency == concurrency)))
-    return found
+            result.append(Level(name, concurrency, tuple(s for s in own if s.concurrency == concurrency)))
+    return result
 
 
 def best_level(measured: Sequence[Level], winner: str, sla_ms: float) -> Level | None:
-    """The most throughput among the loads whose p95 meets the bound in the median."""
+    """Return the level with the highest throughput among those whose median p95 meets the bound."""
     meeting = [level for level in measured if level.winner == winner and level.p95_ms <= sla_ms]
     return max(meeting, key=lambda level: level.throughput, default=None)
 
 
 def round_ratios(ours: Level, theirs: Level) -> list[float]:
-    """Throughput over throughput of the same round."""
+    """Return the ratio of throughputs within each round."""
     others = theirs.by_round()
     return [throughput / others[number] for number, throughput in ours.by_round().items() if others.get(number)]

@@ -1,4 +1,4 @@
-"""One search by either tool: what it cost and what it found."""
+"""The cost and result of one search by either tool."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a search recommends, as it claims. ``config`` is a config.pbtxt."""
+class StatedResult:
+    """The recommendation of a search with the performance it states. ``config`` is a config.pbtxt."""
 
     config: str
     concurrency: int
@@ -17,9 +17,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """``wall_seconds`` is the whole process. ``confirm_seconds``, a part of it, went into measuring the
-    recommendation again; None for a tool that does not do that. ``launches``: of perf_analyzer, None where not
-    counted. ``others_share``: of the cores' time, what neither the search nor this program took."""
+    """The cost of a search.
+
+    ``wall_seconds`` is that of the whole process. ``confirm_seconds`` is the part of it in which the recommendation
+    is measured again, or None if the tool does not do that. ``launches`` counts perf_analyzer processes, if known.
+    ``others_share`` is the share of the cores' time that neither the search nor this program used.
+    """
 
     name: str
     wall_seconds: float
@@ -31,7 +34,7 @@ class Search:
     launches: int | None
     window_seconds: float
     others_share: float
-    found: Found | None
+    found: StatedResult | None
 
     @property
     def search_seconds(self) -> float:

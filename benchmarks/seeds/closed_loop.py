@@ -1,4 +1,4 @@
-"""A client that is the same for any HTTP server: so many requests in flight, each on a connection that is kept."""
+"""A closed-loop client for any HTTP server, with a fixed number of requests in flight on persistent connections."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ OK = 200
 
 @dataclass(frozen=True)
 class Load:
-    """POSTs ``bodies`` in turn to ``path`` at ``address`` (``host:port``)."""
+    """The requests: ``bodies`` are sent in turn by POST to ``path`` at ``address`` (``host:port``)."""
 
     address: str
     path: PurePosixPath
     bodies: Sequence[bytes]
 
     def measure(self, concurrency: int, seconds: float) -> dict[str, float]:
-        """Throughput and latencies, named as in trials.csv, of what was sent after a warm-up and answered in time.
+        """Return throughput and latencies, named as in trials.csv, of the requests after a warm-up.
 
-        Raises RuntimeError where a request failed.
+        Raises RuntimeError if a request failed.
         """
         begin = time.perf_counter() + WARM_UP_SECONDS
         end = begin + seconds
@@ -65,7 +65,7 @@ class Load:
         }
 
     def ask(self) -> bytes:
-        """One request, alone: its answer."""
+        """Send a single request and return the response."""
         connection = http.client.HTTPConnection(self.address, timeout=ANSWER_SECONDS)
         try:
             return self._ask(connection, self.bodies[0])

@@ -1,4 +1,4 @@
-"""MiniLM behind FastAPI and behind Triton, asked by one client, and Triton by perf_analyzer too."""
+"""Compare MiniLM behind FastAPI and behind Triton by one client, and Triton also by perf_analyzer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from closed_loop import Load
 
-from optimizer import runtime
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.deploy.tritonserver import free_port
-from optimizer.interfaces import Endpoint
-from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.model_source import ModelSource
-from optimizer.models import build
-from optimizer.trial import Candidate, LoadPoint
+from optimizer.config.model_source import ModelSource
+from optimizer.core.files import cache_folder
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.builders import build
 
 TOKENS = (16, 128)
 CONCURRENCY = (1, 2, 4, 8)
@@ -37,16 +37,17 @@ CONFIGURATIONS = {
     "Triton, dynamic batching": Candidate(MAX_BATCH_SIZE, dynamic_batching=True),
 }
 NOTES = [
-    f"one client for both servers: http.client of Python's library, a thread and a kept connection for each request "
-    f"in flight, JSON in and out, {SECONDS:g} s each after a second of warm-up; it shares the CPUs with the server",
-    "FastAPI: one uvicorn worker, the model in ONNX Runtime's defaults, one session; answers of both servers were "
-    "compared before anything was measured",
-    "the rows with perf_analyzer are of the same Triton, asked over gRPC with binary tensors",
+    f"one client for both servers: http.client of Python's library, a thread and a persistent connection for each "
+    f"request in flight, JSON requests and responses, {SECONDS:g} s for each cell after 1 s of warm-up; it shares "
+    "the CPUs with the server",
+    "FastAPI: one uvicorn worker, one session of ONNX Runtime with default options; the responses of both servers "
+    "were compared before the measurements",
+    "perf_analyzer measured the same Triton server over gRPC with binary tensors",
 ]
 
 
 def measure(folder: Path) -> list[dict[str, Any]]:
-    """Every cell; logs go into ``folder``. Raises ModuleNotFoundError without FastAPI and uvicorn."""
+    """Measure all cells, with logs in ``folder``. Raises ModuleNotFoundError without FastAPI and uvicorn."""
     for name in ("fastapi", "uvicorn"):
         importlib.import_module(name)
     return [cell for tokens in TOKENS for cell in _measure(tokens, folder)]
@@ -56,7 +57,7 @@ def _measure(tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
     source = build(
         "minilm_model",
         {"tokens": tokens},
-        cache=runtime.cache_folder(),
+        cache=cache_folder(),
         max_batch_size=MAX_BATCH_SIZE,
         kind="KIND_CPU",
         say=print,
@@ -88,11 +89,11 @@ def _by_perf_analyzer(source: ModelSource, endpoint: Endpoint, tokens: int, log:
         input_data=str(source.input_data),
         shapes=tuple(f"{tensor.name}:{tokens}" for tensor in source.config.input),
         window_ms=1000,
-        patience=False,
+        repeat=False,
     )
     for concurrency in CONCURRENCY:
-        found = analyzer.measure(endpoint, LoadPoint(1, concurrency))
-        figures = {name: getattr(found, name) for name in FIGURES}
+        measurement = analyzer.measure(endpoint, LoadPoint(1, concurrency))
+        figures = {name: getattr(measurement, name) for name in FIGURES}
         yield _cell(f"Triton, perf_analyzer · {tokens} tokens", concurrency) | figures
 
 
@@ -107,7 +108,7 @@ def _cell(label: str, concurrency: int) -> dict[str, Any]:
 
 
 def _requests(source: ModelSource) -> list[dict[str, list[int]]]:
-    """The model's own request data, which perf_analyzer sends: the bytes of INT32 tensors, one request a row."""
+    """Return the model's request data that perf_analyzer sends: the bytes of INT32 tensors, one request a row."""
     assert source.input_data is not None
     rows = json.loads(source.input_data.read_text())["data"]
     return [
@@ -117,7 +118,7 @@ def _requests(source: ModelSource) -> list[dict[str, list[int]]]:
 
 
 def _kserve(request: dict[str, list[int]]) -> bytes:
-    """The same request as Triton's HTTP takes it, in JSON too."""
+    """Return the same request as JSON for Triton's HTTP endpoint."""
     inputs = [
         {"name": name, "shape": [1, len(values)], "datatype": "INT32", "data": values}
         for name, values in request.items()
@@ -127,7 +128,7 @@ def _kserve(request: dict[str, list[int]]) -> bytes:
 
 @contextlib.contextmanager
 def _fastapi(source: ModelSource, log: Path) -> Iterator[str]:
-    """The server, up; its address."""
+    """Start the server and yield its address."""
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "uvicorn", "--log-level", "warning", "--host", "127.0.0.1"]
     model = source.repository / source.name / "1" / "model.onnx"
@@ -148,7 +149,7 @@ def _fastapi(source: ModelSource, log: Path) -> Iterator[str]:
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it answers."""
+    """Wait until the server responds."""
     deadline = time.monotonic() + START_SECONDS
     load = Load(address, PurePosixPath("/predict"), [b"{}"])
     while process.poll() is None and time.monotonic() < deadline:
@@ -156,6 +157,6 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
             load.ask()
         except OSError:
             time.sleep(0.1)
-        except RuntimeError:  # it answers that this is no request
+        except RuntimeError:  # an error response shows that the server runs
             return
     raise RuntimeError(f"the FastAPI server did not start; see {log}")

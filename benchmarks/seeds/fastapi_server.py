@@ -1,8 +1,8 @@
-"""The baseline of seed 003: a model of tokens behind FastAPI and ONNX Runtime, nothing else.
+"""The baseline of seed 003: a model of tokens behind FastAPI and ONNX Runtime.
 
     TRITUNE_BASELINE_MODEL=…/model.onnx python -m uvicorn --log-level warning fastapi_server:app
 
-``POST /predict`` takes the three inputs of one request as JSON, lists of integers, and answers with the logits.
+``POST /predict`` takes the three inputs of one request as JSON, lists of integers, and returns the logits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tokens(BaseModel):
 
 
 def predict(tokens: Tokens) -> list[float]:
-    """FastAPI runs it in a thread of its pool, as any function that is not async: requests are not in turn."""
+    """Return the logits. FastAPI runs it in a thread pool, as it is not async, so requests run in parallel."""
     feed = {name: np.array([values], np.int32) for name, values in tokens}
     logits = session.run(["output"], feed)[0]
     return [float(logit) for logit in logits[0]]

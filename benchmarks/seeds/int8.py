@@ -1,4 +1,4 @@
-"""The INT8 variant of a built model: ONNX Runtime's dynamic quantisation of its weights."""
+"""The INT8 variant of a built model: ONNX Runtime's dynamic quantization of its weights."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import yaml
 
-from optimizer import model_config, runtime
-from optimizer.models import build
+from optimizer.config import model_config
+from optimizer.core.files import cache_folder
+from optimizer.model.builders import build
 
 NAME = "bert_mini_int8"
 
 
 def profile(of: Path, folder: Path) -> Path:
-    """A profile of the quantised model of the profile ``of``, both written into ``folder`` unless they are there."""
+    """Return a profile of the quantized model of the profile ``of``. Both are written into ``folder`` if missing."""
     path = folder / f"{NAME}.yaml"
     if path.exists():
         return path
@@ -24,7 +25,7 @@ def profile(of: Path, folder: Path) -> Path:
     source = build(
         model["builder"],
         model["settings"],
-        cache=runtime.cache_folder(),
+        cache=cache_folder(),
         max_batch_size=8,
         kind="KIND_CPU",
         say=print,
@@ -39,10 +40,10 @@ def profile(of: Path, folder: Path) -> Path:
     (version.parent / "config.pbtxt").write_text(model_config.to_text(config))
     assert source.input_data is not None, "a model of tokens has data of its own"
     shutil.copyfile(source.input_data, folder / "input_data.json")
-    told = {
+    profile = {
         "model": {"repository": "models", "name": NAME},
         "request": {"input_data": "input_data.json"},
         "space": {"max_batch_size": [8]},
     }
-    path.write_text(yaml.safe_dump(told, sort_keys=False))
+    path.write_text(yaml.safe_dump(profile, sort_keys=False))
     return path

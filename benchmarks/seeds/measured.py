@@ -1,4 +1,4 @@
-"""What the steps of a study gave: each command as a user runs it, its results kept, so that nothing is done twice."""
+"""The results of a study's steps: each command runs as a user runs it, once, and its results are stored."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ import int8
 from published import Row
 from studies import Step
 
-from optimizer.errors import TuneError
+from optimizer.cli.main import EXIT_CODES
+from optimizer.core.errors import TuneError
+from optimizer.core.notes import OwnBackend
 from optimizer.machine import hardware
-from optimizer.machine.notes import machine_notes
+from optimizer.machine.conditions import machine_conditions
 
 ROOT = Path(__file__).parents[2]
 PROFILES = Path(__file__).with_name("profiles")
+# the report names the backend itself
+OWN_BACKENDS = {str(OwnBackend(name)) for name in ("onnxruntime", "pytorch")}
 ROLES = {"baseline": "as given", "recommended": "recommended"}
-NOTHING_FOUND = 1  # exit codes of tune that come with results: 0 and this
 
 
 @dataclass(frozen=True)
-class Measured:
-    """``cells`` are named as in trials.csv, with a ``label``. ``notes`` tell how they came about."""
+class StepResults:
+    """The results of a step. ``cells`` are named as in trials.csv, with a ``label``; ``notes`` explain them."""
 
     command: str
     hardware: str
@@ -39,49 +42,55 @@ class Measured:
 
 
 class NotMeasured(Exception):
-    """Why, in a line."""
+    """The reason why a step has no result, in one line."""
 
 
-def measure(step: Step, folder: Path, *, anew: bool) -> Measured:
-    """What ``folder`` holds of this step, what is missing measured first. Raises NotMeasured."""
+def measure(step: Step, folder: Path, *, again: bool) -> StepResults:
+    """Return the results of this step from ``folder``; measure the missing ones first. Raises NotMeasured."""
     if step.needs_gpu and not (hardware.gpu_names() and hardware.onnxruntime_on_gpu()):
-        raise NotMeasured("needs a GPU and onnxruntime-gpu: not run on this machine")
+        raise NotMeasured("needs a GPU and onnxruntime-gpu, so it was not run on this machine")
     folder.mkdir(parents=True, exist_ok=True)
     if step.command == "fastapi":
-        return _fastapi(step, folder / "fastapi.json", anew=anew)
+        return _fastapi(step, folder / "fastapi.json", again=again)
     *flags, model = step.words.split()
     words = [*flags, _model(model, folder)]
     if step.command == "run":
-        return _run(step, words, folder, anew=anew)
-    told = _sweep([*words, "--json", "--out", _seen(folder)], folder, anew=anew)
-    cells = [cell | {"label": step.label(cell)} for cell in told["cells"]]
-    notes = [note for note in told["notes"] if not note.startswith("served by")]
-    load = (told["machine"]["load_average"] or [None])[0]
-    return Measured(f"tune sweep {' '.join(words)}", told["hardware"], told["began"], load, cells, notes)
+        return _run(step, words, folder, again=again)
+    document = _sweep([*words, "--json", "--out", _seen(folder)], folder, again=again)
+    cells = [cell | {"label": step.label(cell)} for cell in document["cells"]]
+    notes = [note for note in document["notes"] if note not in OWN_BACKENDS]
+    load = (document["machine"]["load_average"] or [None])[0]
+    return StepResults(f"tune sweep {' '.join(words)}", document["hardware"], document["began"], load, cells, notes)
 
 
-def _sweep(words: list[str], folder: Path, *, anew: bool) -> dict[str, Any]:
-    for path in sorted(folder.glob("*/*/sweep.json"), reverse=True) if not anew else ():
-        told: dict[str, Any] = json.loads(path.read_text())
-        if told["words"] == words:
-            return told if told["status"] == "done" else _tune(["sweep", "--json", "--resume", _seen(path.parent)])
+def _sweep(words: list[str], folder: Path, *, again: bool) -> dict[str, Any]:
+    for path in sorted(folder.glob("*/*/sweep.json"), reverse=True) if not again else ():
+        document: dict[str, Any] = json.loads(path.read_text())
+        if document["words"] == words:
+            return (
+                document
+                if document["status"] == "done"
+                else _tune(["sweep", "--json", "--resume", _seen(path.parent)])
+            )
     return _tune(["sweep", *words])
 
 
-def _run(step: Step, words: list[str], folder: Path, *, anew: bool) -> Measured:
+def _run(step: Step, words: list[str], folder: Path, *, again: bool) -> StepResults:
     kept = folder / "run.json"
-    told = json.loads(kept.read_text()) if kept.exists() and not anew else None
-    if told is None or told["words"] != words:
+    document = json.loads(kept.read_text()) if kept.exists() and not again else None
+    if document is None or document["words"] != words:
         began, load = _now(), _load()
-        told = _tune([*words, "--json", "--out", _seen(folder)]) | {"words": words, "began": began, "load": load}
-        kept.write_text(json.dumps(told))
-    found = [told[role] | {"role": name} for role, name in ROLES.items() if told[role]]
-    if not found:
-        raise NotMeasured(told["holds_back"])
-    cells = [cell | {"label": step.label(cell)} for cell in found]
-    best = found[-1]
+        document = _tune([*words, "--json", "--out", _seen(folder)]) | {"words": words, "began": began, "load": load}
+        kept.write_text(json.dumps(document))
+    rows = [document[role] | {"role": name} for role, name in ROLES.items() if document[role]]
+    if not rows:
+        raise NotMeasured(document["holds_back"])
+    cells = [cell | {"label": step.label(cell)} for cell in rows]
+    best = rows[-1]
     notes = [f"{cells[-1]['label']}: {_configuration(best)}"] if best["role"] == ROLES["recommended"] else []
-    return Measured(f"tune {' '.join(words)}", told["hardware"], told["began"], told["load"], cells, notes)
+    return StepResults(
+        f"tune {' '.join(words)}", document["hardware"], document["began"], document["load"], cells, notes
+    )
 
 
 def _configuration(cell: Row) -> str:
@@ -90,8 +99,8 @@ def _configuration(cell: Row) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _fastapi(step: Step, kept: Path, *, anew: bool) -> Measured:
-    if anew or not kept.exists():
+def _fastapi(step: Step, kept: Path, *, again: bool) -> StepResults:
+    if again or not kept.exists():
         began, load = _now(), _load()
         try:
             cells = fastapi_baseline.measure(kept.parent)
@@ -100,25 +109,27 @@ def _fastapi(step: Step, kept: Path, *, anew: bool) -> Measured:
         except (RuntimeError, TuneError, AssertionError) as error:
             raise NotMeasured(str(error)) from error
         kept.write_text(json.dumps({"cells": cells, "began": began, "load": load}))
-    told = json.loads(kept.read_text())
-    cells = [cell | {"label": step.label(cell)} for cell in told["cells"]]
+    document = json.loads(kept.read_text())
+    cells = [cell | {"label": step.label(cell)} for cell in document["cells"]]
     command = "python benchmarks/seeds/run.py 003-fastapi"
-    return Measured(command, str(hardware.detect()), told["began"], told["load"], cells, fastapi_baseline.NOTES)
+    return StepResults(
+        command, str(hardware.detect()), document["began"], document["load"], cells, fastapi_baseline.NOTES
+    )
 
 
 def _tune(words: Sequence[str]) -> dict[str, Any]:
-    """Its document. What it says on standard error is shown as it comes."""
+    """Run tune and return its document. Its standard error is shown as it arrives."""
     done = subprocess.run(
         [Path(sys.executable).with_name("tune"), *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
-    if done.returncode not in (0, NOTHING_FOUND) or not done.stdout:
+    if done.returncode not in EXIT_CODES.values() or not done.stdout:
         raise NotMeasured(f"tune {' '.join(words)} ended with exit code {done.returncode}")
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
 def _model(name: str, folder: Path) -> str:
-    """A profile of this folder, the quantised model that is made first, or a name that tune knows."""
+    """Return a profile of this folder, the quantized model (created first), or a model name of ``tune``."""
     if name == int8.NAME:
         return _seen(int8.profile(PROFILES / "bert_mini.yaml", folder))
     path = PROFILES / f"{name}.yaml"
@@ -126,7 +137,7 @@ def _model(name: str, folder: Path) -> str:
 
 
 def _seen(path: Path) -> str:
-    """From ROOT, where the commands run."""
+    """Return a path relative to ROOT, where the commands run."""
     path = path.absolute()
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
@@ -136,5 +147,5 @@ def _now() -> str:
 
 
 def _load() -> float | None:
-    averages = machine_notes()["load_average"]
+    averages = machine_conditions()["load_average"]
     return averages[0] if isinstance(averages, list) else None

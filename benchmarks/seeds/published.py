@@ -1,6 +1,6 @@
-"""The figures that the documents print, from ``published.csv``: named and in the units of a sweep's cells.
+"""The results that the documents print, from ``published.csv``, with the names and units of a sweep's cells.
 
-Plots are not read off: what stands only in a picture is not here.
+Values that appear only in plots are not included.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
-"""``label``, ``request_batch_size``, ``concurrency`` and figures as in a sweep's cells; what is not known is None."""
+"""``label``, ``request_batch_size``, ``concurrency`` and metrics as in a sweep's cells. Unknown values are None."""
 
 FILE = Path(__file__).with_name("published.csv")
 
 
 def published(study: str, file: Path = FILE) -> list[Row]:
-    """The rows of one study, in the document's order; none where the document prints no figure of it."""
+    """Return the rows of one study in the document's order, or none if the document prints no results of it."""
     with file.open(newline="", encoding="utf-8") as text:
         return [_row(row) for row in csv.DictReader(text) if row["study"] == study]
 

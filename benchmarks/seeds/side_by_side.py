@@ -1,4 +1,4 @@
-"""What was measured here beside what a document printed, as Markdown. Pure."""
+"""Tables of own and published results in Markdown."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ HIGHER_IS_BETTER = "throughput_infer_per_sec"
 
 
 def tables(cells: Sequence[Row], printed: Sequence[Row], ratios: Iterable[Ratio]) -> str:
-    """Every cell and every printed row, those of one label, request size and concurrency in one line."""
-    parts = ["## Here and there", "", *_figures(cells, printed)]
-    told = [_ratio_row(ratio, cells, printed) for ratio in ratios]
-    if told:
-        parts += ["", "## What it comes to", "", *_markdown(("", "here", "published"), told, left=1)]
+    """Return all own and published cells; those with the same label, request size and concurrency share a line."""
+    parts = ["## Measured and published results", "", *_figures(cells, printed)]
+    ratio_rows = [_ratio_row(ratio, cells, printed) for ratio in ratios]
+    if ratio_rows:
+        parts += ["", "## Ratios", "", *_markdown(("", "measured", "published"), ratio_rows, left=1)]
     stages = [cell for cell in cells if cell.get("compute_infer_ms") is not None]
     if stages:
-        parts += ["", "## Where the time of a request goes, in ms (here)", "", *_stages(stages)]
+        parts += ["", "## Parts of the measured latency of a request, in ms", "", *_stages(stages)]
     return "\n".join(parts)
 
 
 def ratio(one: Ratio, rows: Sequence[Row]) -> float | None:
-    """Of one set of rows; None where one of the two is not among them."""
+    """Return the ratio within one set of rows, or None if one of the two is missing."""
     over, under = (_figure(one, rows, *which) for which in ((one.over, one.over_at), (one.under, one.under_at)))
     return over / under if over and under else None
 
@@ -48,11 +48,11 @@ def _figure(one: Ratio, rows: Sequence[Row], label: str, at: tuple[int, int] | N
 
 
 def _figures(cells: Sequence[Row], printed: Sequence[Row]) -> list[str]:
-    here, there = ({_key(row): row for row in rows} for rows in (cells, printed))
+    measured, published = ({_key(row): row for row in rows} for rows in (cells, printed))
     header = ("", "batch", "concurrency", *NAMES, *(f"published {name}" for name in NAMES))
     shown = [
-        (*map(str, key), *_numbers(here.get(key)), *_numbers(there.get(key)))
-        for key in dict.fromkeys([*here, *there])
+        (*map(str, key), *_numbers(measured.get(key)), *_numbers(published.get(key)))
+        for key in dict.fromkeys([*measured, *published])
     ]
     used = [i for i in range(len(header)) if i < len(KEY) or any(row[i] != NONE for row in shown)]
     lines = _markdown([header[i] for i in used], [[row[i] for i in used] for row in shown], left=1)
@@ -69,8 +69,9 @@ def _stages(cells: Sequence[Row]) -> list[str]:
 
 
 def _ratio_row(one: Ratio, cells: Sequence[Row], printed: Sequence[Row]) -> tuple[str, str, str]:
-    here, there = ratio(one, cells), ratio(one, printed)
-    return one.name, "not measured" if here is None else f"{here:.2f}x", f"{there:.2f}x" if there else one.said
+    measured, published = ratio(one, cells), ratio(one, printed)
+    measured_text = "not measured" if measured is None else f"{measured:.2f}x"
+    return one.name, measured_text, f"{published:.2f}x" if published else one.said
 
 
 def _key(row: Row) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The studies of the documents: what each is about, and the commands that repeat it here."""
+"""The studies of the documents: their subject and the commands that repeat them here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Figure = Literal["throughput_infer_per_sec", "latency_p95_ms", "latency_avg_ms",
 
 @dataclass(frozen=True)
 class Step:
-    """One command. ``command`` is ``tune sweep`` or ``tune``; ``fastapi`` is ``fastapi_baseline.py``.
+    """One command: ``command`` is ``tune sweep`` or ``tune``; ``fastapi`` is ``fastapi_baseline.py``.
 
-    The last of ``words`` is the model: a file in profiles/, without its ending, or a name that ``tune`` knows.
+    The last of ``words`` is the model: a file in profiles/ without its extension, or a name that ``tune`` knows.
     ``label`` names a cell's row.
     """
 
@@ -27,8 +27,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Ratio:
-    """``figure`` of the cells labelled ``over`` by that of ``under``: at ``at`` (batch size, concurrency), else each
-    at its best. Where the document prints the ratio alone it is in ``said``."""
+    """The ratio of ``figure`` of the cells labeled ``over`` and ``under``.
+
+    They are compared at ``at`` (batch size, concurrency), or else each at its best. ``said`` is shown as the
+    published ratio if the document prints no numbers for it.
+    """
 
     name: str
     over: str
@@ -41,12 +44,12 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Study:
-    """``there`` is what the document ran, ``here`` what runs in its place; ``point`` is what it found."""
+    """A study: ``there`` is the document's set-up, ``setup`` the one used here, ``point`` the document's result."""
 
     name: str
     title: str
     there: str
-    here: str
+    setup: str
     point: str
     steps: tuple[Step, ...]
     ratios: tuple[Ratio, ...] = ()
@@ -54,7 +57,7 @@ class Study:
 
 
 def batching(cell: Row) -> str:
-    """``dynamic · 2 instances``."""
+    """Return a text such as ``dynamic · 2 instances``."""
     count = cell["instance_count"]
     kind = "dynamic" if cell["dynamic_batching"] else "static"
     return f"{kind} · {count} instance{'s' if count > 1 else ''}"
@@ -86,10 +89,10 @@ BERT_STUDY = Study(
     name="000",
     title="BERT: batch size, static against dynamic batching, one engine against four",
     there="BERT Base FP16, 128 tokens, TensorFlow on one V100 32GB",
-    here="BERT mini (4 layers of 256) FP32, 128 tokens, ONNX Runtime",
-    point="requests of 8 serve 4.3 times what requests of 1 do at as many samples in flight; dynamic batching serves "
-    "more than static, at few requests in flight at the price of waiting for its delay; more engines do not help a "
-    "model that fills the device",
+    setup="BERT mini (4 layers of 256) FP32, 128 tokens, ONNX Runtime",
+    point="with equally many samples in flight, requests of 8 have 4.3 times the throughput of requests of 1; "
+    "dynamic batching has a higher throughput than static batching, but with few requests in flight each "
+    "waits for the queue delay; more engines do not help a model that fills the device",
     steps=(
         Step("sweep", f"{BERT} --max-queue-delay off -b 1 --concurrency 64 bert_mini", batching),
         Step("sweep", f"{BERT} --max-queue-delay off -b 8 --concurrency 1..8 bert_mini", batching),
@@ -102,7 +105,7 @@ BERT_STUDY = Study(
     ),
     ratios=(
         Ratio("requests of 8 over requests of 1, 64 samples in flight", STATIC, STATIC, (8, 8), (1, 64)),
-        Ratio("computing a batch of 8 over one of 1", STATIC, STATIC, (8, 8), (1, 64), "compute_infer_ms"),
+        Ratio("compute time of a batch of 8 over one of 1", STATIC, STATIC, (8, 8), (1, 64), "compute_infer_ms"),
         Ratio("dynamic over static, 32 requests of 1", DYNAMIC, STATIC, (1, 32), (1, 32), said="a plot: higher"),
         Ratio("4 instances over 1", "static · 4 instances", STATIC, (1, 32), (1, 32), said="a plot: negligible"),
     ),
@@ -112,9 +115,9 @@ RESNEXT_STUDY = Study(
     name="001",
     title="ResNeXt101-32x4d: concurrency from 1 to 256, FP32 and FP16",
     there="ResNeXt101-32x4d, images of 224 x 224, TensorRT on one V100 16GB",
-    here="ResNeXt50-32x4d, images of 64 x 64, ONNX Runtime",
-    point="with dynamic batching throughput grows ten- to fifteenfold from 1 to 256 concurrent requests; FP16 "
-    "serves twice what FP32 does",
+    setup="ResNeXt50-32x4d, images of 64 x 64, ONNX Runtime",
+    point="with dynamic batching throughput grows ten- to fifteenfold from 1 to 256 concurrent requests; FP16 has "
+    "twice the throughput of FP32",
     steps=(
         Step("sweep", f"{RESNEXT} resnext50", called("FP32")),
         Step("sweep", f"{RESNEXT} resnext50_fp16", called("FP16")),
@@ -131,9 +134,9 @@ DLRM_STUDY = Study(
     name="002",
     title="DLRM: throughput by request batch size, then dynamic batching within 20 ms",
     there="DLRM of 32.7 million rows, on one V100-32G and on two E5-2698 v4 (40 cores)",
-    here="DLRM with at most 100,000 rows a table, FP32, ONNX Runtime",
-    point="larger requests serve more until the device is full, from there on they only take longer; within 20 ms a "
-    "V100 serves 8 requests of 4096 in flight, 1,776,030 recommendations a second in all",
+    setup="DLRM with at most 100,000 rows a table, FP32, ONNX Runtime",
+    point="throughput grows with the request size until the device is full, then only latency grows; within 20 ms a "
+    "V100 serves 1,776,030 recommendations a second, with 8 requests of 4096 in flight",
     steps=(
         Step(
             "sweep",
@@ -169,7 +172,7 @@ LATENCY_STUDY = Study(
     name="003",
     title="MiniLM: the lowest latency of one request",
     there="MiniLM-L6-H384, TensorRT FP16 on one T4, one request at a time, the tokenizer included",
-    here="MiniLM-L6-H384 FP32, ONNX Runtime, one request at a time, tokens as input",
+    setup="MiniLM-L6-H384 FP32, ONNX Runtime, one request at a time, tokens as input",
     point="Triton answers a sentence of 16 tokens in 1.5 ms, one of 128 in 2 ms",
     steps=(
         Step("run", "--objective latency-p95 --budget 60s minilm_16", lambda cell: f"16 tokens · {cell['role']}"),
@@ -197,10 +200,10 @@ LATENCY_STUDY = Study(
 
 FASTAPI_STUDY = Study(
     name="003-fastapi",
-    title="MiniLM: a plain FastAPI and ONNX Runtime server as the baseline beside Triton",
-    there="FastAPI with ONNX Runtime on one T4, asked by 50 runs of curl whose start is counted, tokenizer included",
-    here="MiniLM-L6-H384 FP32 on both servers, tokens as JSON",
-    point="FastAPI took 12.4 ms a sentence, curl included, where Triton took 1.5 ms with its own client",
+    title="MiniLM: a plain FastAPI and ONNX Runtime server compared with Triton",
+    there="FastAPI with ONNX Runtime on one T4, 50 requests by curl, including the start of curl and the tokenizer",
+    setup="MiniLM-L6-H384 FP32 on both servers, tokens as JSON",
+    point="FastAPI took 12.4 ms a sentence, including curl, and Triton 1.5 ms with its own client",
     steps=(Step("fastapi", "", lambda cell: str(cell["label"])),),
     ratios=tuple(
         Ratio(
@@ -218,9 +221,9 @@ FASTAPI_STUDY = Study(
 
 VARIANTS_STUDY = Study(
     name="003-variants",
-    title="Variants of one model side by side: FP32, FP16, INT8, settings of ONNX Runtime",
+    title="Variants of one model compared: FP32, FP16, INT8, settings of ONNX Runtime",
     there="MiniLM-L6-H384, one request of 128 tokens at a time, in process on one T4",
-    here="BERT mini (4 layers of 256), 128 tokens, one and four requests at a time through Triton",
+    setup="BERT mini (4 layers of 256), 128 tokens, one and four requests at a time through Triton",
     point="the optimised ONNX Runtime model takes less than half the time of the plain one, a seventh of PyTorch's",
     steps=(
         Step(
@@ -258,10 +261,10 @@ TEXT_STUDY = Study(
     name="004",
     title="Text recognition: dynamic batching, then two instances",
     there="text recognition of 512 features on one A100, requests of 2, max_batch_size 8",
-    here="text recognition of 128 features, ONNX Runtime, requests of 2, max_batch_size 8, one thread an instance: "
-    "one instance leaves room for another, as on the A100",
-    point="dynamic batching serves 3.3 times as much at a third of the latency, a second instance 1.3 times as much "
-    "again",
+    setup="text recognition of 128 features, ONNX Runtime, requests of 2, max_batch_size 8, one thread an instance, "
+    "so one instance leaves CPUs for another, as on the A100",
+    point="dynamic batching has 3.3 times the throughput at a third of the latency; a second instance multiplies "
+    "the throughput by another 1.3",
     steps=(
         Step(
             "sweep",

@@ -1,0 +1,1 @@
+"""Targets: where candidates are served. Embedded, local, docker and remote tritonservers."""

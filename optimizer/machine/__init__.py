@@ -1,1 +1,1 @@
-"""The machine: its CPUs, its speed, who else is at work on it, what the server takes of it."""
+"""The machine: CPUs, GPUs, fingerprint, conditions and telemetry."""

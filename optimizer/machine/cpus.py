@@ -1,127 +1,99 @@
-"""CPUs: lists of them, what this process may use, and which the server and the load generator get of that."""
+"""The CPU topology and quota of this machine, and the division of CPUs between server and load generator."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 
-MOST_CPUS = 8192  # the kernel's NR_CPUS
-LEAST_CPUS, LEAST_CORES = 4, 3  # with fewer cores the load generator would take half of them from the server
-CLIENT_SHARE, CLIENT_MOST = 1 / 4, 4  # of the CPUs
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+from optimizer.core.notes import Note, SeparateCpus, SharedCpus, SharedMachine, SharedQuota
+from optimizer.options.values import format_cpus, parse_cpus
 
-
-def parse(text: str, among: frozenset[int] | None = None) -> frozenset[int]:
-    """``0-3,8``, ``0-6:2``: CPUs as taskset and cpuset take them; at least one. Raises ValueError in one line,
-    also where one is not ``among`` those that can be used."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        if match is None:
-            raise ValueError("write CPU numbers and ranges, such as 0-3 or 0-3,8")
-        first = int(match[1])
-        last, step = int(match[2] or first), int(match[3] or 1)
-        if last < first or step < 1:
-            raise ValueError(f"{part.strip()} holds no CPU; write a range upwards, such as 0-3")
-        if last >= MOST_CPUS:
-            raise ValueError(f"Linux has no CPU {last}; the last can be {MOST_CPUS - 1}")
-        found.update(range(first, last + 1, step))
-    if among is not None and found - among:
-        raise ValueError(f"CPU {show(found - among)} is not among those that can be used here, {show(among)}")
-    return frozenset(found)
-
-
-def show(cpus: Iterable[int]) -> str:
-    """The shortest text that ``parse`` reads as ``cpus``: ``0-3,8``."""
-    ordered = sorted(set(cpus))
-    runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])  # equal along consecutive numbers
-    ends = [(run[0][1], run[-1][1]) for run in (list(pairs) for _, pairs in runs)]
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ends)
-
-
-def available() -> frozenset[int]:
-    """Those that this process may run on."""
-    return frozenset(os.sched_getaffinity(0))
+# with fewer cores, the load generator would take half of them from the server
+MIN_CPUS_TO_SPLIT, MIN_CORES_TO_SPLIT = 4, 3
+CLIENT_SHARE, MAX_CLIENT_CPUS = 1 / 4, 4  # share and largest number of the load generator's CPUs
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """How many CPUs' time this process's control groups allow it and what runs with it; None is no limit."""
+    """Return the CPU quota of this process's control groups, in CPUs; None if there is none."""
     limits = [_limit(group) for group in _control_groups(root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-# -- the machine ------------------------------------------------------------------------------------------------
+# -- topology ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """The CPUs that can be used, by physical core and by NUMA node, each in the order of its first CPU."""
+class CpuTopology:
+    """The usable CPUs by physical core and by NUMA node, each ordered by its first CPU."""
 
     cores: tuple[frozenset[int], ...]
     nodes: tuple[frozenset[int], ...]
 
     @property
     def cpus(self) -> frozenset[int]:
+        """All usable CPUs."""
         return frozenset().union(*self.cores)
 
 
-def topology(cpus: frozenset[int], root: Path = Path("/")) -> Topology:
-    """As the kernel tells it. A CPU of which it tells nothing is a core; those of no known node are one node."""
+def topology(cpus: frozenset[int], root: Path = Path("/")) -> CpuTopology:
+    """Return the topology of ``cpus`` from sysfs below ``root``.
+
+    A CPU without information is a core of its own. All CPUs without a known node form one node.
+    """
     system = root / "sys/devices/system"
     cores = {_listed(system / f"cpu/cpu{cpu}/topology/thread_siblings_list") & cpus | {cpu} for cpu in cpus}
     nodes = {_listed(path) & cpus for path in system.glob("node/node[0-9]*/cpulist")}
     rest = cpus.difference(*nodes)
-    return Topology(tuple(sorted(cores, key=min)), tuple(sorted((nodes | {rest}) - {frozenset()}, key=min)))
+    return CpuTopology(tuple(sorted(cores, key=min)), tuple(sorted((nodes | {rest}) - {frozenset()}, key=min)))
 
 
-# -- who runs where ---------------------------------------------------------------------------------------------
+# -- server and client ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """The CPUs of the server and those of the load generator; ``note`` tells the user."""
+class CpuPlacement:
+    """The CPUs of the server and those of the load generator. ``note`` describes them to the user."""
 
     server: frozenset[int]
     client: frozenset[int]
-    note: str
+    note: Note
 
 
 def place(
-    machine: Topology,
+    machine: CpuTopology,
     quota: float | None = None,
     *,
     server: frozenset[int] | None = None,
     client: frozenset[int] | None = None,
-) -> Placement:
-    """As asked for. Who is not asked for gets what is left of the machine, else all; both none: ``split``."""
+) -> CpuPlacement:
+    """Return the CPUs of server and load generator.
+
+    ``server`` and ``client`` are the CPUs that the user set. If only one is set, the other gets the remaining CPUs,
+    or all CPUs if none remain. If none is set, ``split`` decides.
+    """
     if server is None and client is None:
         return split(machine, quota)
     server = server or machine.cpus - (client or frozenset()) or machine.cpus
     client = client or machine.cpus - server or machine.cpus
     if common := server & client:
-        return Placement(server, client, f"server and load generator share {_cpus(common)}")
+        return CpuPlacement(server, client, SharedCpus(format_cpus(common)))
     return _apart(server, client)
 
 
-def split(machine: Topology, quota: float | None = None) -> Placement:
-    """Server and load generator on physical cores of their own, where there are enough; else both on all.
+def split(machine: CpuTopology, quota: float | None = None) -> CpuPlacement:
+    """Give server and load generator separate physical cores if there are enough; otherwise both use all CPUs.
 
-    The load generator's cores lie on one NUMA node where possible: the smallest that has room, so that the
-    server keeps the others whole.
+    The load generator's cores are on one NUMA node if possible. The smallest node with enough CPUs is used, so that
+    the server keeps the other nodes whole.
     """
     cpus = machine.cpus
     if quota is not None and quota < len(cpus):
-        # whoever uses it up stops both, wherever they run
-        return Placement(cpus, cpus, f"a quota of {quota:g} CPUs: server and load generator share it")
-    if len(cpus) < LEAST_CPUS or len(machine.cores) < LEAST_CORES:
-        cores = "" if len(machine.cores) == len(cpus) else f" on {_count(len(machine.cores), 'core')}"
-        them = "them" if len(cpus) > 1 else "it"
-        return Placement(cpus, cpus, f"{_count(len(cpus), 'CPU')}{cores}: server and load generator share {them}")
-    wanted = min(CLIENT_MOST, int(len(cpus) * CLIENT_SHARE))
+        # the quota counts for both together: separate CPUs would not isolate them
+        return CpuPlacement(cpus, cpus, SharedQuota(quota))
+    if len(cpus) < MIN_CPUS_TO_SPLIT or len(machine.cores) < MIN_CORES_TO_SPLIT:
+        return CpuPlacement(cpus, cpus, SharedMachine(len(cpus), len(machine.cores)))
+    wanted = min(MAX_CLIENT_CPUS, int(len(cpus) * CLIENT_SHARE))
     roomy = [node for node in reversed(machine.nodes) if len(node) >= wanted]
     node = min(roomy, key=len, default=cpus)
     client: frozenset[int] = frozenset()
@@ -131,48 +103,42 @@ def split(machine: Topology, quota: float | None = None) -> Placement:
     return _apart(cpus - client, client)
 
 
-def _apart(server: frozenset[int], client: frozenset[int]) -> Placement:
-    return Placement(server, client, f"the server runs on {_cpus(server)}, the load generator on {_cpus(client)}")
+def _apart(server: frozenset[int], client: frozenset[int]) -> CpuPlacement:
+    return CpuPlacement(server, client, SeparateCpus(format_cpus(server), format_cpus(client)))
 
 
-def _cpus(cpus: frozenset[int]) -> str:
-    return f"CPU{'s' if len(cpus) > 1 else ''} {show(cpus)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
-
-
-# -- what the kernel tells --------------------------------------------------------------------------------------
+# -- control groups, sysfs --------------------------------------------------------------------------------------
 
 
 def _listed(path: Path) -> frozenset[int]:
     try:
-        return parse(_read(path))
+        return parse_cpus(read_text(path))
     except ValueError:
         return frozenset()
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's group for CPU time, and of all groups above it, in version 1 and 2."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    """Yield the folders of this process's CPU control group and of all its ancestors, for cgroup versions 1 and 2."""
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             group = PurePosixPath(path)
-            for above in (group, *group.parents):
-                yield root / "sys/fs/cgroup" / ("cpu" if controllers else "") / above.relative_to("/")
+            for folder in (group, *group.parents):
+                yield root / "sys/fs/cgroup" / ("cpu" if controllers else "") / folder.relative_to("/")
 
 
 def _limit(group: Path) -> float | None:
-    text = _read(group / "cpu.max") or _read(group / "cpu.cfs_quota_us") + " " + _read(group / "cpu.cfs_period_us")
+    version_1 = (read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    text = read_text(group / "cpu.max") or " ".join(version_1)
     try:
         microseconds, period = (float(word) for word in text.split())
-    except ValueError:  # "max 100000", or nothing at all
+    except ValueError:  # "max 100000", or no such file
         return None
     return microseconds / period if microseconds > 0 and period > 0 else None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file of the kernel without spaces around it; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,26 +1,75 @@
-"""Samples a server's GPUs while something is measured: through NVML, and what that does not tell from the server."""
+"""Telemetry of the server's GPUs, from NVML and from Triton's Prometheus metrics (for remote servers).
+
+Triton reports 0 for values it could not read, and updates them every ``--metrics-interval-ms`` (2 s).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from http.client import HTTPException
+from typing import Any
 
-from optimizer.interfaces import Endpoint, Samples, Telemetry
-from optimizer.machine import triton_metrics
-from optimizer.machine.cpu_time import process_tree
-from optimizer.machine.gpu_attribution import used_by
-from optimizer.machine.gpu_figures import GpuFigures, Sample, figures
-from optimizer.machine.nvml import Gpu
+from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
+from optimizer.machine.conditions import process_tree
+from optimizer.machine.gpu_readings import GpuReading, GpuSample, summarize
+from optimizer.machine.nvml import Gpu, gpus_used_by
+
+CALL_SECONDS = 2.0
+MAX_BYTES = 4 << 20
+TRITON_GPU_METRICS = {
+    "nv_gpu_utilization": "utilization",
+    "nv_gpu_memory_used_bytes": "memory_bytes",
+    "nv_gpu_power_usage": "power_watts",
+    "nv_energy_consumption": "energy_joules",
+}
+_LINE = re.compile(r'(nv_[a-z_]+)\{gpu_uuid="([^"]+)"\} ([0-9.eE+-]+)')
+
+
+def read_gpu_metrics(address: str) -> dict[str, GpuReading]:
+    """Return the GPU readings of a server by UUID; empty if they cannot be read.
+
+    ``address`` is ``host:port`` of the server's metrics.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/metrics", timeout=CALL_SECONDS) as response:
+            text = response.read(MAX_BYTES).decode(errors="replace")
+    except (OSError, ValueError, HTTPException):
+        return {}
+    return parse_gpu_metrics(text, time.monotonic())
+
+
+def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:
+    """Return the readings by UUID from Prometheus text. A power of 0 W or 0 bytes of memory mean unknown."""
+    values: dict[str, dict[str, Any]] = {}
+    for line in text.splitlines():
+        if not (match := _LINE.fullmatch(line)) or match[1] not in TRITON_GPU_METRICS:
+            continue
+        with contextlib.suppress(ValueError):
+            value = float(match[3])
+            if value > 0 or match[1] == "nv_gpu_utilization":
+                values.setdefault(match[2], {})[TRITON_GPU_METRICS[match[1]]] = value
+    return {uuid: GpuReading(at_seconds, **own) for uuid, own in values.items() if own.keys() - {"utilization"}}
+
 
 INTERVAL_SECONDS = 0.1
 
 
 class GpuTelemetry:
-    """What ``others`` records, and what the server's GPUs do. ``gpus``: those that the server sees, as CUDA counts.
+    """Adds GPU metrics to the resources that another telemetry records.
 
-    Of a server on this machine NVML tells; what it does not (MIG, no library), and of one elsewhere all, is asked of
-    the server's metrics where ``Endpoint.metrics`` says where these are. What neither tells stays unknown.
+    Readings are from NVML for a server on this machine. The server's Prometheus metrics add what NVML does not report
+    (MIG, no library), and everything for a remote server. Other figures stay unknown.
+
+    Args:
+        others: Telemetry of the other resources.
+        gpus: GPUs that the server sees, in CUDA's order.
     """
 
     def __init__(self, others: Telemetry, gpus: Sequence[Gpu]) -> None:
@@ -28,57 +77,54 @@ class GpuTelemetry:
         self._gpus = gpus
 
     @contextlib.contextmanager
-    def record(self, endpoint: Endpoint) -> Iterator[Samples]:
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        """Sample within the context; the values are filled in when it ends."""
         with contextlib.ExitStack() as sampling, self._others.record(endpoint) as samples:
-            found = [sampling.enter_context(_sampled(read)) for read in self._sources(endpoint)]
+            recordings = [sampling.enter_context(_sampled(read)) for read in self._sources(endpoint)]
             yield samples
             sampling.close()
-            known = GpuFigures()
-            for source in found:
-                known = known.completed(figures(source))
-            samples.gpu_utilization = known.utilization
-            samples.gpu_memory_bytes = known.memory_bytes
-            samples.gpu_power_watts = known.power_watts
-            samples.gpu_sm_clock_mhz = known.sm_clock_mhz
-            samples.gpu_memory_clock_mhz = known.memory_clock_mhz
-            samples.gpu_throttling = known.throttling
+            for name, value in [
+                figure for recording in recordings for figure in asdict(summarize(recording)).items()
+            ]:
+                if getattr(samples, name) in (None, ""):
+                    setattr(samples, name, value)
 
-    def _sources(self, endpoint: Endpoint) -> list[Callable[[], Sample]]:
-        found: list[Callable[[], Sample]] = []
+    def _sources(self, endpoint: Endpoint) -> list[Callable[[], GpuSample]]:
+        sources: list[Callable[[], GpuSample]] = []
         uuids: set[str] = set()
         if endpoint.server_pid is not None:
             pids = process_tree(endpoint.server_pid)
-            gpus = used_by(pids, self._gpus, endpoint.gpus)
+            gpus = gpus_used_by(pids, self._gpus, endpoint.gpus)
             uuids = {gpu.uuid for gpu in gpus}
             if gpus:
-                found.append(lambda: {gpu.uuid: gpu.read(pids) for gpu in gpus})
+                sources.append(lambda: {gpu.uuid: gpu.read(pids) for gpu in gpus})
         if endpoint.metrics and endpoint.gpus != ():
-            found.append(lambda: _of(triton_metrics.read(endpoint.metrics), uuids))
-        return found
+            sources.append(lambda: _select(read_gpu_metrics(endpoint.metrics), uuids))
+        return sources
 
 
-def _of(readings: Sample, uuids: set[str]) -> Sample:
-    """Those of the GPUs that are known to be the server's; all where none is."""
-    return {uuid: one for uuid, one in readings.items() if not uuids or uuid in uuids}
+def _select(readings: GpuSample, uuids: set[str]) -> GpuSample:
+    """Return the readings of the GPUs ``uuids``; all if that is empty."""
+    return {uuid: reading for uuid, reading in readings.items() if not uuids or uuid in uuids}
 
 
 @contextlib.contextmanager
-def _sampled(read: Callable[[], Sample]) -> Iterator[list[Sample]]:
-    """What ``read`` gave meanwhile; complete once the context has ended."""
-    found: list[Sample] = []
+def _sampled(read: Callable[[], GpuSample]) -> Iterator[list[GpuSample]]:
+    """Call ``read`` repeatedly in a thread; the yielded list is complete when the context ends."""
+    samples: list[GpuSample] = []
     stop = threading.Event()
 
     def sample() -> None:
         while True:
             if sample := read():
-                found.append(sample)
+                samples.append(sample)
             if stop.wait(INTERVAL_SECONDS):
                 return
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     try:
-        yield found
+        yield samples
     finally:
         stop.set()
         sampler.join()

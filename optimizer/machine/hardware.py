@@ -1,20 +1,30 @@
-"""What this machine has: its GPUs through NVML, else its CPU; and which libraries here compute on them."""
+"""The hardware of this machine, the devices that its libraries support, and the fingerprint of device and server."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import hashlib
 import importlib.util
+import json
 import platform
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from optimizer.machine.gpu_attribution import visible
-from optimizer.machine.nvml import survey
+from pydantic import TypeAdapter, ValidationError
+
+from optimizer.core.safe_text import one_line
+from optimizer.machine.cpus import read_text
+from optimizer.machine.nvml import filter_visible, survey
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
+    """The GPUs by name, the CPU, the number of CPUs that this process may use, and the memory."""
+
     gpus: tuple[str, ...]
     cpu: str
     cpu_count: int
@@ -26,7 +36,7 @@ class Hardware:
 
 
 def detect() -> Hardware:
-    """GPUs by name where NVML answers; the CPUs that this process may use."""
+    """Return the hardware of this machine, without GPUs if NVML reports none."""
     import psutil
 
     cores = len(psutil.Process().cpu_affinity() or []) or psutil.cpu_count() or 1
@@ -34,41 +44,132 @@ def detect() -> Hardware:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Those that CUDA lets this process see, as it counts them; empty where NVML does not answer."""
-    return tuple(gpu.name for gpu in visible(survey().gpus))
+    """Return the names of the GPUs that CUDA shows to this process, in CUDA's order; empty without NVML."""
+    return tuple(gpu.name for gpu in filter_visible(survey().gpus))
 
 
 def onnxruntime_on_gpu() -> bool:
-    """Whether the installed ONNX Runtime can run on a GPU."""
+    """Return whether the installed ONNX Runtime can run on a GPU."""
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
+_CUDA_VERSION = re.compile(r"""^cuda\b[^=\n]*=\s*["'][^"'\n]""", re.MULTILINE)  # in torch's version.py
+
+
 def torch_on_gpu() -> bool:
-    """Whether the installed torch was built with CUDA: by its ``version.py``, since to import it takes seconds."""
-    found = importlib.util.find_spec("torch")
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        with contextlib.suppress(OSError, SyntaxError, ValueError):
-            return bool(_constant(ast.parse(Path(folder, "version.py").read_text()), "cuda"))
+    """Return whether the installed torch was built with CUDA.
+
+    This reads its ``version.py``, because importing torch takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        with contextlib.suppress(OSError, ValueError):
+            return _CUDA_VERSION.search(Path(folder, "version.py").read_text()) is not None
     return False
 
 
-def _constant(module: ast.Module, name: str) -> object:
-    """What ``name`` is set to; None where it is no constant."""
-    for node in module.body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            value = getattr(node, "value", None)
-            return value.value if isinstance(value, ast.Constant) else None
-    return None
-
-
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    for line in read_text(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+ID_LENGTH = 12  # hexadecimal digits of the fingerprint's ID
+BACKEND_PACKAGES = {  # tune's own backend -> packages, one of which has the backend's version
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "pytorch": ("torch",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Identifies device and server: measurements with different fingerprints are not ranked together.
+
+    Attributes:
+        cpu: Name of the CPU; empty for a server on an unknown machine.
+        cpu_count: Number of CPUs; 0 for a server on an unknown machine.
+        gpus: Names of the GPUs; UUIDs from the server's metrics if the machine is unknown.
+        target: embedded, local, docker or remote.
+        server: Version of the server, checksum of a local server's program, or ID of a Docker image.
+        backends: Backends of the model, with versions if they are not part of the server.
+        at: Address of a server on an unknown machine; empty otherwise.
+    """
+
+    cpu: str
+    cpu_count: int
+    gpus: tuple[str, ...]
+    target: str
+    server: str
+    backends: tuple[str, ...]
+    at: str = ""
+
+    @property
+    def id(self) -> str:
+        """A short hash of all attributes."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
+
+    def __str__(self) -> str:
+        machine = self.at or ", ".join([*self.gpus, self.cpu, f"{self.cpu_count} cores"])
+        return f"{machine} · {self.target} server {self.server}, {', '.join(self.backends)}"
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fingerprint as in ``run.json``; ``parse_fingerprint`` reads it."""
+        return {"id": self.id, **asdict(self)}
+
+    def differences(self, other: Fingerprint) -> str:
+        """Return the differences to ``other`` as text; empty if there are none."""
+        names = (field.name for field in fields(self) if getattr(self, field.name) != getattr(other, field.name))
+        return "; ".join(
+            f"{name.replace('_', ' ')} {_shown(getattr(other, name))} there, {_shown(getattr(self, name))} here"
+            for name in names
+        )
+
+
+FINGERPRINT = TypeAdapter(Fingerprint)
+
+
+def parse_fingerprint(document: object) -> Fingerprint | None:
+    """Return the fingerprint that ``Fingerprint.to_document`` wrote; None for any other document."""
+    if not isinstance(document, dict):
+        return None
+    try:
+        return FINGERPRINT.validate_python({name: value for name, value in document.items() if name != "id"})
+    except ValidationError:
+        return None
+
+
+def make_fingerprint(
+    hardware: Hardware, backends: Iterable[str], *, target: str, server: str, own_backends: bool, at: str = ""
+) -> Fingerprint:
+    """Return the fingerprint of a server.
+
+    Args:
+        hardware: Hardware of this machine; for a server on an unknown machine, only its GPUs count.
+        backends: Names of the model's backends.
+        target: embedded, local, docker or remote.
+        server: Version of the server, or what identifies its program or image.
+        own_backends: Whether tune's own backends serve in place of the server's.
+        at: Address of a server on an unknown machine; empty for a server on this machine.
+    """
+    named = tuple(sorted({_versioned(name) if own_backends else name for name in backends}))
+    if at:
+        return Fingerprint("", 0, hardware.gpus, target, server, named, at)
+    return Fingerprint(hardware.cpu, hardware.cpu_count, hardware.gpus, target, server, named)
+
+
+def _versioned(backend: str) -> str:
+    for package in BACKEND_PACKAGES.get(backend, ()):
+        try:
+            return f"{backend} {metadata.version(package)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return backend
+
+
+def _shown(value: object) -> str:
+    text = ", ".join(value) if isinstance(value, tuple) else str(value)
+    return one_line(text, 80) or "none"

@@ -1,136 +1,143 @@
-"""NVIDIA's management library: which GPUs there are, and what each tells of itself. Nothing else calls it.
+"""The GPUs of this machine and their readings, through NVML. No other module calls NVML.
 
 A reading that a device refuses (an old driver, a virtual machine, MIG) is None, never zero.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from optimizer.machine.gpu_figures import Reading
+from optimizer.machine.gpu_readings import GpuReading
 
 T = TypeVar("T")
 
-CONTROL_DEVICE = Path("/dev/nvidiactl")  # there where a driver is loaded
-MENDS = {  # by NVML's error, where more can be said than its own words
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while the old one runs on: reboot, or reload the "
+CONTROL_DEVICE = Path("/dev/nvidiactl")  # exists if a driver is loaded
+REMEDIES = {  # NVML error -> what to do
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated while the old one is loaded: reboot, or reload the "
     "nvidia kernel modules",
-    "NVML_ERROR_DRIVER_NOT_LOADED": "sudo modprobe nvidia (dmesg says why it is not loaded), or install the driver",
+    "NVML_ERROR_DRIVER_NOT_LOADED": "sudo modprobe nvidia (dmesg has the reason if it fails), or install the driver",
     "NVML_ERROR_NO_PERMISSION": "let this user read and write /dev/nvidia*",
     "NVML_ERROR_GPU_IS_LOST": "reboot; dmesg has its Xid error",
     "NVML_ERROR_LIBRARY_NOT_FOUND": "install the driver's libnvidia-ml.so.1; in a container add utility to "
     "NVIDIA_DRIVER_CAPABILITIES",
 }
-OTHER_MEND = "see what nvidia-smi says"
+DEFAULT_REMEDY = "run nvidia-smi for details"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``mig``: it is cut into instances, so that what it tells is of all of them; only memory is told by process."""
+    """A GPU. With MIG it is divided into instances, and NVML reports only the memory of each process."""
 
-    index: int  # as NVML counts
+    index: int  # NVML's index
     name: str
     uuid: str
     mig: bool
     handle: Any
 
-    def read(self, pids: Collection[int] = ()) -> Reading:
-        """``memory_bytes`` is what ``pids`` use where that is told, else all that is in use."""
+    def read(self, pids: Collection[int] = ()) -> GpuReading:
+        """Return a reading. ``memory_bytes`` is that of ``pids`` if NVML reports it, otherwise all used memory."""
         own = self._memory_of(pids)
         now = time.monotonic()
         if self.mig:
-            return Reading(now, memory_bytes=own)
+            return GpuReading(now, memory_bytes=own)
         import pynvml
 
         clock = pynvml.nvmlDeviceGetClockInfo
-        return Reading(
+        return GpuReading(
             now,
-            utilization=known(lambda: pynvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100),
-            memory_bytes=known(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used))
+            utilization=read_or_none(lambda: pynvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100),
+            memory_bytes=read_or_none(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used))
             if own is None
             else own,
-            power_watts=known(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000),
-            energy_joules=known(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000),
-            sm_clock_mhz=known(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_SM))),
-            memory_clock_mhz=known(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_MEM))),
-            throttling=known(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle))),
+            power_watts=read_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000),
+            energy_joules=read_or_none(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000),
+            sm_clock_mhz=read_or_none(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_SM))),
+            memory_clock_mhz=read_or_none(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_MEM))),
+            throttling=read_or_none(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle))),
         )
 
     def processes(self) -> dict[int, float | None]:
-        """What computes on it -> the bytes it uses; empty where NVML does not tell."""
+        """Return the used bytes of each process that computes on this GPU; empty if NVML does not report it."""
         import pynvml
 
-        running = known(lambda: list(pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle))) or []
-        found: dict[int, float | None] = {}
-        for one in running:
-            used = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
-            before = found.get(one.pid, 0.0)  # under MIG a process can be there more than once
-            found[one.pid] = None if used is None or before is None else before + used
-        return found
+        running = read_or_none(lambda: list(pynvml.nvmlDeviceGetComputeRunningProcesses(self.handle))) or []
+        memory_bytes: dict[int, float | None] = {}
+        for process in running:
+            used = None if process.usedGpuMemory is None else float(process.usedGpuMemory)
+            before = memory_bytes.get(process.pid, 0.0)  # with MIG a process can be listed more than once
+            memory_bytes[process.pid] = None if used is None or before is None else before + used
+        return memory_bytes
 
     def _memory_of(self, pids: Collection[int]) -> float | None:
         used = [value for pid, value in self.processes().items() if pid in pids] if pids else []
-        known_ones = [value for value in used if value is not None]
-        return sum(known_ones) if known_ones and len(known_ones) == len(used) else None
+        reported = [value for value in used if value is not None]
+        return sum(reported) if reported and len(reported) == len(used) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """``fault`` says what keeps the GPUs, or one of them, from being read, and ``mend`` what helps; empty where all
-    can be read, or there is no NVIDIA driver at all. ``unusable``: the driver's parts do not fit each other, so that
-    CUDA does not run either."""
+class GpuSurvey:
+    """The GPUs of this machine, and what prevents reading them.
+
+    Attributes:
+        gpus: The GPUs that can be read, in NVML's order.
+        driver: Version of the driver; empty if unknown.
+        fault: Why the GPUs, or one of them, cannot be read. Empty if all can, or if there is no NVIDIA driver.
+        remedy: What to do about the fault.
+        unusable: Whether the parts of the driver do not match, so that CUDA does not run either.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     fault: str = ""
-    mend: str = ""
+    remedy: str = ""
     unusable: bool = False
 
     @property
-    def told(self) -> str:
-        """The fault and its mend in a line."""
-        return f"{self.fault}; {self.mend}" if self.fault else ""
+    def message(self) -> str:
+        """The fault and its remedy in one line; empty without a fault."""
+        return f"{self.fault}; {self.remedy}" if self.fault else ""
 
 
-def survey() -> Survey:
-    """Every GPU of this machine, as NVML counts them."""
+def survey() -> GpuSurvey:
+    """Return every GPU of this machine in NVML's order."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        driver = str(known(pynvml.nvmlSystemGetDriverVersion) or "")
+        driver = str(read_or_none(pynvml.nvmlSystemGetDriverVersion) or "")
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and not CONTROL_DEVICE.exists():
-            return Survey()
+            return GpuSurvey()
         unusable = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-        return Survey(fault=_fault("NVML", error), mend=_mend(error), unusable=unusable)
-    gpus, fault, mend = [], "", ""
+        return GpuSurvey(fault=_fault("NVML", error), remedy=_remedy(error), unusable=unusable)
+    gpus, fault, remedy = [], "", ""
     for index in range(count):
         try:
             gpus.append(_gpu(index))
         except pynvml.NVMLError as error:
-            fault, mend = _fault(f"NVML, GPU {index}", error), _mend(error)
-    return Survey(tuple(gpus), driver, fault, mend)
+            fault, remedy = _fault(f"NVML, GPU {index}", error), _remedy(error)
+    return GpuSurvey(tuple(gpus), driver, fault, remedy)
 
 
-def device_of_mig(uuid: str) -> str | None:
-    """The UUID of the GPU that a MIG instance is part of; None where there is none such."""
+def parent_of_mig(uuid: str) -> str | None:
+    """Return the UUID of the GPU of a MIG instance; None if there is no such instance."""
     import pynvml
 
     def parent() -> str:
         instance = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)))
 
-    return known(parent)
+    return read_or_none(parent)
 
 
-def known(read: Callable[[], T]) -> T | None:
-    """What NVML answers; None where it refuses."""
+def read_or_none(read: Callable[[], T]) -> T | None:
+    """Return the result of ``read``; None if NVML raises an error."""
     import pynvml
 
     try:
@@ -143,7 +150,7 @@ def _gpu(index: int) -> Gpu:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    mode = known(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
+    mode = read_or_none(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     return Gpu(index, str(name), str(uuid), mode == pynvml.NVML_DEVICE_MIG_ENABLE, handle)
 
@@ -152,8 +159,55 @@ def _fault(where: str, error: Any) -> str:
     return f"{where}: {str(error).rstrip('.')}"
 
 
-def _mend(error: Any) -> str:
+def _remedy(error: Any) -> str:
     import pynvml
 
-    names = (name for name in MENDS if getattr(pynvml, name) == error.value)
-    return MENDS.get(next(names, ""), OTHER_MEND)
+    names = (name for name in REMEDIES if getattr(pynvml, name) == error.value)
+    return REMEDIES.get(next(names, ""), DEFAULT_REMEDY)
+
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows to a program, in CUDA's order: ``gpus: [ 0 ]`` means the first.
+
+    As in CUDA, the list may have indices, UUIDs or prefixes of UUIDs, and its first unknown entry ends it.
+
+    Args:
+        gpus: GPUs in NVML's order.
+        chosen: The value of CUDA_VISIBLE_DEVICES; None for that of this process.
+    """
+    text = os.environ.get(VISIBLE_DEVICES) if chosen is None else chosen
+    if text is None:
+        return tuple(gpus)
+    selected: list[Gpu] = []
+    for word in text.split(","):
+        gpu = _named(word.strip(), gpus)
+        if gpu is None or gpu in selected:
+            break
+        selected.append(gpu)
+    return tuple(selected)
+
+
+def gpus_used_by(pids: Collection[int], gpus: Sequence[Gpu], placed: Collection[int] | None) -> tuple[Gpu, ...]:
+    """Return the GPUs of ``gpus`` on which the processes ``pids`` compute.
+
+    NVML does not report them from within a container, because processes have other IDs there. Then the result is the
+    GPUs at the indices ``placed``, which the server's instance groups name; all GPUs if they name none (None).
+    """
+    if placed is not None and not placed:
+        return ()
+    in_use = tuple(gpu for gpu in gpus if not gpu.processes().keys().isdisjoint(pids))
+    if in_use:
+        return in_use
+    return tuple(gpus) if placed is None else tuple(gpu for i, gpu in enumerate(gpus) if i in placed)
+
+
+def _named(word: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    if word.isascii() and word.isdigit():
+        return next((gpu for gpu in gpus if gpu.index == int(word)), None)
+    if word.startswith("MIG-"):
+        word = parent_of_mig(word) or ""
+    matching = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)]
+    return matching[0] if len(matching) == 1 else None

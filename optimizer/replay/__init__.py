@@ -1,1 +1,1 @@
-"""``tune replay``: the engine of ``tune run`` on a recorded table, in seconds, without a server."""
+"""``tune replay``: the search of ``tune run`` on a recorded table, in seconds and without a server."""

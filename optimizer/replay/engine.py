@@ -1,32 +1,60 @@
-"""One search replayed: the engine of ``tune run`` with a table in place of server and load generator."""
+"""Replay of searches on a recorded table, and the comparison of search methods over seeds."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from objectives.metrics import Measurement
-from objectives.sla import worst_violation
-from optimizer.budget import Budget
-from optimizer.errors import ServerFault
-from optimizer.measuring import Measuring
-from optimizer.problem import Problem
-from optimizer.replay.baselines import baselines
-from optimizer.replay.recording import Recording
-from optimizer.replay.rows import Row
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError, ServerFault
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.measure.measurer import Measurer
+from optimizer.results import formatting, summary
+from optimizer.results.formatting import print_line
 from optimizer.search import make_searcher
-from optimizer.search.elsewhere import Elsewhere
-from optimizer.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.tuner import Tuner
+from optimizer.search.transfer import TransferredStudy
+from optimizer.store.recorded_rows import RecordedRow
+from optimizer.store.recording import Recording, baselines
+from optimizer.study.study import Tuner
 
 TOLERANCES = (0.05, 0.01)  # shares of the table's best by which a search may fall short of it
 
 
+def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Problem:
+    """Return the problem of the highest throughput within ``bounds`` by metric, such as ``{"p95": 20.0}``.
+
+    Raises BadInputError if one of the metrics was not recorded.
+    """
+    sla = Sla.from_bounds(bounds)
+    for constraint in sla:
+        if constraint.metric not in recording.known:
+            short = constraint.metric.removeprefix("latency-")
+            raise BadInputError(
+                f"{recording.name}: --sla-{short} needs the column latency_{short}_ms, which the table does not have"
+            )
+    return Problem(
+        model="recorded",
+        space=recording.space,
+        request_batch_size=recording.request_batch_size,
+        max_concurrency=max((row.load.concurrency for row in recording.rows if row.load), default=1),
+        sla=sla,
+    )
+
+
 @dataclass(frozen=True)
 class Effort:
-    """A deployment is one load of one configuration, a measurement one load point of it."""
+    """The cost of a search: loads of a configuration, and measurements of a configuration at one load."""
 
     deployments: float
     measurements: float
@@ -36,97 +64,118 @@ NEVER = Effort(math.inf, math.inf)
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What one search took until it stopped, the confirmation apart, and what it recommended.
+class ReplayResult:
+    """The cost of one search, without confirmation, and its recommendation.
 
-    ``regret``: the share of the table's best throughput that the recommendation lacks; 1 without one.
-    ``until``: by tolerance, what it took until something that good had been measured; ``NEVER`` if it never was.
-    ``regrets``: what the regret would have been, had the search ended after the first deployment, the second, ….
+    Attributes:
+        effort: The cost until the search ended.
+        until: For each tolerance, the cost until a throughput within it was measured, or ``NEVER``.
+        recommended: The recommended row.
+        regret: The shortfall of the recommendation from the table's best throughput, as a share of that throughput;
+            1 without a recommendation.
+        regrets: The regret if the search had ended after each deployment.
     """
 
     effort: Effort
     until: Mapping[float, Effort]
-    recommended: Row | None
+    recommended: RecordedRow | None
     regret: float
     regrets: tuple[float, ...]
 
     def regret_after(self, deployments: int) -> float:
-        """The regret with no more than so many deployments; where it stopped before, what it ended with."""
+        """Return the regret after at most ``deployments``."""
         return self.regrets[min(deployments, len(self.regrets)) - 1]
 
 
 def replay(
     recording: Recording,
     problem: Problem,
-    best: Row,
+    best: RecordedRow,
     method: str,
     seed: int,
     max_trials: int,
-    elsewhere: Elsewhere | None = None,
-) -> Replayed:
-    """Search ``recording`` by ``method`` until that stops or ``max_trials`` configurations have been tried.
+    transferred: TransferredStudy | None = None,
+) -> ReplayResult:
+    """Search ``recording`` until the method ends or ``max_trials`` configurations have been tried.
 
-    As in a real run the baselines are measured first, as far as they were recorded, and count as deployments.
-    ``best`` is the table's; ``elsewhere`` is what another study showed. The same arguments give the same result.
-    Raises BadInputError for a method that lacks a package.
+    As in a real run the recorded baselines are measured first and count as deployments. The same arguments give the
+    same result.
+
+    Args:
+        recording: The recorded table.
+        problem: The space, objectives and constraints.
+        best: The best row of the table.
+        method: The search method.
+        seed: Seed of the search.
+        max_trials: The maximum number of configurations.
+        transferred: The study of another machine to begin with.
+
+    Raises:
+        BadInputError: The method lacks a package.
     """
-    most = _throughput(best.measurement)
-    meter = _Meter(problem, most)
+    best_throughput = _throughput(best.measurement)
+    meter = _Meter(problem, best_throughput)
     tuner = Tuner(
         problem=problem,
-        searcher=make_searcher(method, problem, seed, elsewhere=elsewhere),
+        searcher=make_searcher(method, problem, seed, transferred=transferred),
         target=recording.server,
-        measuring=Measuring(recording.server, recording.server, Unkept(), meter),
+        measurer=Measurer(recording.server, recording.server, DiscardingRecord(), meter),
         budget=Budget(math.inf, max_trials),
     )
-    with contextlib.suppress(ServerFault):  # nothing that it tried could be deployed, so it gave up
+    with contextlib.suppress(ServerFault):  # the tuner gave up: no deployment succeeded
         tuner.run(baselines(problem.space))
-    point = tuner.best()
+    point = tuner.scheduler.best()
     row = recording.answers[point.candidate, point.load] if point else None
-    return Replayed(
-        effort=Effort(len(meter.found), meter.measurements),
+    return ReplayResult(
+        effort=Effort(len(meter.best_by_deployment), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},
         recommended=row,
-        regret=_regret(_throughput(row.measurement) if row else None, most),
-        regrets=tuple(_regret(found, most) for found in meter.found),
+        regret=_regret(_throughput(row.measurement) if row else None, best_throughput),
+        regrets=tuple(_regret(reached, best_throughput) for reached in meter.best_by_deployment),
     )
 
 
 @dataclass
 class _Meter:
-    """A watcher that counts what the search takes, until ``best`` (infer/s) is reached and until it stops.
+    """A watcher that counts the cost of a search until ``best`` (infer/s) is reached and until it ends.
 
-    ``found``: of each deployment, the highest throughput within the bounds that was measured by its end.
+    ``best_by_deployment`` is the highest feasible throughput that was measured by the end of each deployment.
     """
 
     problem: Problem
     best: float
-    found: list[float | None] = field(default_factory=list)
+    best_by_deployment: list[float | None] = field(default_factory=list)
     measurements: int = 0
     until: dict[float, Effort] = field(default_factory=dict)
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
-        self.found.append(self.found[-1] if self.found else None)
+        self.best_by_deployment.append(self.best_by_deployment[-1] if self.best_by_deployment else None)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self.measurements += 1
-        if not measurement.stable or worst_violation(self.problem.constraints, measurement) > 0:
+        if not measurement.stable or not self.problem.sla.is_met(measurement):
             return
         throughput = _throughput(measurement)
-        self.found[-1] = max(throughput, self.found[-1] or 0.0)
+        self.best_by_deployment[-1] = max(throughput, self.best_by_deployment[-1] or 0.0)
         for tolerance in TOLERANCES:
             if throughput >= (1 - tolerance) * self.best:
-                self.until.setdefault(tolerance, Effort(len(self.found), self.measurements))
+                self.until.setdefault(tolerance, Effort(len(self.best_by_deployment), self.measurements))
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
-        """Counted when it began."""
+        """Do nothing: the trial was counted when it started."""
 
 
-class Unkept:
-    """A record of nothing: a replay takes seconds and is never resumed."""
+class DiscardingRecord:
+    """A record that stores nothing, because a replay takes seconds and is never resumed."""
 
     def append(
-        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+        self,
+        trial: Trial,
+        load: LoadPoint,
+        measurement: Measurement,
+        confirmation: int | None = None,
+        confirmation_error: float = 0.0,
+        load_generator: str = "",
     ) -> None: ...
 
     def append_failure(self, trial: Trial) -> None: ...
@@ -135,11 +184,162 @@ class Unkept:
         return []
 
 
-def _regret(found: float | None, most: float) -> float:
-    if found is None:
+def _regret(reached: float | None, best: float) -> float:
+    if reached is None:
         return 1.0
-    return 1 - found / most if most else 0.0
+    return 1 - reached / best if best else 0.0
 
 
 def _throughput(measurement: Measurement) -> float:
     return measurement.throughput_infer_per_sec or 0.0
+
+
+WARM = "warm"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median over seeds, and the 90th percentile (the smallest value that at least 90 % do not exceed)."""
+
+    median: float
+    p90: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), sorted(values)[-(-9 * len(values) // 10) - 1])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of all replays of one table.
+
+    ``runs`` has a list of results by seed for each method. The name of a method with a warm start ends with WARM.
+    """
+
+    recording: Recording
+    problem: Problem
+    best: RecordedRow
+    runs: dict[str, list[ReplayResult]]
+
+
+def compare(
+    recording: Recording,
+    problem: Problem,
+    best: RecordedRow,
+    methods: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    max_trials: int,
+    transferred: TransferredStudy | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Replay each method with each seed, without and, if given, with the warm start ``transferred``.
+
+    ``say`` receives a line of progress before each replay.
+
+    Raises:
+        BadInputError: A method lacks a package.
+    """
+    runs: dict[str, list[ReplayResult]] = {}
+    for method in methods:
+        for start in (None, transferred) if transferred else (None,):
+            name = f"{method} {WARM}" if start else method
+            for i, seed in enumerate(seeds, 1):
+                say(f"{name}, {i} of {len(seeds)}")
+                result = replay(recording, problem, best, method, seed, max_trials, start)
+                runs.setdefault(name, []).append(result)
+    return Comparison(recording, problem, best, runs)
+
+
+def document(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Return the document of ``--json``. Over several seeds it has the configuration recommended most often."""
+    return {
+        method: {
+            "regret": _number([run.regret for run in runs]),
+            "deployments": _number([run.effort.deployments for run in runs]),
+            "measurements": _number([run.effort.measurements for run in runs]),
+            "recommended": _entry(Counter(run.recommended for run in runs).most_common(1)[0][0]),
+            "best_in_table": _entry(comparison.best),
+        }
+        for method, runs in comparison.runs.items()
+    }
+
+
+def _number(values: Sequence[float]) -> float | dict[str, float]:
+    if len(values) == 1:
+        return values[0]
+    spread = Spread.of(values)
+    return {"median": spread.median, "p90": spread.p90}
+
+
+def _entry(row: RecordedRow | None) -> dict[str, object] | None:
+    """Return a row as the document of a run shows it, with the line of the table instead of the trial's number."""
+    if row is None:
+        return None
+    return {name: value for name, value in summary.entry(row.point).items() if name != "trial"} | {"line": row.line}
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print the table's size, one row for each method (over seeds two: median and p90), and the table's best row."""
+    several = any(len(runs) > 1 for runs in comparison.runs.values())
+    print_line(console, _headline(comparison), "bold")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("\nsearch")
+    if several:
+        table.add_column()
+    for tolerance in TOLERANCES:
+        table.add_column(f"within {tolerance * 100:g} %\ndeployed", justify="right")
+        table.add_column("\nmeasured", justify="right")
+    table.add_column("stopped\ndeployed", justify="right")
+    table.add_column("\nregret", justify="right")
+    for method, runs in comparison.runs.items():
+        if several:
+            table.add_row(method, "median", *_cells(runs, lambda spread: spread.median))
+            table.add_row("", "p90", *_cells(runs, lambda spread: spread.p90))
+        else:
+            table.add_row(method, *_cells(runs, lambda spread: spread.median))
+    console.print(table)
+    print_line(console)
+    print_line(console, "best in the table", "bold")
+    print_line(console, f"  {described(comparison.best, comparison.problem)}")
+    print_line(console, f"  {formatting.configuration(comparison.best.candidate)}")
+
+
+def closest(recording: Recording, problem: Problem) -> str:
+    """Return a line saying that no row meets the constraints and which row is closest to them."""
+    goal = formatting.bounds(problem.sla)
+    lacking = f"{recording.name}: no row meets {goal}" if goal else f"{recording.name}: no row is stable"
+    row = recording.closest(problem)
+    if row is None:
+        return f"{lacking}, and no measurement is stable"
+    return f"{lacking}; the closest: {formatting.configuration(row.candidate)}: {described(row, problem)}"
+
+
+def described(row: RecordedRow, problem: Problem) -> str:
+    """Return a line such as ``12,345 infer/s, p95 18.2 ms, concurrency 24 (line 17)``."""
+    return f"{formatting.performance(row.point, problem.sla.judged_latency)} (line {row.line})"
+
+
+def _headline(comparison: Comparison) -> str:
+    recording = comparison.recording
+    loads = {row.load.concurrency for row in recording.rows if row.load}
+    seeds = max(len(runs) for runs in comparison.runs.values())
+    return (
+        f"{recording.name}: {formatting.count(len(recording.space), 'configuration')}, "
+        f"{formatting.count(len(loads), 'load')}; "
+        f"{formatting.bounds(comparison.problem.sla) or 'no bound'}; {formatting.count(seeds, 'seed')}"
+    )
+
+
+def _cells(runs: Sequence[ReplayResult], pick: Callable[[Spread], float]) -> list[str]:
+    counts: list[list[float]] = []
+    for tolerance in TOLERANCES:
+        counts.append([run.until[tolerance].deployments for run in runs])
+        counts.append([run.until[tolerance].measurements for run in runs])
+    counts.append([run.effort.deployments for run in runs])
+    regret = pick(Spread.of([run.regret for run in runs]))
+    return [*(_count(pick(Spread.of(column))) for column in counts), f"{regret:.1%}"]
+
+
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:,.1f}".removesuffix(".0")

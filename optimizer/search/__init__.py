@@ -1,27 +1,26 @@
-"""Search methods by name. Optuna is imported only when one is made."""
+"""Search methods by name. Optuna is imported only when a searcher is made."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Protocol, cast
 
-from optimizer.errors import BadInputError
+from optimizer.core.errors import BadInputError
+from optimizer.options.run_options import SEARCHERS
 
 if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
+    from optimizer.config.search_space import Problem
+    from optimizer.core.interfaces import Searcher
+    from optimizer.machine.hardware import Fingerprint
+    from optimizer.search.candidate_tracker import CandidateTracker
+    from optimizer.search.transfer import TransferredStudy
 
-    from optimizer.interfaces import Searcher
-    from optimizer.machine.fingerprint import Fingerprint
-    from optimizer.problem import Problem
-    from optimizer.search.elsewhere import Elsewhere
-    from optimizer.search.ledger import Ledger
-
-SMALLEST_GAIN = 0.02  # of throughput: `simulated` ends where another deployment promises less
-SEARCHERS = ("simulated", "tpe", "nsga2", "random", "grid", "gp")
+SMALLEST_GAIN = 0.02  # share of the throughput: `simulated` ends if the expected gain of a deployment is lower
 
 
-def installed() -> tuple[str, ...]:
-    """The methods whose packages are there."""
-    from optimizer.search.optuna import gp_is_installed
+def installed_methods() -> tuple[str, ...]:
+    """Return the search methods whose packages are installed."""
+    from optimizer.search.optuna_samplers import gp_is_installed
 
     return tuple(name for name in SEARCHERS if name != "gp" or gp_is_installed())
 
@@ -34,24 +33,35 @@ def make_searcher(
     study_name: str = "tritune",
     *,
     fingerprint: Fingerprint | None = None,
-    elsewhere: Elsewhere | None = None,
+    transferred: TransferredStudy | None = None,
 ) -> Searcher:
-    """The search method ``name``, its study kept in ``storage`` (see ``study.open_study``; None: in memory).
+    """Return the search method ``name`` on a study that is opened or continued.
 
-    ``fingerprint`` is that of what is measured on; ``elsewhere`` what a study on another machine showed. The same
-    seed and the same observations give the same suggestions. Raises BadInputError for an unknown method, one that
-    lacks a package or has no use for ``elsewhere``, or a study that cannot be opened.
+    The same seed and the same observations give the same suggestions.
+
+    Args:
+        name: One of SEARCHERS.
+        problem: The space, objectives and constraints.
+        seed: Seed of random choices.
+        storage: Where the study is stored (see ``open_study``); None keeps it in memory.
+        study_name: The name of the study in ``storage``.
+        fingerprint: The machine that is measured.
+        transferred: The study of another machine to begin with.
+
+    Raises:
+        BadInputError: The method is unknown, lacks a package or cannot begin with another study; or the study
+            cannot be opened.
     """
-    check(name, problem, elsewhere)
-    from optimizer.search.ledger import Ledger
-    from optimizer.store.study import open_study
+    _check(name, problem, transferred)
+    from optimizer.search.candidate_tracker import CandidateTracker
+    from optimizer.search.optuna_samplers import sampler_for
+    from optimizer.store.optuna_study import open_study
 
-    study = open_study(storage, study_name, problem, sampler_of(name, seed), fingerprint)
-    return searcher_on(Ledger(problem, study), name, problem, seed, elsewhere)
+    study = open_study(storage, study_name, problem, sampler_for(name, seed), fingerprint)
+    return make_searcher_on(CandidateTracker(problem, study), name, problem, seed, transferred)
 
 
-def check(name: str, problem: Problem, elsewhere: Elsewhere | None) -> None:
-    """Raises BadInputError as ``make_searcher``, before a study is opened."""
+def _check(name: str, problem: Problem, transferred: TransferredStudy | None) -> None:
     if name not in SEARCHERS:
         raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
     if name == "simulated" and problem.objectives[0].name != "throughput":
@@ -59,29 +69,25 @@ def check(name: str, problem: Problem, elsewhere: Elsewhere | None) -> None:
             f"the search method simulated ranks by throughput; for {problem.objectives[0].name} take "
             f"{', '.join(other for other in SEARCHERS if other != name)}"
         )
-    if name == "grid" and elsewhere is not None:
+    if name == "grid" and transferred is not None:
         raise BadInputError("--warm-start: the search method grid measures every configuration anyway; leave one out")
 
 
-def sampler_of(name: str, seed: int) -> BaseSampler:
-    """Of the study of the search method ``name``. Raises BadInputError where it lacks a package."""
-    from optimizer.search.optuna import sampler_for
-
-    return sampler_for("random" if name in ("simulated", "grid") else name, seed)
-
-
-def searcher_on(
-    ledger: Ledger, name: str, problem: Problem, seed: int = 0, elsewhere: Elsewhere | None = None
+def make_searcher_on(
+    tracker: CandidateTracker, name: str, problem: Problem, seed: int = 0, transferred: TransferredStudy | None = None
 ) -> Searcher:
-    """The search method ``name`` on a study that is open; see ``make_searcher``."""
-    if name == "simulated":
-        from optimizer.search.simulated import SimulatedSearcher
+    """Return the search method ``name`` on the open study of ``tracker``; see ``make_searcher``."""
+    from optimizer.search import optuna_samplers
 
-        return SimulatedSearcher(problem, ledger.study, SMALLEST_GAIN, seed, elsewhere, ledger)
-    if name == "grid":
-        from optimizer.search.grid import GridSearcher
+    is_sampler = name in optuna_samplers.SAMPLERS
+    module = optuna_samplers if is_sampler else importlib.import_module(f"{__name__}.{name}")
+    return cast(SearcherModule, module).new_searcher(problem, tracker, seed, transferred)
 
-        return GridSearcher(problem, ledger.study, seed, ledger)
-    from optimizer.search.optuna import OptunaSearcher
 
-    return OptunaSearcher(problem, ledger.study, seed, elsewhere, ledger)
+class SearcherModule(Protocol):
+    """The functions of the module ``optimizer/search/NAME.py``, which implements ``--search NAME``."""
+
+    def new_searcher(
+        self, problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
+    ) -> Searcher:
+        """Return a searcher on the study of ``tracker``. It may begin with the study ``transferred``."""

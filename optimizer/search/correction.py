@@ -1,7 +1,7 @@
-"""What the simulator gets wrong: Gaussian processes on log(measured / simulated) over the parameters.
+"""Correction of the simulation by Gaussian processes on log(measured / simulated) over the parameters.
 
-In a closed loop throughput times mean latency is the concurrency (Little's law), so two processes say all: one
-for throughput, one for the tail (the judged latency over the mean latency).
+In a closed loop throughput times mean latency is the concurrency (Little's law), so two processes suffice: one for
+the throughput and one for the tail ratio (the binding latency divided by the mean latency).
 """
 
 from __future__ import annotations
@@ -12,144 +12,163 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from optimizer.batcher.simulator import Simulated
-from optimizer.search.believer import Believer
-from optimizer.search.process import Likeness, Process
-from optimizer.space import Space
-from optimizer.trial import Candidate, Point
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, Point
+from optimizer.search.gaussian_process import FantasyProcess, Prediction, ResidualProcess, SourceCorrelation
+from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, with_tails
+from optimizer.simulator.scenario import Array, SimulationResult
+from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.speed_correction import SpeedCorrection, disturbance_noise
 
-Array = npt.NDArray[np.float64]
-
-# Relative errors of the simulation: what a server does with several instances and other fields, which the
-# simulator is told little of; what it gets wrong of the tail. What it gets wrong of the batching it says itself.
+# Prior standard deviations of the simulation's relative errors: of the speed with several instances and other
+# fields, which the simulator cannot derive, and of the tail ratio. The error of the batching is a parameter.
 SPEED_ERROR, TAIL_ERROR = 0.25, 0.1
-SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # in units of a parameter's range
-# A machine is slower in one minute than in the next: that is in all measurements of a deployment alike. To it
-# comes the noise of each measurement of USUAL_REQUESTS.
+SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # length scales, in units of a parameter's range
+# Deployments of one configuration differ in speed, which affects all measurements of a deployment alike
+# (MOMENT_NOISE). Each measurement of USUAL_REQUESTS has noise of its own.
 MOMENT_NOISE, THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.03, 0.08
 USUAL_REQUESTS = 500
-UNSTABLE = 3.0  # times the noise
-# The correlation of the errors on two machines, and how likely each is before anything is measured here. The first
-# is that of a study which tells nothing.
-LIKENESSES = {0.0: 0.2, 0.8: 0.4, 0.95: 0.4}
-NEGLIGIBLE = 0.05  # odds of one of them
+UNSTABLE = 3.0  # factor on the noise of an unstable measurement
+# Prior probabilities of the correlation between the residuals of two machines. A correlation of 0 ignores the source.
+CORRELATIONS = {0.0: 0.2, 0.8: 0.4, 0.95: 0.4}
+NEGLIGIBLE = 0.05  # posterior probability below which a correlation is ignored
 BATCHING_FEATURES = 7
-# What the batcher does (the size of its batches, how busy the instances are) says more of an error than how that is
-# spelled in a configuration
-BATCH, BUSY, SPELLING = 0.25, 0.5, 0.45
+# scales of features: mean batch size and utilization predict errors better than the settings that cause them
+BATCH_SCALE, BUSY_SCALE, BATCHER_SCALE = 0.25, 0.5, 0.45
 
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """What a simulation got wrong: ``values`` [points, 2] (log throughput, tail) at ``inputs`` [points, features].
+    """The errors of a simulation: log(measured / simulated) of throughput and tail ratio.
 
-    ``deployments`` [points]: the number of the trial in which each was measured; ``noise`` [points]: relative to
-    that of a usual measurement.
+    Attributes:
+        inputs: [points, features].
+        values: [points, 2].
+        deployments: [points], the number of the trial in which each point was measured.
+        noise: [points], the standard deviation of the noise relative to a usual measurement.
+        speed_error: [points], the error of the correction for the machine's speed, in log throughput. All points
+            share its cause, so errors of equal sign are correlated.
     """
 
     inputs: Array
     values: Array
     deployments: Sequence[int]
     noise: Array
+    speed_error: Array
 
 
 @dataclass(frozen=True, eq=False)
-class There:
-    """A machine elsewhere: what its simulation gets wrong, and ``expected`` [points, 2], the residuals that the one
-    here would have if the two were alike."""
+class SourceResiduals:
+    """The residuals on another machine (the source of a transfer).
+
+    ``correction`` has learned the errors of the source's simulation. ``expected`` [points, 2] are the residuals that
+    this machine would have if both were alike.
+    """
 
     correction: Correction
     expected: Array
 
 
 class Correction:
-    """Learns from ``residuals``; ``batching_error`` is that of the simulated throughput, relative.
+    """The posterior of the simulation's errors, given ``residuals``.
 
-    How alike the machine ``there`` is, is not known: each of LIKENESSES is a belief of its own, as likely as the
-    residuals make it.
+    ``batching_error`` is the prior relative error of the simulated throughput. The similarity of the machine of
+    ``source`` is unknown, so the posterior is a mixture with one component for each of CORRELATIONS.
+
+    ``probabilities`` are those of the components.
     """
 
-    def __init__(self, residuals: Residuals, batching_error: float, there: There | None = None) -> None:
-        def of_throughput(a: Array, b: Array) -> Array:
+    def __init__(self, residuals: Residuals, batching_error: float, source: SourceResiduals | None = None) -> None:
+        def throughput_covariance(a: Array, b: Array) -> Array:
             speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
             return SPEED_ERROR**2 * speed + batching_error**2 * _matern(a, b, BATCHING_LENGTH)
 
-        def of_tail(a: Array, b: Array) -> Array:
+        def tail_covariance(a: Array, b: Array) -> Array:
             return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
 
-        def process(i: int, likeness: float) -> Process:
-            kernel, noise = (of_throughput, of_tail)[i], _noise(residuals)[i]
+        def process(i: int, correlation: float) -> ResidualProcess:
+            kernel, noise = (throughput_covariance, tail_covariance)[i], _noise(residuals)[i]
             own = kernel, residuals.inputs, noise, residuals.values[:, i]
-            if there is None or not likeness:
-                return Process(*own)
-            return Process(*own, Likeness(likeness, there.correction._alone[i]), there.expected[:, i])
+            if source is None or not correlation:
+                return ResidualProcess(*own)
+            transfer = SourceCorrelation(correlation, source.correction.untransferred[i])
+            return ResidualProcess(*own, transfer, source.expected[:, i])
 
-        likely = LIKENESSES if there else {0.0: 1.0}
-        pairs = [(process(0, likeness), process(1, likeness)) for likeness in likely]
-        densities = np.array([sum(one.usual_density for one in pair) for pair in pairs])
-        odds = np.array(list(likely.values())) * np.exp(densities - densities.max())
-        odds[odds < NEGLIGIBLE * odds.sum()] = 0.0  # what is not believed has no say, however much it promises
-        self._alone = pairs[0]
-        self._processes = [pair for pair, own in zip(pairs, odds, strict=True) if own]
-        self._believed: Sequence[tuple[Process | Believer, Process | Believer]] = self._processes
-        self.odds: list[float] = (odds[odds > 0] / odds.sum()).tolist()
+        priors = CORRELATIONS if source else {0.0: 1.0}
+        pairs = [(process(0, correlation), process(1, correlation)) for correlation in priors]
+        densities = np.array([sum(process.usual_density for process in pair) for pair in pairs])
+        weights = np.array(list(priors.values())) * np.exp(densities - densities.max())
+        # an improbable component must not decide by promising a large improvement
+        weights[weights < NEGLIGIBLE * weights.sum()] = 0.0
+        self.untransferred = pairs[0]
+        self._processes = [pair for pair, weight in zip(pairs, weights, strict=True) if weight]
+        self._components: Sequence[tuple[ResidualProcess | FantasyProcess, ...]] = self._processes
+        self.probabilities: list[float] = (weights[weights > 0] / weights.sum()).tolist()
 
-    def believing(self, inputs: Array) -> Correction:
-        """As if what it predicts at ``inputs`` [cells, features] had been measured, each in a deployment of its own.
-        How large errors and noise are, only what was really measured tells."""
+    def with_fantasies(self, inputs: Array) -> Correction:
+        """Return the correction as if its predictions at ``inputs`` [cells, features] had been measured.
+
+        Each counts as a deployment of its own. The scales of errors and noise stay those of real measurements.
+        """
         count, other = len(inputs), copy.copy(self)
-        speed, tail = _noise(Residuals(inputs, np.zeros((count, 2)), range(count), np.ones(count)))
-        other._believed = [
-            (Believer(one, inputs, speed), Believer(another, inputs, tail)) for one, another in self._processes
+        noise = _noise(Residuals(inputs, np.zeros((count, 2)), range(count), np.ones(count), np.zeros(count)))
+        other._components = [
+            tuple(FantasyProcess(process, inputs, own) for process, own in zip(pair, noise, strict=True))
+            for pair in self._processes
         ]
         return other
 
     @property
     def noise_scale(self) -> float:
-        """The noise of the throughput as a multiple of the usual, whatever is known of elsewhere."""
-        return self._alone[0].noise_scale
+        """The noise of the throughput relative to the usual one, estimated without transfer."""
+        return self.untransferred[0].noise_scale
 
-    def predict(self, inputs: Array, expected: Array | None = None) -> list[tuple[Array, Array]]:
-        """Of each belief, as likely as ``odds``: mean and standard deviation [cells, 2] of the residuals, without any
-        noise. ``expected`` [cells, 2] as in ``There``."""
+    def predict(self, inputs: Array, expected: Array | None = None) -> list[Prediction]:
+        """Return (mean, standard deviation), each [cells, 2], of the residuals for each component.
+
+        ``expected`` [cells, 2] is as in ``SourceResiduals``.
+        """
         columns = (None, None) if expected is None else tuple(expected.T)
-        found = []
-        for pair in self._believed:
+        predictions = []
+        for pair in self._components:
             (mean, spread), (tail, tail_spread) = (
-                process.predict(inputs, own) for process, own in zip(pair, columns, strict=True)
+                process.predict(inputs, column) for process, column in zip(pair, columns, strict=True)
             )
-            found.append((np.stack([mean, tail], 1), np.stack([spread, tail_spread], 1)))
-        return found
+            predictions.append((np.stack([mean, tail], 1), np.stack([spread, tail_spread], 1)))
+        return predictions
 
 
 def _noise(residuals: Residuals) -> tuple[Array, Array]:
-    """Covariances [points, points] of the noise of throughput and tail."""
+    """Return the noise covariances [points, points] of throughput and tail ratio."""
     same = np.equal.outer(residuals.deployments, residuals.deployments) * MOMENT_NOISE**2
+    same = same + np.multiply.outer(residuals.speed_error, residuals.speed_error)
     return same + np.diag((THROUGHPUT_NOISE * residuals.noise) ** 2), np.diag((TAIL_NOISE * residuals.noise) ** 2)
 
 
 def _matern(a: Array, b: Array, length: float) -> Array:
-    """Matérn's kernel with nu = 5/2."""
+    """Return the Matérn kernel with nu = 5/2."""
     from scipy.spatial.distance import cdist
 
     distance = math.sqrt(5) * cdist(a, b) / length
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
-def features(space: Space, candidate: Candidate, concurrency: int, simulated: Simulated) -> list[float]:
-    """Settings and load on comparable scales: about one unit for a parameter's whole range. The last
-    ``BATCHING_FEATURES`` are what batching depends on, those before what the speed of the server does."""
+def features(space: SearchSpace, candidate: Candidate, concurrency: int, simulated: SimulationResult) -> list[float]:
+    """Return settings, load and simulated batching on comparable scales.
+
+    A parameter's whole range is about one unit. The last BATCHING_FEATURES affect the batching, those before them
+    the speed of the server.
+    """
     return [
-        *settings(space, candidate, concurrency),
-        BATCH * math.log2(simulated.mean_batch_size),
-        BUSY * simulated.utilization,
+        *setting_features(space, candidate, concurrency),
+        BATCH_SCALE * math.log2(simulated.mean_batch_size),
+        BUSY_SCALE * simulated.utilization,
     ]
 
 
-def settings(space: Space, candidate: Candidate, concurrency: int) -> list[float]:
-    """The features that need no simulation."""
+def setting_features(space: SearchSpace, candidate: Candidate, concurrency: int) -> list[float]:
+    """Return the features that need no simulation."""
     preferred = max(candidate.preferred_batch_sizes, default=candidate.max_batch_size)
     choices = space.parameters()
     values = dict(candidate.fields)
@@ -161,15 +180,63 @@ def settings(space: Space, candidate: Candidate, concurrency: int) -> list[float
             else -0.5
             for path in space.fields
         ),
-        SPELLING * math.log2(max(candidate.max_batch_size, 1)) / 8,
-        SPELLING * float(candidate.dynamic_batching),
-        SPELLING * math.log1p(candidate.max_queue_delay_us) / 8,
-        SPELLING * math.log2(preferred / max(candidate.max_batch_size, 1)) if preferred else 0.0,
+        BATCHER_SCALE * math.log2(max(candidate.max_batch_size, 1)) / 8,
+        BATCHER_SCALE * float(candidate.dynamic_batching),
+        BATCHER_SCALE * math.log1p(candidate.max_queue_delay_us) / 8,
+        BATCHER_SCALE * math.log2(preferred / max(candidate.max_batch_size, 1)) if preferred else 0.0,
         math.log2(concurrency) / 6,
     ]
 
 
-def noise_of(point: Point) -> float:
-    """How noisy a measurement is, relative to the usual one: by its requests, and whether its windows agreed."""
+def relative_noise(point: Point) -> float:
+    """Return the noise of a measurement relative to a usual one, from its requests, stability and disturbance."""
     requests = point.measurement.requests or USUAL_REQUESTS
-    return max(0.7, math.sqrt(USUAL_REQUESTS / requests)) * (1.0 if point.measurement.stable else UNSTABLE)
+    usual = max(0.7, math.sqrt(USUAL_REQUESTS / requests)) * (1.0 if point.measurement.stable else UNSTABLE)
+    disturbance = disturbance_noise(point.measurement) / THROUGHPUT_NOISE
+    return math.hypot(usual, disturbance) if disturbance else usual
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationResiduals:
+    """The residuals of a simulation, and the simulation itself.
+
+    Attributes:
+        cells: [points].
+        simulated: [points, 2], log throughput and log tail ratio.
+        residuals: Without ``longer_tail``.
+        longer_tail: [2], the part of the residuals that all points share.
+    """
+
+    cells: list[ConfigurationLoad]
+    simulated: Array
+    residuals: Residuals
+    longer_tail: Array
+
+
+def compute_residuals(
+    model: ServerModel,
+    points: Sequence[Point],
+    problem: Problem,
+    latency: str,
+    threads: int = 1,
+    speed: SpeedCorrection | None = None,
+) -> SimulationResiduals:
+    """Return the errors of ``model`` at ``points``.
+
+    The points are complete for the metric ``latency`` and were corrected by ``speed``.
+    """
+    space, batch = problem.space, problem.space.request_batch_size
+    cells = [(space.canonical(point.candidate), point.load.concurrency) for point in points]
+    results = model.simulate(cells, threads)
+    simulated = with_tails(np.array([log_simulated(result, latency) for result in results]), cells, batch)
+    errors = with_tails(np.array([log_measured(point, latency) for point in points]), cells, batch) - simulated
+    # random arrivals have a longer tail than the simulated closed loop, regardless of the candidate
+    longer_tail = np.array([0.0, float(np.median(errors[:, 1])) if problem.open_loop else 0.0])
+    residuals = Residuals(
+        np.array([features(space, *cell, result) for cell, result in zip(cells, results, strict=True)]),
+        errors - longer_tail,
+        [point.trial for point in points],
+        np.array([relative_noise(point) for point in points]),
+        np.array([speed.error_of(point.measurement) if speed else 0.0 for point in points]),
+    )
+    return SimulationResiduals(cells, simulated, residuals, longer_tail)

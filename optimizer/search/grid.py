@@ -1,4 +1,4 @@
-"""Every candidate of the space, in an order in which the first ones already cover it."""
+"""Exhaustive search, in an order in which the first candidates already cover the space."""
 
 from __future__ import annotations
 
@@ -6,48 +6,56 @@ import random
 from collections import Counter
 from itertools import combinations
 
-import optuna
-
-from optimizer.problem import Problem
-from optimizer.search.ledger import Ledger
-from optimizer.trial import Candidate, Trial
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Trial
+from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.transfer import TransferredStudy
 
 
 class GridSearcher:
-    """A Searcher that always takes the candidate whose settings, two by two, have been tried least.
+    """A Searcher that suggests the candidate whose pairs of settings have been tried least.
 
-    So each pair of values meets early, as in a covering array. Ties are broken in an order drawn by ``seed``.
+    So each pair of values is tried early, as in a covering array. Ties are broken in an order that ``seed``
+    determines.
     """
 
     is_exhaustive = True
 
-    def __init__(self, problem: Problem, study: optuna.Study, seed: int = 0, ledger: Ledger | None = None) -> None:
-        """``ledger`` is that of ``study``, where it is kept already."""
-        self._ledger = ledger or Ledger(problem, study)
+    def __init__(self, problem: Problem, tracker: CandidateTracker, seed: int = 0) -> None:
+        self._tracker = tracker
         self._order = list(problem.space.candidates())
         random.Random(seed).shuffle(self._order)
 
     def suggest(self) -> Candidate | None:
+        """Return the next candidate, or None if all have been tried."""
         while True:
-            tried = self._ledger.tried()
+            tried = self._tracker.tried()
             left = [candidate for candidate in self._order if candidate not in tried]
             if not left:
                 return None
             seen = Counter(pair for candidate in tried for pair in _pairs(candidate))
             chosen = min(left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
-            if self._ledger.start(chosen) is not None:
+            if self._tracker.start(chosen) is not None:
                 return chosen
 
     def expected_load(self, candidate: Candidate) -> int | None:
-        """Nothing is expected."""
+        """Return None: no load is predicted."""
         return None
 
     def observe(self, trial: Trial) -> None:
-        self._ledger.record(trial)
+        """Record a finished trial."""
+        self._tracker.record(trial)
+
+
+def new_searcher(
+    problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
+) -> GridSearcher:
+    """Return the search method grid. It cannot begin with another study."""
+    return GridSearcher(problem, tracker, seed)
 
 
 def _pairs(candidate: Candidate) -> list[tuple[object, ...]]:
-    # relative to max_batch_size: half of it is one choice, whatever it is half of
+    # relative to max_batch_size: half of it is the same choice for every maximum
     preferred = tuple(size / candidate.max_batch_size for size in candidate.preferred_batch_sizes)
     settings: list[object] = [
         ("max_batch_size", candidate.max_batch_size),

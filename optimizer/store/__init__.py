@@ -1,1 +1,1 @@
-"""What a run keeps on disk, and how it is found and locked again."""
+"""The files of a run: its folder, the trials table, and the Optuna study with its storage."""

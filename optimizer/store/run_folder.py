@@ -1,7 +1,8 @@
-"""The folder of one run, ``results/<model>/<run>/``: what is kept, and how it is found again."""
+"""The folder of a run: its files, its record ``run.json``, and the options it was started with."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -14,78 +15,80 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from optimizer.errors import BadInputError
-from optimizer.machine.fingerprint import Fingerprint, read
-from optimizer.options import RunOptions
-from optimizer.profile.safe_paths import is_file
-from optimizer.store.disk import cannot_write, write_whole
-from optimizer.store.locks import alone_in
-from optimizer.store.relative_paths import as_given_in
-from optimizer.untrusted import one_line, read_bytes
+from optimizer.core.errors import BadInputError, TuneError
+from optimizer.core.files import DISK_FAULTS, folder_lock, write_atomically, write_error
+from optimizer.core.safe_text import is_file, one_line, printable, read_bytes
+from optimizer.machine.hardware import Fingerprint, parse_fingerprint
+from optimizer.options.option_reader import move_options
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import quote
 
+SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
 RUN_OPTIONS = TypeAdapter(RunOptions)
 
 
+class FileIn:
+    """An attribute of a folder's class: the path of the file ``name`` in the folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Any, owner: type) -> Path:
+        return Path(folder.path, self._name)
+
+
+def new_folder(out: str, parent: str, inner: str = "") -> Path:
+    """Create a folder named after the time in the folder ``parent`` of ``out``, with a folder ``inner``. Return it.
+
+    Raises BadInputError if ``out`` cannot be written, EnvironmentFault if its disk is full or faulty.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path(out) / parent
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for name in (stamp, *(f"{stamp}-{i}" for i in range(2, 100))):
+            with contextlib.suppress(FileExistsError):
+                (path / name).mkdir()
+                (path / name / inner).mkdir(exist_ok=True)
+                return path / name
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    raise BadInputError(f"results folder {path}: too many runs started in this second; try again")
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """``run.json`` (the run), ``trials.csv`` (every measurement), ``pareto.csv``, ``best/config.pbtxt``,
-    ``baseline/config.pbtxt``, ``report.html``, ``study.journal`` (the Optuna study), ``logs/``."""
+    """The files of a run below ``path``.
+
+    These are ``run.json`` (the record of the run), ``trials.csv`` (every measurement), ``pareto.csv``,
+    ``best/config.pbtxt``, ``baseline/config.pbtxt``, ``report.html``, ``study.journal`` (the Optuna study) and
+    ``logs/``.
+    """
 
     path: Path
 
-    @property
-    def info(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def trials(self) -> Path:
-        return self.path / "trials.csv"
-
-    @property
-    def pareto(self) -> Path:
-        return self.path / "pareto.csv"
-
-    @property
-    def best(self) -> Path:
-        """The folder of what is recommended: ``config.pbtxt``, or a folder with one for each model of several."""
-        return self.path / "best"
+    info = FileIn("run.json")
+    trials = FileIn("trials.csv")
+    pareto = FileIn("pareto.csv")
+    best = FileIn("best")  # the folder of the recommendation: config.pbtxt, or with several models a folder for each
+    report = FileIn("report.html")
+    study = FileIn("study.journal")
+    baseline = FileIn("baseline")  # the configuration that the run started from, with files as in best/
+    reference = FileIn("reference.npz")
+    server_log = FileIn("logs/tritonserver.log")
+    perf_analyzer_log = FileIn("logs/perf_analyzer.log")
 
     @property
     def best_config(self) -> Path:
-        """What to load: a file, or the folder of several."""
+        """The recommended ``config.pbtxt``, or the folder of several."""
         single = self.best / "config.pbtxt"
         return single if single.exists() else self.best
 
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def study(self) -> Path:
-        return self.path / "study.journal"
-
-    @property
-    def baseline(self) -> Path:
-        """As ``best``, of the configuration that the run started from."""
-        return self.path / "baseline"
-
-    @property
-    def reference(self) -> Path:
-        return self.path / "reference.npz"
-
     def reference_of(self, model: str) -> Path:
-        """That of a model which gets load beside the run's own."""
+        """Return the file of reference outputs of ``model``, which gets load at the same time as the tuned one."""
         return self.path / f"reference-{model}.npz"
-
-    @property
-    def server_log(self) -> Path:
-        return self.path / "logs" / "tritonserver.log"
-
-    @property
-    def perf_analyzer_log(self) -> Path:
-        return self.path / "logs" / "perf_analyzer.log"
 
     @property
     def study_name(self) -> str:
@@ -93,58 +96,59 @@ class RunFolder:
 
     @staticmethod
     def check(out: str) -> None:
-        """Raises BadInputError where ``create`` would, and leaves nothing behind."""
+        """Raise BadInputError if ``create`` would; nothing is left on disk."""
         folder = Path(out).absolute()
         try:
-            there = next(path for path in (folder, *folder.parents) if path.exists())
-            Path(tempfile.mkdtemp(prefix=".tune-", dir=there)).rmdir()
+            existing = next(path for path in (folder, *folder.parents) if path.exists())
+            Path(tempfile.mkdtemp(prefix=".tune-", dir=existing)).rmdir()
         except OSError as error:
             raise _unwritable(out, error) from None
 
     @classmethod
     def create(cls, out: str, model: str) -> RunFolder:
-        """A new folder named by the time. Raises BadInputError where ``out`` cannot be written."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        parent = Path(out) / model
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-            for name in (stamp, *(f"{stamp}-{i}" for i in range(2, 100))):
-                try:
-                    (parent / name).mkdir()
-                except FileExistsError:
-                    continue
-                (parent / name / "logs").mkdir()
-                return cls(parent / name)
-        except OSError as error:
-            raise _unwritable(out, error) from None
-        raise BadInputError(f"results folder {parent}: too many runs began this second")
+        """Create and return a folder named after the time. Raises BadInputError if ``out`` cannot be written."""
+        return cls(new_folder(out, model, "logs"))
 
     @classmethod
     def find(cls, run: str, out: str, flag: str = "--resume") -> RunFolder:
-        """An existing run, by its path or by ``<model>/<run>`` in ``out``. Raises BadInputError."""
+        """Return an existing run, given by its path or as ``<model>/<run>`` in ``out``.
+
+        Raises BadInputError, which begins with ``flag``, if there is no such run.
+        """
         for path in (Path(run), Path(out) / run):
             if is_file(path / "run.json"):
                 return cls(path)
-        raise BadInputError(f"{flag} {run}: no run.json there nor in {Path(out) / run}; give a run's folder")
+        raise BadInputError(
+            f"{flag} {quote(run)}: no run.json there nor in {quote(str(Path(out) / run))}; give a run's folder"
+        )
+
+    def refuse_links(self) -> None:
+        """Raise BadInputError if the folder has links: it may come from anywhere, and a continued run writes them."""
+        for path in sorted((*self.path.glob("*"), *self.path.glob("*/*"))):
+            if path.is_symlink():
+                raise BadInputError(
+                    f"{one_line(str(path))}: is a link, and the run would write the file that it leads to; replace "
+                    "it by that file"
+                )
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep others out of the folder. Raises EnvironmentFault naming the process that is at work in it."""
-        return alone_in(self.path, "this run")
+        """Return a lock of the folder. Entering it raises EnvironmentFault if another process holds it."""
+        return folder_lock(self.path, "this run")
 
     def read_options(self) -> RunOptions:
-        """The options that the run was started with; relative paths among them as they are seen from here.
+        """Return the options of the run, with relative paths rewritten so that they hold in the current folder.
 
-        Raises BadInputError where run.json is not one of ours.
+        Raises BadInputError if run.json is not the record of a run, or has another schema_version.
         """
         try:
-            info = self.read_info()
+            info = self._read_document()
             options = info["options"]
             unknown = set(options) - {field.name for field in fields(RunOptions)}
             if unknown:
                 raise ValueError(f"unknown option {min(unknown)!r}")
-            given = RUN_OPTIONS.validate_json(json.dumps(options), strict=True)
+            parsed = RUN_OPTIONS.validate_json(json.dumps(options), strict=True)
             started_in = Path(os.path.realpath(self.path / info.get("started_in", Path.cwd())))
-            return as_given_in(started_in, given)
+            return move_options(started_in, parsed)
         except ValidationError as error:
             fault = error.errors()[0]
             key = ".".join(map(str, ("options", *fault["loc"])))
@@ -152,72 +156,105 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
-    def read_constraints(self) -> list[str]:
-        """The bounds that the run was held to, as they are written. Raises BadInputError."""
+    def refuse_other_bounds(self, bounds: list[str]) -> None:
+        """Raise BadInputError if the SLA of the run is not ``bounds``, in text form; also as ``read_info``."""
         try:
-            return [str(bound) for bound in self.read_info()["problem"]["constraints"]]
+            recorded = [str(bound) for bound in self.read_info()["problem"]["constraints"]]
         except (KeyError, TypeError) as error:
             raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+        if bounds != recorded:
+            before = one_line(", ".join(recorded) or "no bounds", LONGEST_WHY)
+            raise BadInputError(
+                f"{one_line(str(self.path))}: the run had {before}, but its profile now has "
+                f"{', '.join(bounds) or 'none'}; restore the profile, or run `tune` again"
+            )
 
     def fingerprint(self) -> Fingerprint | None:
-        """Of what it was measured on, where that is told."""
-        return read(self.read_info().get("fingerprint")) if self.info.exists() else None
+        """Return the fingerprint of the device and server of the run; None if it is not known."""
+        return parse_fingerprint(self.read_info().get("fingerprint")) if self.info.exists() else None
 
-    def refuse_other(self, here: Fingerprint) -> None:
-        """Raises BadInputError where the run was measured on another device or server than ``here``; one that has not
-        begun, or is of an earlier version, does not tell."""
-        there = self.fingerprint()
-        if there is not None and there != here:
+    def refuse_other(self, fingerprint: Fingerprint) -> None:
+        """Raise BadInputError if the run was measured on another device or server than ``fingerprint``."""
+        measured_on = self.fingerprint()
+        if measured_on is not None and measured_on != fingerprint:
+            path = one_line(str(self.path))
             raise BadInputError(
-                f"{one_line(str(self.path))}: was measured elsewhere ({here.differences(there)}), and the two are "
-                f"not ranked together; begin a run here: --warm-start {one_line(str(self.path))} learns from it"
+                f"{path}: was measured on another device or server ({fingerprint.differences(measured_on)}), and the "
+                f"two are not ranked together; begin a new run (--warm-start {path} learns from that one), or measure"
+                f" its recommendation here: `tune verify --fresh {path}`"
             )
 
     def read_info(self) -> Mapping[str, Any]:
-        """All of run.json. Raises BadInputError where it is not one of ours."""
+        """Return run.json, with its texts as ``one_line`` returns them: the file may come from anywhere.
+
+        Raises BadInputError if it is not the record of a run, or has another schema_version.
+        """
+        try:
+            info: Mapping[str, Any] = printable(self._read_document())
+        except RecursionError as error:
+            raise self.no_record(str(error)) from None
+        return info
+
+    def _read_document(self) -> Mapping[str, Any]:
         try:
             info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
         except (OSError, ValueError, RecursionError) as error:
             raise self.no_record(str(error)) from None
         if not isinstance(info, dict):
-            raise self.no_record("it holds no names")
+            raise self.no_record("not a JSON object")
+        if "schema_version" not in info:
+            raise self.no_record("no 'schema_version'")
+        if info["schema_version"] != SCHEMA_VERSION:
+            version = one_line(repr(info["schema_version"]), LONGEST_WHY)
+            raise BadInputError(
+                f"{one_line(str(self.info))}: schema_version {version}, but this version of tune reads "
+                f"{SCHEMA_VERSION}; use the version that wrote it, or begin a new run"
+            )
         return info
 
     def no_record(self, why: str) -> BadInputError:
+        """Return the error for a run.json that is damaged or belongs to another program."""
         return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
-        """``started_in``, seen from the run's folder, is what the relative paths among ``options`` start from."""
+        """Write run.json: ``options``, the folder that their relative paths start from, and ``rest``.
+
+        Raises EnvironmentFault if it cannot be written.
+        """
         started_in = os.path.relpath(Path.cwd(), self.path.resolve())
-        info = {"options": asdict(options), "started_in": started_in, **rest}
-        write_whole(self.info, json.dumps(info, indent=2) + "\n")
+        info = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in, **rest}
+        write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
     def write_best(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
-        """What is recommended, by model: each whole or not at all. ``server_options``, one a line, are what the
-        server is started with. Raises EnvironmentFault where it cannot be."""
+        """Write the recommended config.pbtxt texts, by model, and the options of the server, one a line.
+
+        Each file is written atomically. Raises EnvironmentFault if it cannot be.
+        """
         _write_configs(self.best, configs, server_options)
 
     def write_baseline(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
-        """As ``write_best``, of the configuration that was given."""
+        """Write the configuration that the run started from; see ``write_best``."""
         _write_configs(self.baseline, configs, server_options)
 
 
 def _write_configs(folder: Path, configs: Mapping[str, str], server_options: Sequence[str]) -> None:
-    beside = folder / "server_options"
-    beside.unlink(missing_ok=True)
+    options_file = folder / "server_options"
+    options_file.unlink(missing_ok=True)
     if server_options:
-        write_whole(beside, "\n".join(server_options) + "\n")
+        write_atomically(options_file, "\n".join(server_options) + "\n")
     if len(configs) == 1:
         (text,) = configs.values()
-        write_whole(folder / "config.pbtxt", text)
+        write_atomically(folder / "config.pbtxt", text)
         return
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise write_error(folder, error) from error
     for name, text in configs.items():
-        write_whole(folder / name / "config.pbtxt", text)
+        write_atomically(folder / name / "config.pbtxt", text)
 
 
-def _unwritable(out: str, error: OSError) -> BadInputError:
+def _unwritable(out: str, error: OSError) -> TuneError:
+    if error.errno in DISK_FAULTS:
+        return write_error(Path(out), error, "run the command again")
     return BadInputError(f"results folder {out}: cannot write there ({error.strerror}); choose another with --out")

@@ -1,48 +1,53 @@
-"""trials.csv: one row a measurement, appended and flushed to disk before the next begins.
+"""The trials table of a run (``trials.csv``): one row a measurement, on disk before the next one begins.
 
-The table is the record of a run: trials are rebuilt from it. A row without a load is a deployment that
-failed: what was measured before it does not count, since the configuration cannot be had. ``confirmation`` is the
-number of the fresh server that a recommended configuration was measured on again, empty in the search.
-``fingerprint`` is that of device and server, in its short form. Columns that are not named here are parameters, by
-their proto path.
+The table is the record of a run: its trials are rebuilt from it. A row without a load is a deployment that failed;
+earlier measurements of that trial do not count. ``confirmation`` is the number of the fresh server on which the
+recommendation was measured again; it is empty for measurements of the search. ``load_generator`` is ``perf_analyzer``
+for a measurement that checks the windows of tune's own client on that server, and empty for all others.
+``fingerprint`` is the short form of the device and server. Columns that trials_reader.COLUMNS does not name are
+parameters, named by their proto path.
 """
 
 from __future__ import annotations
 
 import csv
-import io
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from objectives.metrics import Measurement
-from optimizer import batch_stats
-from optimizer.errors import BadInputError
-from optimizer.machine.fingerprint import LENGTH
-from optimizer.store.disk import cannot_write
-from optimizer.trial import SETTINGS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
-from optimizer.untrusted import one_line, read_bytes
-
-MAX_BYTES = 64 << 20
-_LOAD = ("request_batch_size", "concurrency", "request_rate")
-_MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
-_OUTCOME = ("confirmation", "deploy_seconds", "status", "reason", "fingerprint")
-COLUMNS = ("model", "trial", *SETTINGS, *_LOAD, *_MEASUREMENT, *_OUTCOME)  # and the other parameters
-# columns that tables of earlier versions lack
-_LATER = (
-    *("batch_stats", "confirmation", "server_memory_bytes", "other_cpu_share", "score", "fingerprint"),
-    *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling"),
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import write_error
+from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.trial import SETTING_COLUMNS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
+from optimizer.machine.hardware import ID_LENGTH
+from optimizer.store.trials_reader import (
+    COLUMNS,
+    FAILED,
+    LOAD,
+    MAX_BYTES,
+    MEASUREMENT,
+    OUTCOME,
+    CsvTable,
+    TrialRow,
+    read_csv,
+    read_rows,
 )
-_TEXTS = ("batch_stats", "gpu_throttling")
+
+# A run's table has these; a measurement whose column is missing is unknown.
+_REQUIRED = (
+    *("model", "trial", *SETTING_COLUMNS, *LOAD, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
+    *("deploy_seconds", "status", "reason"),
+)
 
 
 class TrialsTable:
-    """The table of one run. ``choices`` are the values of the other parameters, by path: a CSV knows no types.
-    ``fingerprint`` is in each row; where it is empty, rows of any are read.
+    """Writes and reads the trials table of one run.
 
-    ``columns`` are those that are written; once ``read``, the file's own.
+    ``choices`` has the values of the other parameters by path, because a CSV file does not keep their types.
+    ``fingerprint`` is written to each row, and rows of another one are refused; if it is empty, all rows are read.
+    ``columns`` are the columns to write: after ``read`` those of the file.
     """
 
     def __init__(
@@ -52,122 +57,71 @@ class TrialsTable:
         self._model = model
         self._fingerprint = fingerprint
         self._choices = choices
-        self.columns = ("model", "trial", *SETTINGS, *choices, *_LOAD, *_MEASUREMENT, *_OUTCOME)
+        self.columns = ("model", "trial", *SETTING_COLUMNS, *choices, *LOAD, *MEASUREMENT, *OUTCOME)
 
     def append(
-        self, trial: Trial, load: LoadPoint, measurement: Measurement, confirmation: int | None = None
+        self,
+        trial: Trial,
+        load: LoadPoint,
+        measurement: Measurement,
+        confirmation: int | None = None,
+        confirmation_error: float = 0.0,
+        load_generator: str = "",
     ) -> None:
-        """Write one measurement of ``trial``. Raises EnvironmentFault where the disk refuses it."""
+        """Write one measurement of ``trial``. Raises EnvironmentFault if the file cannot be written."""
+        if load_generator and "load_generator" not in self.columns:
+            return  # an older table, in which the row would look like a window of the confirmation
         failed = measurement.throughput_infer_per_sec is None
         row = self._row(trial) | {
             "request_batch_size": load.request_batch_size,
             "concurrency": load.concurrency or None,
             "request_rate": load.request_rate or None,
-            **{name: getattr(measurement, name) for name in _MEASUREMENT},
+            **{name: getattr(measurement, name) for name in MEASUREMENT},
             "confirmation": confirmation,
-            "status": "failed" if failed else "ok",
+            "confirmation_error": confirmation_error or None,
+            "load_generator": load_generator,
+            "status": FAILED if failed else "ok",
             "reason": measurement.reason,
         }
         self._write(row)
 
     def append_failure(self, trial: Trial) -> None:
-        """Write that ``trial`` could not be deployed, and why."""
-        self._write(self._row(trial) | {"status": "failed", "reason": trial.reason})
+        """Write that ``trial`` could not be deployed, and the reason. Raises EnvironmentFault as ``append``."""
+        self._write(self._row(trial) | {"status": FAILED, "reason": trial.reason})
 
-    def read(self, *, mend: bool = True) -> list[Trial]:
-        """The trials so far, by number. A last line torn by a crash is left out, and cut off to ``mend`` the file.
+    def read(self, *, cut_torn_line: bool = True) -> list[Trial]:
+        """Return the trials by number. A last line that a crash left incomplete is ignored.
 
-        A table of an earlier version goes on without the columns that it lacks. Raises BadInputError where the
-        table is not one of this run, or a row was measured on another device or server.
+        ``cut_torn_line`` also removes that line from the file, so that the next row begins on a line of its own.
+        Raises BadInputError if the table is not one of this run, has a value out of range, or a row was measured
+        on another device or server.
         """
         if not self.path.exists():
             return []
-        return self._trials(self._whole_lines(mend))
-
-    def _trials(self, text: str) -> list[Trial]:
-        reader = csv.DictReader(io.StringIO(text))
-        if text:
-            try:
-                header = tuple(reader.fieldnames or ())
-            except csv.Error:
-                header = ()
-            self.columns = self._checked(header)
-        trials: dict[int, Trial] = {}
-        try:
-            for row in reader:
-                if self._fingerprint and row.get("fingerprint") not in (None, "", self._fingerprint):
-                    raise self._elsewhere(reader.line_num, row["fingerprint"])
-                self._collect(row, trials)
-        except (KeyError, ValueError, TypeError, csv.Error) as error:
-            where = f"{one_line(str(self.path))}:{reader.line_num}"
-            raise BadInputError(f"{where}: not a row of a trials table ({one_line(str(error), 200)})") from None
-        return [trials[number] for number in sorted(trials)]
-
-    def _elsewhere(self, line: int, fingerprint: str) -> BadInputError:
-        return BadInputError(
-            f"{one_line(str(self.path))}:{line}: was measured on another device or server "
-            f"({one_line(fingerprint, LENGTH)}, this is {self._fingerprint}), and the two are not ranked together; "
-            "begin a run of its own here (`tune --warm-start` learns from the other)"
-        )
-
-    def _checked(self, header: tuple[str, ...]) -> tuple[str, ...]:
-        if not self.has_columns(header):
-            raise BadInputError(f"{self.path}: its columns are not those of this run's parameters")
-        return header
-
-    def has_columns(self, header: tuple[str, ...]) -> bool:
-        """Whether ``header`` is that of this table, as this version or an earlier one writes it."""
-        lacking = set(_LATER) - set(header)
-        return header == tuple(column for column in self.columns if column not in lacking)
-
-    def _collect(self, row: dict[str, str], trials: dict[int, Trial]) -> None:
-        if None in row or None in row.values():
-            raise ValueError("it has another number of cells than the header")
-        number = int(row["trial"])
-        trial = trials.get(number) or Trial(
-            number, self._candidate(row), deploy_seconds=_float(row["deploy_seconds"])
-        )
-        if not row["concurrency"] and not row["request_rate"]:
-            reason = one_line(row["reason"])
-            trials[number] = Trial(number, trial.candidate, (), "failed", reason, trial.deploy_seconds)
-            return
-        load = LoadPoint(
-            _whole_or_mean(row["request_batch_size"]), int(row["concurrency"] or 0), float(row["request_rate"] or 0)
-        )
-        values: dict[str, object] = {
-            name: _float(row.get(name, "")) for name in _MEASUREMENT if name not in ("requests", "stable", *_TEXTS)
-        }
-        values["requests"] = int(row["requests"]) if row["requests"] else None
-        values["stable"] = row["stable"] == "true"
-        values["batch_stats"] = row.get("batch_stats") or ""
-        values["gpu_throttling"] = one_line(row.get("gpu_throttling") or "")
-        batch_stats.from_text(row.get("batch_stats") or "")  # raises ValueError
-        measurement = Measurement(**values, reason=one_line(row["reason"]))  # type: ignore[arg-type]
-        if server := row.get("confirmation"):
-            trials[number] = trial.confirmed_by(Confirmation(int(server), load, measurement))
-        else:
-            trials[number] = replace(trial, measurements=(*trial.measurements, (load, measurement)))
-
-    def _candidate(self, row: dict[str, str]) -> Candidate:
-        return Candidate(
-            max_batch_size=int(row["max_batch_size"]),
-            dynamic_batching=row["dynamic_batching"] == "true",
-            max_queue_delay_us=int(row["max_queue_delay_us"] or 0),
-            preferred_batch_sizes=tuple(int(size) for size in row["preferred_batch_sizes"].split()),
-            instance_count=int(row["instance_count"]),
-            fields=tuple(
-                (path, next((choice for choice in choices if _text(choice) == row[path]), row[path]))
-                for path, choices in sorted(self._choices.items())
-                if row[path]
-            ),
-        )
+        if cut_torn_line:
+            self._cut_torn_line()
+        table = read_csv(self.path, drop_torn_line=True)
+        if table.columns:
+            header = tuple(table.columns)
+            if not (set(_REQUIRED) | set(self._choices) <= set(header) <= set(self.columns)):
+                raise BadInputError(f"{table.name}: its columns are not those of this run's parameters")
+            self.columns = header
+        for i, fingerprint in enumerate(table.texts("fingerprint")):
+            if self._fingerprint and fingerprint not in ("", self._fingerprint):
+                raise table.error(
+                    i,
+                    f"was measured on another device or server ({one_line(fingerprint, ID_LENGTH)}, this is "
+                    f"{self._fingerprint}), and the two are not ranked together; begin a separate run on this one "
+                    "(`tune --warm-start` learns from the other)",
+                )
+        return _trials(table, self._choices)
 
     def _row(self, trial: Trial) -> dict[str, object]:
         candidate = trial.candidate
         return {
             "model": self._model,
             "trial": trial.number,
-            **{name: getattr(candidate, name) for name in SETTINGS},
+            **{name: getattr(candidate, name) for name in SETTING_COLUMNS},
             "preferred_batch_sizes": " ".join(map(str, candidate.preferred_batch_sizes)),
             **dict(candidate.fields),
             "deploy_seconds": trial.deploy_seconds,
@@ -176,53 +130,88 @@ class TrialsTable:
 
     def _write(self, row: Mapping[str, object]) -> None:
         try:
-            new = not self.path.exists() or self.path.stat().st_size == 0
+            is_new = not self.path.exists() or self.path.stat().st_size == 0
             with self.path.open("a", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                if new:
+                if is_new:
                     writer.writerow(self.columns)
                 writer.writerow([_text(row.get(column)) for column in self.columns])
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise cannot_write(self.path, error) from error
+            raise write_error(self.path, error) from error
 
-    def _whole_lines(self, mend: bool) -> str:
+    def _cut_torn_line(self) -> None:
         content = read_bytes(self.path, MAX_BYTES, "is this the table of a run?")
-        whole = content[: content.rfind(b"\n") + 1]
-        if mend and len(whole) < len(content):
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
             try:
-                os.truncate(self.path, len(whole))
+                os.truncate(self.path, whole)
             except OSError as error:
-                raise cannot_write(self.path, error) from error
-        return whole.decode(errors="replace")
+                raise write_error(self.path, error) from error
 
 
-def read_foreign(path: Path) -> tuple[str, list[Trial]] | None:
-    """The model and the trials in the table of any run; values of other parameters are texts. None where it is no
-    such table. The file is left as it is: a last line torn by a crash is passed over.
+def read_run_table(path: Path) -> tuple[str, list[Trial]] | None:
+    """Return the model and the trials in the table of any run; parameter values are texts.
 
-    Raises BadInputError where it cannot be read, or its rows are of several devices or servers.
+    Returns None if the table is not one of a run. The file is not changed. Raises BadInputError if it cannot be
+    read, has a value out of range, or has rows of several devices or servers.
     """
-    content = read_bytes(path, MAX_BYTES, "is this the table of a run?")
-    text = content[: content.rfind(b"\n") + 1].decode(errors="replace")
-    models, measured_on = set[str](), set[str]()
-    try:
-        reader = csv.DictReader(io.StringIO(text))
-        header = tuple(reader.fieldnames or ())
-        for row in reader:
-            models.add(row.get("model") or "")
-            measured_on.add(row.get("fingerprint") or "")
-    except csv.Error:
+    table = read_csv(path, drop_torn_line=True)
+    if not table.lines or not set(_REQUIRED) <= set(table.columns):
         return None
-    table = TrialsTable(path, "", {name: () for name in header if name not in COLUMNS})
-    if not models or not {"model", "trial"} <= set(header) or not table.has_columns(header):
-        return None
-    if len(measured_on) > 1:
+    fingerprints = set(table.texts("fingerprint"))
+    if len(fingerprints) > 1:
         raise BadInputError(
-            f"{one_line(str(path))}: has rows of {len(measured_on)} devices or servers; leave those of one"
+            f"{table.name}: has rows of {len(fingerprints)} devices or servers; keep only those of one"
         )
-    return one_line(min(models)), table._trials(text)
+    return min(table.texts("model")), _trials(table, {name: () for name in table.columns if name not in COLUMNS})
+
+
+def _trials(table: CsvTable, choices: Mapping[str, Sequence[FieldValue]]) -> list[Trial]:
+    values = {path: {_text(choice): choice for choice in reversed(choices[path])} for path in sorted(choices)}
+    texts = {path: table.texts(path) for path in values}
+    trials: dict[int, Trial] = {}
+    for i, row in enumerate(read_rows(table)):
+        if row.trial is None:
+            raise table.error(i, "trial: is empty")
+        trial = trials.get(row.trial)
+        if trial is None:
+            settings = tuple((path, values[path].get(text, text)) for path in values if (text := texts[path][i]))
+            trial = Trial(row.trial, _candidate(row, settings), deploy_seconds=row.deploy_seconds)
+        elif row.deploy_seconds is not None:  # it was deployed again after a crash
+            trial = replace(trial, deploy_seconds=row.deploy_seconds)
+        if row.concurrency is None and row.request_rate is None:
+            reason = row.measurement.reason
+            trials[row.trial] = Trial(row.trial, trial.candidate, (), "failed", reason, trial.deploy_seconds)
+            continue
+        if row.request_batch_size is None:
+            raise table.error(i, "request_batch_size: is empty")
+        if row.request_batch_size > max(row.max_batch_size, 1):
+            batch_size = f"{row.request_batch_size:g}"
+            raise table.error(i, f"request_batch_size: {batch_size} is above the max_batch_size {row.max_batch_size}")
+        load = LoadPoint(_whole(row.request_batch_size), row.concurrency or 0, row.request_rate or 0.0)
+        if row.confirmation is not None:
+            again = Confirmation(row.confirmation, load, row.measurement, row.confirmation_error or 0.0)
+            trials[row.trial] = trial.with_row(again, row.load_generator)
+        else:
+            trials[row.trial] = replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
+    return [trials[number] for number in sorted(trials)]
+
+
+def _candidate(row: TrialRow, settings: tuple[tuple[str, FieldValue], ...]) -> Candidate:
+    return Candidate(
+        max_batch_size=row.max_batch_size,
+        dynamic_batching=row.dynamic_batching is True,
+        max_queue_delay_us=row.max_queue_delay_us or 0,
+        preferred_batch_sizes=row.preferred_batch_sizes,
+        instance_count=row.instance_count,
+        fields=settings,
+    )
+
+
+def _whole(size: float) -> float:
+    return int(size) if size == int(size) else size
 
 
 def _text(value: object) -> str:
@@ -231,14 +220,3 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return " ".join(str(value).split()) if isinstance(value, str) else str(value)
-
-
-def _whole_or_mean(text: str) -> float:
-    return int(text) if text.isdecimal() else float(text)
-
-
-def _float(text: str) -> float | None:
-    value = float(text) if text else None
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"{value} is no figure")
-    return value

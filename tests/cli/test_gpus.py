@@ -1,4 +1,4 @@
-"""What a user is told of GPUs: a stand-in for NVIDIA's library is what NVML finds."""
+"""GPUs in the output of commands, with a fake of NVIDIA's library."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["nvml", "nvml_library"]
 
 DETECT = """
 import json
-from optimizer.options import RunOptions
-from optimizer.stack import Stack
-from optimizer.stopwatch import Stopwatch
+from optimizer.options.run_options import RunOptions
+from optimizer.study.environment import Environment
+from optimizer.core.timing import Stopwatch
 said = []
-Stack.detect(RunOptions("m"), Stopwatch(), said.append)
+Environment.detect(RunOptions("m"), Stopwatch(), said.append)
 print(json.dumps(said))
 """
 
@@ -26,29 +26,33 @@ def environment(nvml: StandIn, playground: Playground) -> Env:
     return {**without_server(playground), **own, "CUDA_VISIBLE_DEVICES": "0,1"}
 
 
-def test_a_driver_mismatch_ends_it_unless_gpus_are_done_without(
+def test_a_driver_mismatch_ends_the_command_unless_gpus_are_hidden(
     nvml: StandIn, tune: Tune, playground: Playground
 ) -> None:
-    """Without them as far as the server, which cannot be fetched here."""
+    """Without these options the command gets as far as the server, which cannot be downloaded here."""
     nvml.tell(init="error 18")
     write_model(playground.here / "models", "m", CONFIG, doubler())
     env = environment(nvml, playground)
     ended = tune("--sla-p95", "20ms", "models/m", env=env)
     assert_says(ended, ("NVML: RM has detected an NVML/RM version mismatch; the driver was ", "reboot"), code=3)
-    assert ended.complaints[0].endswith("; or go on without GPUs: CUDA_VISIBLE_DEVICES= tune …")
+    assert ended.complaints[0].endswith("; to continue without GPUs: CUDA_VISIBLE_DEVICES= tune …")
     ended = tune("--sla-p95", "20ms", "models/m", env={**env, "CUDA_VISIBLE_DEVICES": ""})
     assert_says(ended, ("pip could not fetch the server: ",), code=3)
 
 
-def test_energy_is_refused_with_what_mends_the_driver(nvml: StandIn, tune: Tune, playground: Playground) -> None:
+def test_the_energy_objective_names_the_fix_of_a_driver_fault(
+    nvml: StandIn, tune: Tune, playground: Playground
+) -> None:
     nvml.tell(init="error 18")
     ended = tune("--objective", "energy", "dlrm", env=environment(nvml, playground))
     assert_says(ended, ("--objective energy: no power can be read: NVML: ", "mismatch; ", "reboot"), code=3)
 
 
-def test_energy_needs_a_backend_that_reaches_the_gpu(nvml: StandIn, tune: Tune, playground: Playground) -> None:
-    """There is a GPU, but the tests' onnxruntime is its CPU build."""
+def test_the_energy_objective_needs_a_backend_that_runs_on_the_gpu(
+    nvml: StandIn, tune: Tune, playground: Playground
+) -> None:
+    """The machine has a GPU, but the onnxruntime of the tests is the CPU build."""
     nvml.tell(A100)
     write_model(playground.here / "models", "m", CONFIG, doubler())
     ended = tune("--objective", "energy", "models/m", env=environment(nvml, playground))
-    assert_says(ended, ("--objective energy: ", "serves on its CPU"), code=3)
+    assert_says(ended, ("--objective energy: ", "this model is served on the CPU"), code=3)

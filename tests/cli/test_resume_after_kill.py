@@ -1,4 +1,4 @@
-"""A run that is stopped at any moment, again and again, and gone on with: as if nothing had happened.
+"""A run that is stopped at arbitrary moments and resumed gives the same result as an uninterrupted one.
 
 Each measurement is on disk before the next begins, so that a ``kill -9`` costs the one in flight and no more.
 """
@@ -12,18 +12,19 @@ import time
 from pathlib import Path
 
 from tests.command_fixtures import Playground, eventually
-from tests.recorded_fixtures import RecordedRuns, recorded_runs, rows, start
+from tests.recorded_fixtures import RecordedRuns, hold, is_held, recorded_runs, release, rows, start
 from tests.recorded_run import MEASURE_SECONDS
 
 __all__ = ["recorded_runs"]
 
 KILLS = 20
 THOUGHT_SECONDS = 0.3  # about what the search takes for its next proposal
-START_SECONDS = 30.0
+START_SECONDS = 120.0
+AHEAD = 10  # rows that a run may be ahead of the moment at which it is killed; then it waits for that
 
 
 def moments(runs: RecordedRuns, count: int) -> list[tuple[int, float]]:
-    """So many rows of the table, and so many seconds later: half of them in the search, half while confirming."""
+    """Return moments as (rows of the table, seconds after the last row): half in the search, half in confirmation."""
     chance = random.Random(20)
     searched = sum(not row["confirmation"] for row in runs.undisturbed)
     last = len(runs.undisturbed) - 2
@@ -37,11 +38,14 @@ def wait_for_rows(folder: Path, count: int) -> None:
     assert eventually(lambda: len(rows(folder)) >= count, START_SECONDS)
 
 
-def test_kill_9_at_20_random_moments(playground: Playground, recorded_runs: RecordedRuns) -> None:
+def test_a_run_killed_at_20_random_moments_gives_the_same_result(
+    playground: Playground, recorded_runs: RecordedRuns
+) -> None:
     folder = playground.here / "run"
     folder.mkdir()
     for place, seconds in moments(recorded_runs, KILLS):
         before = rows(folder)
+        hold(folder, min(place + AHEAD, len(recorded_runs.undisturbed) - 1))  # it cannot end before it is killed
         process = start(folder, recorded_runs.table)
         wait_for_rows(folder, place)
         time.sleep(seconds)
@@ -50,53 +54,67 @@ def test_kill_9_at_20_random_moments(playground: Playground, recorded_runs: Reco
         after = rows(folder)
         assert after[: len(before)] == before
         assert after == recorded_runs.undisturbed[: len(after)]
+    release(folder)
     ended = start(folder, recorded_runs.table).finish()
     assert (ended.code, ended.stderr) == (0, "")
     recorded_runs.assert_complete(folder)
 
 
-def test_signals_at_random_moments(playground: Playground, recorded_runs: RecordedRuns) -> None:
+def test_a_run_interrupted_at_random_moments_gives_the_same_result(
+    playground: Playground, recorded_runs: RecordedRuns
+) -> None:
     folder = playground.here / "run"
     folder.mkdir()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM)
-    for signum, (place, seconds) in zip(signals, moments(recorded_runs, len(signals)), strict=True):
-        there = len(rows(folder))
+    for left, signum, (place, seconds) in zip(
+        range(len(signals), 0, -1), signals, moments(recorded_runs, len(signals)), strict=True
+    ):
+        # a row more than there are, so that it is at work, and listens; two rows are left for each further signal
+        count = min(max(place, len(rows(folder)) + 1), len(recorded_runs.undisturbed) - 2 * left)
+        hold(folder, count + 1)
         process = start(folder, recorded_runs.table)
-        wait_for_rows(folder, max(place, there + 1))  # so that it is at work, and listens
+        wait_for_rows(folder, count)
         time.sleep(seconds)
         os.kill(process.pid, signum)
-        ended = process.finish(seconds=5)
+        ended = process.finish(seconds=START_SECONDS)
         assert (ended.code, ended.stderr) == (130, "")
         assert rows(folder) == recorded_runs.undisturbed[: len(rows(folder))]
+    release(folder)
     assert start(folder, recorded_runs.table).finish().code == 0
     recorded_runs.assert_complete(folder)
 
 
-def test_one_run_at_a_time_in_a_folder(playground: Playground, recorded_runs: RecordedRuns) -> None:
-    """The second is told whose it is; the first does not notice."""
+def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, recorded_runs: RecordedRuns) -> None:
+    """The second process is refused and names the first one, which is not disturbed."""
     folder, other = playground.here / "run", playground.here / "other"
     folder.mkdir()
     other.mkdir()
+    hold(folder, 1)
     first = start(folder, recorded_runs.table)
-    wait_for_rows(folder, 1)
+    assert eventually(lambda: is_held(folder), START_SECONDS)
     beside = start(other, recorded_runs.table)  # in a folder of its own nobody is in its way
     ended = start(folder, recorded_runs.table).finish()
     assert ended.code == 3
     (complaint,) = ended.complaints
     assert complaint.startswith(f"tune: {folder}: process {first.pid} on ")
-    assert complaint.endswith(" is at work on this run; wait for its end, or end it")
+    assert complaint.endswith(" uses it for this run; wait until it ends, or stop it")
+    release(folder)
     for process, its in ((first, folder), (beside, other)):
         assert process.finish().code == 0
         recorded_runs.assert_complete(its)
 
 
-def test_a_lock_goes_with_its_killed_holder(playground: Playground, recorded_runs: RecordedRuns) -> None:
+def test_the_lock_of_a_killed_run_does_not_block_the_next_run(
+    playground: Playground, recorded_runs: RecordedRuns
+) -> None:
     folder = playground.here / "run"
     folder.mkdir()
+    hold(folder, 1)
     process = start(folder, recorded_runs.table)
     wait_for_rows(folder, 1)
     process.kill()
     process.finish()
     assert (folder / ".lock").exists()
+    release(folder)
     assert start(folder, recorded_runs.table).finish().code == 0
     recorded_runs.assert_complete(folder)

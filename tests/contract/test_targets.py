@@ -1,4 +1,8 @@
-"""What every Target keeps. A new target adds one class with a ``target`` fixture."""
+"""The contract of targets.
+
+A new target needs a class that inherits ``TargetContract``, with the fixtures ``target`` and ``another``, and an
+entry of ``MODULES``.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,28 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
 
-from optimizer import model_config, runtime
-from optimizer.client.calls import open_client
-from optimizer.client.connection import Connection
-from optimizer.deploy import local
-from optimizer.deploy.docker.engine import OWNER, connect
-from optimizer.deploy.docker.target import DockerTarget
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.deploy.leftovers import this_process
-from optimizer.deploy.local import LocalTarget
-from optimizer.deploy.recorded import RecordedTable
-from optimizer.deploy.remote.target import RemoteTarget
-from optimizer.errors import DeploymentError, TuneError
-from optimizer.interfaces import Target
-from optimizer.model_source import ModelSource
-from optimizer.trial import Candidate, LoadPoint, Trial
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import DeploymentError, TuneError
+from optimizer.core.interfaces import Connection, Target
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
+from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.docker_target import DockerTarget
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.local_target import LocalTarget, find_installation
+from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.deploy.server_process import this_process
+from optimizer.deploy.target_factory import TargetModule
+from optimizer.measure.inference import open_client
+from optimizer.options.run_options import TARGETS, RunOptions, TargetName
+from optimizer.store.recording import RecordedServer
 from tests.certificates import Certificates
 from tests.conftest import measurement
 from tests.own_server import write_installation
@@ -39,19 +45,19 @@ GOOD = (
     Candidate(max_batch_size=16, dynamic_batching=True),
     Candidate(16, True, 500, (4, 8), 2),
 )
-SERVER = "TRITUNE_TEST_SERVER"  # in the environment: benchmarks/older_servers.py names others with it
+SERVER = "TRITUNE_TEST_SERVER"  # environment variable with which benchmarks/older_servers.py names another server
 LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
 UNDEPLOYABLE = Candidate(8, True, 0, (16,))  # a preferred size above max_batch_size
 
 
 def leftovers() -> set[str]:
-    """Processes that we started, our shared memory and temporary folders; what is below them comes and goes."""
-    found = {path.name for path in Path("/dev/shm").glob(f"tritune_{str(this_process()).replace('-', '_')}_*")}
-    found |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{this_process()}-*")}
+    """Return the child processes, shared memory and temporary folders of this process, without their contents."""
+    names = {path.name for path in Path("/dev/shm").glob(f"tritune_{str(this_process()).replace('-', '_')}_*")}
+    names |= {path.name for path in Path(tempfile.gettempdir()).glob(f"tritune-{this_process()}-*")}
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            found.add(f"{process.name()} {process.pid}")
-    return found
+            names.add(f"{process.name()} {process.pid}")
+    return names
 
 
 class TargetContract:
@@ -60,14 +66,14 @@ class TargetContract:
         raise NotImplementedError
 
     @pytest.mark.parametrize("candidate", GOOD, ids=str)
-    def test_serves_exactly_the_candidate(self, target: Target, candidate: Candidate) -> None:
+    def test_the_server_runs_exactly_the_candidate(self, target: Target, candidate: Candidate) -> None:
         with target.deploy(candidate) as endpoint:
             assert endpoint.candidate == candidate
             assert self.serving(target, endpoint.model) in (candidate, None)
 
     @pytest.mark.parametrize("candidate", GOOD, ids=str)
-    def test_serves_it_from_a_written_config_too(self, target: Target, candidate: Candidate) -> None:
-        with target.deploy_as_written(candidate) as endpoint:
+    def test_the_written_config_is_served(self, target: Target, candidate: Candidate) -> None:
+        with target.deploy_fresh(candidate) as endpoint:
             assert endpoint.candidate == candidate
             assert self.serving(target, endpoint.model) in (candidate, None)
 
@@ -84,16 +90,16 @@ class TargetContract:
             with target.deploy(candidate) as endpoint:
                 assert self.serving(target, endpoint.model) in (candidate, None)
 
-    def test_an_error_inside_passes_through(self, target: Target) -> None:
+    def test_an_error_inside_the_context_passes_through(self, target: Target) -> None:
         with pytest.raises(TuneError, match="mine"), target.deploy(GOOD[0]):
             raise TuneError("mine")
 
     @pytest.fixture
     def another(self) -> Target:
-        """One that the test may close."""
+        """Return a target that the test may close."""
         raise NotImplementedError
 
-    def test_close_leaves_nothing_and_may_be_called_twice(self, another: Target) -> None:
+    def test_close_leaves_nothing_and_can_be_called_twice(self, another: Target) -> None:
         before = self.left()
         with another.deploy(GOOD[0]):
             pass
@@ -105,7 +111,7 @@ class TargetContract:
         return leftovers()
 
     def serving(self, target: Target, model: str) -> Candidate | None:
-        """What is served by the target's own account; None where there is none to ask."""
+        """Return the configuration that the server reports; None if it cannot be queried."""
         raise NotImplementedError
 
 
@@ -120,19 +126,19 @@ class TestRecordedTable(TargetContract):
             Trial(number, candidate, ((LoadPoint(1, 1), measurement(100, 5)),))
             for number, candidate in enumerate(GOOD)
         ]
-        return RecordedTable([*trials, Trial(9, UNDEPLOYABLE, status="failed", reason="refused")])
+        return RecordedServer([*trials, Trial(9, UNDEPLOYABLE, status="failed", reason="refused")])
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         return None
 
 
-def told_by(connection: Connection, model: str) -> Candidate:
-    """What the server tells, without the preferred size that Triton writes where none is given."""
+def served_candidate(connection: Connection, model: str) -> Candidate:
+    """Return the configuration that the server reports, without the preferred size that Triton adds."""
     with contextlib.closing(open_client(connection)) as client:
-        found = model_config.candidate_of(client.config(model))
-    if found.preferred_batch_sizes == (found.max_batch_size,):
-        return replace(found, preferred_batch_sizes=())
-    return found
+        candidate = model_config.candidate_of(client.config(model))
+    if candidate.preferred_batch_sizes == (candidate.max_batch_size,):
+        return replace(candidate, preferred_batch_sizes=())
+    return candidate
 
 
 class TestEmbeddedTarget(TargetContract):
@@ -146,7 +152,7 @@ class TestEmbeddedTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, EmbeddedTarget)
-        return told_by(Connection(target.grpc_address), model)
+        return served_candidate(Connection(target.grpc_address), model)
 
 
 @pytest.fixture(scope="module")
@@ -156,29 +162,29 @@ def make_local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LocalTa
     folder = tmp_path_factory.mktemp("local")
     write_sleeper(folder / "models", milliseconds=1)
     source = stored(folder / "models")("sleeper")
-    given = os.environ.get(SERVER) or write_installation(folder / "triton", runtime.ensure(print))
-    installation = local.find(str(given))
+    program = os.environ.get(SERVER) or write_installation(folder / "triton", runtime.ensure(print))
+    installation = find_installation(str(program))
     return lambda: LocalTarget(source, installation, log=folder / "tritonserver.log")
 
 
 @pytest.fixture(scope="module")
-def local_target(make_local: Callable[[], LocalTarget]) -> Iterator[LocalTarget]:
+def local(make_local: Callable[[], LocalTarget]) -> Iterator[LocalTarget]:
     with contextlib.closing(make_local()) as target:
         yield target
 
 
 class TestLocalTarget(TargetContract):
-    """On a tritonserver of the user's own: the pinned one, with its Python backend alone, or another in SERVER."""
+    """A user's tritonserver: the pinned one with only its Python backend, or the one that SERVER names."""
 
     @pytest.fixture
-    def target(self, local_target: LocalTarget) -> Target:
-        return local_target
+    def target(self, local: LocalTarget) -> Target:
+        return local
 
     @pytest.fixture
     def another(self, make_local: Callable[[], LocalTarget]) -> Target:
         return make_local()
 
-    def test_it_starts_anew_with_the_options_of_a_candidate(self, target: Target) -> None:
+    def test_the_server_restarts_with_the_options_of_a_candidate(self, target: Target) -> None:
         limited = replace(GOOD[0], fields=((LIMIT, "execution_count"),))
         for candidate in (limited, GOOD[0]):
             with target.deploy(candidate) as endpoint:
@@ -186,10 +192,10 @@ class TestLocalTarget(TargetContract):
                 (server,) = psutil.Process(endpoint.server_pid).children()
                 assert ("--rate-limit=execution_count" in server.cmdline()) is (candidate == limited)
 
-    def test_options_that_it_refuses_are_a_deployment_error_and_the_next_is_served(self, target: Target) -> None:
+    def test_refused_options_are_a_deployment_error_and_the_next_candidate_is_served(self, target: Target) -> None:
         refused = replace(GOOD[0], fields=((POOL, "abc"),))
-        told = "did not start with --pinned-memory-pool-byte-size=abc: "
-        with pytest.raises(DeploymentError, match=told) as caught, target.deploy(refused):
+        message = "did not start with --pinned-memory-pool-byte-size=abc: "
+        with pytest.raises(DeploymentError, match=message) as caught, target.deploy(refused):
             pass
         assert "\n" not in str(caught.value)
         with target.deploy(GOOD[0]) as endpoint:
@@ -198,11 +204,11 @@ class TestLocalTarget(TargetContract):
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, LocalTarget)
         assert target.server_version == runtime.TRITON_VERSION or SERVER in os.environ
-        return told_by(Connection(target.grpc_address), model)
+        return served_candidate(Connection(target.grpc_address), model)
 
 
 class TestRemoteTarget(TargetContract):
-    """On a server that runs already, and serves the model."""
+    """A running server that serves the model."""
 
     @pytest.fixture
     def target(self, another: Target) -> Iterator[Target]:
@@ -215,18 +221,18 @@ class TestRemoteTarget(TargetContract):
             return RemoteTarget(Connection(embedded.grpc_address), embedded.source, keep=tmp_path)
 
     def left(self) -> set[str]:
-        """The server goes on, with shared memory of its own."""
+        """The server keeps running, and keeps its shared memory."""
         return {name for name in leftovers() if not name.startswith("tritune_")}
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
         assert target.server_version == runtime.TRITON_VERSION
-        return told_by(target.connection, model)
+        return served_candidate(target.connection, model)
 
 
 @pytest.fixture(scope="module")
 def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
-    """Behind TLS and headers, and serves the model."""
+    """A running server with TLS and required headers that serves the model."""
     folder = tmp_path_factory.mktemp("production")
     with contextlib.closing(secured(mlp, folder / "log", Certificates(folder))) as server:
         server.load(server.model)
@@ -243,7 +249,7 @@ def attached(production: Production, connection: Connection, keep: Path) -> Iter
 
 @pytest.fixture(scope="module")
 def over_http(production: Production, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteTarget]:
-    """One for all, since what it puts back takes a load each time."""
+    """Shared by all tests, because restoring the server takes a load."""
     with attached(production, production.http, tmp_path_factory.mktemp("keep")) as target:
         yield target
 
@@ -255,7 +261,7 @@ def over_tls(production: Production, tmp_path_factory: pytest.TempPathFactory) -
 
 
 class TestRemoteTargetOverHttp(TestRemoteTarget):
-    """With headers."""
+    """A connection with the required headers."""
 
     @pytest.fixture
     def target(self, over_http: RemoteTarget) -> Target:
@@ -267,7 +273,7 @@ class TestRemoteTargetOverHttp(TestRemoteTarget):
 
 
 class TestRemoteTargetOverTls(TestRemoteTarget):
-    """gRPC, with a header."""
+    """A gRPC client that sends the required header."""
 
     @pytest.fixture
     def target(self, over_tls: RemoteTarget) -> Target:
@@ -279,23 +285,23 @@ class TestRemoteTargetOverTls(TestRemoteTarget):
 
 
 @pytest.mark.skipif(SERVER not in os.environ, reason=f"the pinned server again, unless {SERVER} names another")
-class TestRemoteTargetOnAServerOfYourOwn(TestRemoteTarget):
-    """Of whatever version."""
+class TestRemoteTargetOnAnotherVersion(TestRemoteTarget):
+    """Any version is accepted."""
 
     @pytest.fixture
-    def another(self, local_target: LocalTarget, tmp_path: Path) -> Target:
-        with local_target.deploy(Candidate(max_batch_size=32)):
-            return RemoteTarget(Connection(local_target.grpc_address), local_target.source, keep=tmp_path)
+    def another(self, local: LocalTarget, tmp_path: Path) -> Target:
+        with local.deploy(Candidate(max_batch_size=32)):
+            return RemoteTarget(Connection(local.grpc_address), local.source, keep=tmp_path)
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
         assert target.server_version
-        return told_by(target.connection, model)
+        return served_candidate(target.connection, model)
 
 
-@pytest.mark.alone  # counts the containers of all
+@pytest.mark.alone  # counts all containers of the engine
 class TestDockerTarget(TargetContract):
-    """On a server in a container, where an engine runs."""
+    """A server in a container; skipped if there is no engine."""
 
     @pytest.fixture(autouse=True)
     def _ask(self, engine: Engine) -> None:
@@ -304,19 +310,35 @@ class TestDockerTarget(TargetContract):
     @pytest.fixture(scope="class")
     def target(self, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
-        with contextlib.closing(DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)) as target:
+        with contextlib.closing(
+            DockerTarget(mlp, RunOptions(mlp.name, docker_image=engine.image), log=log, base_url=engine.base_url)
+        ) as target:
             yield target
 
     @pytest.fixture
     def another(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
         log = tmp_path / "tritonserver.log"
-        return DockerTarget(mlp, image=engine.image, log=log, base_url=engine.base_url)
+        return DockerTarget(mlp, RunOptions(mlp.name, docker_image=engine.image), log=log, base_url=engine.base_url)
 
     def left(self) -> set[str]:
-        """Containers too."""
+        """Return also the containers."""
         with contextlib.closing(connect(self.base_url)) as client:
             return leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, DockerTarget)
-        return told_by(Connection(target.grpc_address), model)
+        return served_candidate(Connection(target.grpc_address), model)
+
+
+MODULES: dict[TargetName, TargetModule] = {
+    "embedded": embedded_target,
+    "local": local_target,
+    "docker": docker_target,
+    "remote": remote_target,
+}
+
+
+def test_every_target_is_covered_by_the_contract() -> None:
+    assert {f"Test{name.capitalize()}Target" for name in TARGETS} <= set(globals())
+    assert set(MODULES) == set(TARGETS)
+    assert all(module is import_module(f"optimizer.deploy.{name}_target") for name, module in MODULES.items())

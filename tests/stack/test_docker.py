@@ -1,4 +1,4 @@
-"""A server in a container that dies, does not start or was left, and perf_analyzer in one."""
+"""Containers of servers that die, do not start or were left over, and perf_analyzer in a container."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from optimizer.deploy.docker.engine import OWNER, connect
-from optimizer.deploy.docker.sdk_image import SdkImage
-from optimizer.deploy.docker.target import ContainerTelemetry, DockerTarget
-from optimizer.errors import EnvironmentFault, ServerCrashed, ServerFault
-from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.machine.telemetry import ProcessTelemetry
-from optimizer.model_source import ModelSource
-from optimizer.process import COMMANDS
-from optimizer.trial import Candidate, LoadPoint
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.process import COMMAND_LOG
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy.docker_container import PerfAnalyzerContainer
+from optimizer.deploy.docker_engine import OWNER, connect
+from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
+from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.options.run_options import RunOptions
 from tests.podman import Engine
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
 LEAVES_ONE = """
 import sys, time
 from pathlib import Path
-from optimizer.deploy.docker.container import Container
-from optimizer.deploy.docker.settings import ContainerSettings
-from optimizer.deploy.docker.target import ContainerTelemetry, DockerTarget
-from optimizer.deploy.docker.engine import connect
+from optimizer.deploy.docker_container import Container
+from optimizer.deploy.docker_container import ContainerSettings
+from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
+from optimizer.deploy.docker_engine import connect
 base_url, image, log = sys.argv[1:]
 Container(connect(base_url), image, ["sleep", "600"], ContainerSettings(host_network=True), log=Path(log))
 print("started", flush=True)
@@ -53,9 +54,10 @@ def client(engine: Engine) -> Iterator[DockerClient]:
 def make(mlp: ModelSource, engine: Engine, tmp_path: Path) -> Iterator[Callable[..., DockerTarget]]:
     with contextlib.ExitStack() as undo:
 
-        def made(image: str = engine.image, **settings: object) -> DockerTarget:
+        def made(image: str = engine.image, **settings: Any) -> DockerTarget:
             log = tmp_path / "tritonserver.log"
-            target = DockerTarget(mlp, image=image, log=log, base_url=engine.base_url, **settings)  # type: ignore[arg-type]
+            options = RunOptions(mlp.name, docker_image=image, **settings)
+            target = DockerTarget(mlp, options, log=log, base_url=engine.base_url)
             return undo.enter_context(contextlib.closing(target))
 
         yield made
@@ -76,8 +78,8 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
         tmp_path / "perf_analyzer.log",
         input_data=str(mlp.input_data),
         window_ms=200,
-        patience=False,
-        launcher=SdkImage(engine.image, engine.base_url),
+        repeat=False,
+        runner=PerfAnalyzerContainer(engine.image, engine.base_url),
     )
     with target.deploy(BATCHING) as endpoint, ContainerTelemetry(ProcessTelemetry()).record(endpoint) as samples:
         measured = tool.measure(endpoint, LoadPoint(1, 4))
@@ -89,7 +91,7 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
     counted = endpoint.memory_bytes()
     assert counted is not None
     assert min(samples.server_memory_bytes, counted) > 2**20
-    started = (tmp_path / COMMANDS).read_text()
+    started = (tmp_path / COMMAND_LOG).read_text()
     assert f"{engine.image} tritonserver --id=" in started
     assert "--publish=127.0.0.1::8001" in started
 
@@ -111,25 +113,25 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
 def test_one_that_ends_at_its_start_says_why_and_is_removed(
     make: Callable[..., DockerTarget], client: DockerClient
 ) -> None:
-    target = make(options=["--no-such-option"])
+    target = make(server_args=("--no-such-option",))
     with pytest.raises(ServerFault, match=r"did not start: .*unrecognized option '--no-such-option'"):
         target.deploy(BATCHING).__enter__()
     assert ours(client) == []
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
-        ({"image": "tritune-test-nothing:1"}, "has no image tritune-test-nothing:1; fetch it: docker pull tritune"),
-        ({"gpus": "all"}, "gives containers no GPUs"),
+        ({"image": "tritune-test-nothing:1"}, "has no image tritune-test-nothing:1; pull it: docker pull tritune"),
+        ({"docker_gpus": "all"}, "cannot give containers GPUs"),
     ],
     ids=["image", "gpus"],
 )
 def test_what_the_engine_has_not_is_told(
-    settings: dict[str, str], told: str, make: Callable[..., DockerTarget], client: DockerClient
+    settings: dict[str, str], message: str, make: Callable[..., DockerTarget], client: DockerClient
 ) -> None:
     target = make(**settings)
-    with pytest.raises(EnvironmentFault, match=told) as caught:
+    with pytest.raises(EnvironmentFault, match=message) as caught:
         target.deploy(BATCHING).__enter__()
     assert "\n" not in str(caught.value)
     assert ours(client) == []

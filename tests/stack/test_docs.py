@@ -1,4 +1,4 @@
-"""The pages of docs/ do what they say: each command of a page is run, in a folder like the one that it speaks of."""
+"""Run each command of the pages in docs/, in a folder with the files that the pages name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import runtime
-from optimizer.cli import COMMANDS
-from tests.command_fixtures import Playground, run_forked_tune
+from optimizer.cli.main import COMMANDS
+from optimizer.deploy import runtime
+from tests.command_fixtures import FINISHED, Playground, run_tune
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
@@ -34,7 +34,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def there(playground: Playground) -> Playground:
-    """Every model, run and table that the pages speak of."""
+    """Return a playground with every model, run and table that the pages name."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     models = playground.here / "models"
@@ -49,6 +49,7 @@ def there(playground: Playground) -> Playground:
     return playground
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     if page.stem == "pytorch":
@@ -64,9 +65,9 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
         words, _, output = command.partition(" > ")
         arguments = shlex.split(words, comments=True)[1:]
         more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
-        ended = run_forked_tune(there, *arguments, *more, env=env)
+        ended = run_tune(there, *arguments, *more, env=env)
         assert not [line for line in ended.complaints if line.startswith("tune: ")], command
-        assert ended.code in (0, 1), command  # 1: in so short a time no load was steady on a busy machine
+        assert ended.code in FINISHED, command  # in so short a time no load may be steady on a busy machine
         if output:
             (there.here / output).write_text(ended.stdout)
 

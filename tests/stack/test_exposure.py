@@ -1,4 +1,4 @@
-"""What the server shows to others: nothing beyond this machine, no way to bring code, no folder that others read."""
+"""The server is not reachable from other machines, cannot be sent code, and its folders are private."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.machine.cpu_time import process_tree
-from optimizer.trial import Candidate, LoadPoint
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.machine.conditions import process_tree
+from optimizer.measure.perf_analyzer import PerfAnalyzer
 from tests.stack_fixtures import embedded, mlp, perf_analyzer
 
 __all__ = ["embedded", "mlp", "perf_analyzer"]
@@ -35,7 +35,7 @@ def test_the_server_listens_on_loopback_alone(embedded: EmbeddedTarget) -> None:
 
 @pytest.mark.parametrize("call", ["models/{model}/load", "models/{model}/unload", "index"])
 def test_a_web_page_cannot_load_a_model(call: str, embedded: EmbeddedTarget) -> None:
-    """A page may send such a request to loopback without being asked: text, and no header of its own."""
+    """A web page may send a plain-text request without own headers to loopback."""
     with embedded.deploy(CANDIDATE) as endpoint:
         url = f"http://{endpoint.http}/v2/repository/{call.format(model=endpoint.model)}"
         request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "text/plain"}, method="POST")
@@ -46,7 +46,7 @@ def test_a_web_page_cannot_load_a_model(call: str, embedded: EmbeddedTarget) -> 
 
 def test_the_load_by_http_needs_nothing_of_that(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     with embedded.deploy(CANDIDATE) as endpoint:
-        measured = replace(perf_analyzer, protocol="http", patience=False).measure(endpoint, LoadPoint(1, 2))
+        measured = replace(perf_analyzer, protocol="http", repeat=False).measure(endpoint, LoadPoint(1, 2))
     assert (measured.throughput_infer_per_sec or 0) > 0
 
 

@@ -1,6 +1,6 @@
-"""The main job, end to end: ``tune`` on a real tritonserver with a real perf_analyzer, from a folder of its own.
+"""Tests for the whole ``tune`` command with a real tritonserver and perf_analyzer.
 
-Bounds are wide and loads few, so that a busy machine makes these runs slower, not their outcome another one.
+Bounds are wide and loads few, so that a busy machine makes these runs slower but does not change their result.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from google.protobuf import text_format
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import model_config, runtime
-from optimizer.deploy.embedded import EmbeddedTarget
+from objectives.agreement import FEWEST_PAIRS
+from objectives.sequential import LOOKS
+from optimizer.config import model_config
+from optimizer.core.files import cache_folder
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.models import build
-from optimizer.profile.find import find_profile
-from optimizer.profile.reader import load_profile
-from optimizer.profile.schema import BuiltModel
-from optimizer.sources.repository import read_repository_model
-from tests.command_fixtures import REPORT, Playground, Run, playing_in, run_tune
+from optimizer.model.builders import build
+from optimizer.model.profile import find_profile, load_profile
+from optimizer.model.profile_schema import BuiltModel
+from optimizer.model.repository import read_repository_model
+from tests.command_fixtures import FOUND, REPORT, Playground, Run, playing_in, run_tune
 from tests.repositories import write_sleeper
 
-pytestmark = pytest.mark.alone
-
+ATTEMPTS = 3
 SLEEPER = """\
 model: {repository: models, name: sleeper}
 load: {max_concurrency: 4}
@@ -62,7 +64,7 @@ SLA_MS = 500.0
 
 
 def write_steady(folder: Path) -> None:
-    """The profile ``steady.yaml`` of a model whose batches all take 8 ms."""
+    """Write the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     write_sleeper(folder / "models", milliseconds=8)
@@ -73,18 +75,17 @@ def write_steady(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Three configurations of the steady model."""
+def steady_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run three configurations of the steady model."""
     with playing_in(tmp_path_factory.mktemp("found")) as playground:
         write_steady(playground.here)
-        arguments = ["--sla-p95", "500ms", "--budget", "30s", "--max-trials", "3", "--json", "steady.yaml"]
+        arguments = ["--sla-p95", "500ms", "--budget", "60s", "--max-trials", "3", "--json", "steady.yaml"]
         yield Run(playground, run_tune(playground, *arguments, REPORT))
 
 
-def test_it_finds_one_and_prints_one_document(found: Run) -> None:
-    assert found.ended.stderr == ""
-    assert found.ended.code == 0
-    document = found.document
+def test_a_run_recommends_a_configuration_as_one_document(steady_run: Run) -> None:
+    steady_run.assert_found()
+    document = steady_run.document
     for name in ("recommended", "baseline", "dynamic_batching"):
         assert_entry(document[name])
     for entry in document["pareto"]:
@@ -93,7 +94,7 @@ def test_it_finds_one_and_prints_one_document(found: Run) -> None:
     assert document["sla"] == ["p95 <= 500 ms"]
     assert document["closest"] is None
     assert document["holds_back"] is None
-    assert found.playground.here / document["results_dir"] == found.folder
+    assert steady_run.playground.here / document["results_dir"] == steady_run.folder
     assert document["model"]["name"] == "sleeper"
     assert document["model"]["model_bytes"] > 0
 
@@ -101,7 +102,7 @@ def test_it_finds_one_and_prints_one_document(found: Run) -> None:
 def assert_entry(entry: dict[str, Any]) -> None:
     for name, kind in ENTRY.items():
         assert type(entry[name]) is kind, name
-    assert entry["stable"] or entry["verdict"] == "UNDECIDED", "on a machine that was disturbed"
+    assert entry["stable"] or entry["verdict"] != "PASS"
     assert entry["throughput_infer_per_sec"] > 0
     percentiles = [entry[f"latency_p{p}_ms"] for p in (50, 90, 95, 99)]
     assert percentiles == sorted(percentiles)
@@ -112,61 +113,94 @@ def assert_entry(entry: dict[str, Any]) -> None:
         assert (entry["max_queue_delay_us"], entry["preferred_batch_sizes"]) == (0, [])
 
 
-def test_the_recommendation_is_the_best_that_meets_the_sla(found: Run) -> None:
-    """Of those known as well as it is: what the search alone saw in a quick moment of the machine is no rival."""
-    document = found.document
+def test_the_recommendation_is_the_best_that_meets_the_sla(steady_run: Run) -> None:
+    """Only entries that passed compete: another value may come from a quick moment of the machine."""
+    document = steady_run.document
     recommended = document["recommended"]
     rivals = [document["baseline"], document["dynamic_batching"], *document["pareto"]]
     assert all(entry["latency_p95_ms"] <= SLA_MS for entry in [recommended, *rivals])
     for entry in rivals:
-        if entry["verdict"] == recommended["verdict"] and (entry["dynamic_batching"] or entry["verdict"] == "PASS"):
+        if entry["verdict"] == recommended["verdict"] == "PASS":
             assert entry["throughput_infer_per_sec"] <= recommended["throughput_infer_per_sec"]
 
 
-def test_the_gains_are_the_ratios_of_the_throughputs(found: Run) -> None:
-    document = found.document
-    best = document["recommended"]["throughput_infer_per_sec"]
-    assert document["speedup"] == pytest.approx(best / document["baseline"]["throughput_infer_per_sec"])
-    plain = document["dynamic_batching"]["throughput_infer_per_sec"]
-    assert document["speedup_over_dynamic_batching"] == pytest.approx(best / plain)
-    assert document["speedup"] > 1.3  # two requests in the time of one, or nearly
+def has_undisturbed_window(run: Run, entry: dict[str, Any]) -> bool:
+    place = (str(entry["trial"]), str(entry["concurrency"]))
+    windows = [row for row in run.rows() if row["confirmation"] and not row["load_generator"]]
+    return any((row["trial"], row["concurrency"]) == place and row["stable"] == "true" for row in windows)
 
 
-def test_the_comparisons_are_what_they_say(found: Run) -> None:
-    baseline, plain = found.document["baseline"], found.document["dynamic_batching"]
+@pytest.mark.parametrize(
+    ("role", "name"), [("baseline", "speedup"), ("dynamic_batching", "speedup_over_dynamic_batching")]
+)
+def test_the_gains_have_intervals(role: str, name: str, steady_run: Run) -> None:
+    """A gain is unknown if other processes disturbed all windows of one of the two on fresh servers."""
+    document = steady_run.document
+    ours, theirs, gain = document["recommended"], document[role], document[name]
+    if gain is None:
+        assert document[f"{name}_interval"] is None
+        assert not (has_undisturbed_window(steady_run, ours) and has_undisturbed_window(steady_run, theirs))
+        return
+    low, high = document[f"{name}_interval"]
+    assert low <= gain <= high
+    if role == "baseline":
+        assert high > 1.3  # a batch of two takes as long as one request
+
+
+def test_the_comparisons_have_their_settings(steady_run: Run) -> None:
+    baseline, dynamic = steady_run.document["baseline"], steady_run.document["dynamic_batching"]
     assert (baseline["instance_count"], baseline["dynamic_batching"]) == (1, False)
-    assert (plain["instance_count"], plain["dynamic_batching"], plain["max_queue_delay_us"]) == (1, True, 0)
-    assert baseline["max_batch_size"] == plain["max_batch_size"] == 8
+    assert (dynamic["instance_count"], dynamic["dynamic_batching"], dynamic["max_queue_delay_us"]) == (1, True, 0)
+    assert baseline["max_batch_size"] == dynamic["max_batch_size"] == 8
     assert baseline["mean_batch_size"] == 1
-    assert plain["mean_batch_size"] > 1.3
+    assert dynamic["mean_batch_size"] > 1.3
 
 
-def test_no_point_of_the_front_is_dominated(found: Run) -> None:
-    front = [(entry["throughput_infer_per_sec"], entry["latency_p95_ms"]) for entry in found.document["pareto"]]
-    assert front
+def test_no_point_of_the_front_is_dominated(steady_run: Run) -> None:
+    """The front is empty only if other processes disturbed every load."""
+    disturbed = {(row["trial"], row["concurrency"]) for row in steady_run.rows() if row["stable"] != "true"}
+    front = [(entry["throughput_infer_per_sec"], entry["latency_p95_ms"]) for entry in steady_run.document["pareto"]]
+    assert front or disturbed == {(row["trial"], row["concurrency"]) for row in steady_run.rows()}
     for throughput, latency in front:
         assert not any(t >= throughput and p <= latency and (t, p) != (throughput, latency) for t, p in front)
 
 
-def test_the_counts_are_those_of_the_table(found: Run) -> None:
-    rows = found.rows()
-    document = found.document
+def test_counts_equal_those_of_the_table(steady_run: Run) -> None:
+    rows = steady_run.rows()
+    document = steady_run.document
     searched = [row for row in rows if not row["confirmation"]]
     assert document["measurements"] == len(searched)
     assert document["confirmations"] == len(rows) - len(searched) > 0
     assert document["trials"] == len({row["trial"] for row in rows}) == 3
     measured = {(row["trial"], row["concurrency"]) for row in rows}
     for entry in (document["recommended"], document["baseline"], *document["pareto"]):
-        figures = entry["trial"], entry["concurrency"]
-        assert tuple(map(str, figures)) in measured
+        assert (str(entry["trial"]), str(entry["concurrency"])) in measured
     for row in rows:
         assert row["model"] == "sleeper"
         assert row["status"] == "ok"
     assert all(float(row["measure_seconds"]) > 1 for row in searched), "three windows"
 
 
-def test_the_results_folder_is_complete(found: Run) -> None:
-    folder = found.folder
+def test_perf_analyzer_measures_once_on_each_server_of_the_recommendation(steady_run: Run) -> None:
+    confirmation = steady_run.document["confirmation"]
+    assert confirmation["perf_analyzer"]["servers"] == confirmation["servers"] > 0
+    load = steady_run.document["recommended"]
+    checks = [row for row in steady_run.rows() if row["load_generator"]]
+    own = [
+        row for row in checks if (row["trial"], row["concurrency"]) == (str(load["trial"]), str(load["concurrency"]))
+    ]
+    assert {row["load_generator"] for row in checks} == {"perf_analyzer"}
+    assert len({row["confirmation"] for row in own}) == len(own) == confirmation["servers"]
+    assert all(float(row["confirmation_error"]) > 0 for row in checks)
+    ratios = confirmation["perf_analyzer"]["ratios"]
+    assert all(ratio["ratio"] > 0 for ratio in ratios.values())
+    if confirmation["perf_analyzer"]["pairs"] >= FEWEST_PAIRS:  # disturbed measurements have no pair
+        assert set(ratios) == {"throughput", "latency-p95"}
+    assert steady_run.info()["confirmed_by_perf_analyzer"] is None
+
+
+def test_the_results_folder_is_complete(steady_run: Run) -> None:
+    folder = steady_run.folder
     assert {path.name for path in folder.iterdir()} == {
         "run.json",
         "trials.csv",
@@ -179,36 +213,35 @@ def test_the_results_folder_is_complete(found: Run) -> None:
         "logs",
     }
     logs = {path.name for path in (folder / "logs").glob("*.log")}
-    assert logs == {"tritonserver.log", "perf_analyzer.log", "commands.log"}
+    assert logs == {"tritonserver.log", "perf_analyzer.log", "closed_loop.log", "commands.log"}
     commands = (folder / "logs" / "commands.log").read_text()
     assert "--model-control-mode=explicit" in commands
     assert "--concurrency-range" in commands
     assert (folder / "report.html").read_text().rstrip().endswith("</html>")
     with (folder / "pareto.csv").open(newline="") as file:
         front = list(csv.DictReader(file))
-    expected = [str(entry["throughput_infer_per_sec"]) for entry in found.document["pareto"]]
+    expected = [str(entry["throughput_infer_per_sec"]) for entry in steady_run.document["pareto"]]
     assert [row["throughput_infer_per_sec"] for row in front] == expected
 
 
-def test_the_record_says_what_was_run_and_where_the_time_went(found: Run) -> None:
-    info = found.info()
+def test_run_json_has_the_options_and_the_times(steady_run: Run) -> None:
+    info = steady_run.info()
     assert info["status"] == "found"
-    assert info["result"] == found.document
+    assert info["result"] == steady_run.document
     assert info["options"]["sla_ms"] == {"p95": SLA_MS}
     assert info["versions"]["tritonserver"] == runtime.TRITON_VERSION
     times = info["times"]
     waited = sum(times[f"{kind}_seconds"] for kind in ("server", "load_generator", "set_up", "search"))
     assert times["own_seconds"] + waited == pytest.approx(times["wall_seconds"], abs=0.01)
     assert 0 < times["own_seconds"] < times["wall_seconds"]
-    drawn_seconds = times["wall_seconds"] - found.document["wall_seconds"]  # what the page took
-    assert 0 <= drawn_seconds < 30
-    assert sum(float(row["measure_seconds"]) for row in found.rows()) < times["load_generator_seconds"]
-    assert times["peak_memory_bytes"] < 300e6
+    page_seconds = times["wall_seconds"] - steady_run.document["wall_seconds"]
+    assert page_seconds >= 0
+    assert sum(float(row["measure_seconds"]) for row in steady_run.rows()) < times["load_generator_seconds"]
 
 
-def test_the_command_that_reproduces_it_is_the_one_that_was_given(found: Run) -> None:
-    command = "tune --sla-p95 500ms --budget 30s --max-trials 3 --seed 0 steady.yaml"
-    assert found.info()["command"] == command
+def test_run_json_has_the_command_that_reproduces_the_run(steady_run: Run) -> None:
+    command = "tune --sla-p95 500ms --budget 60s --max-trials 3 --seed 0 steady.yaml"
+    assert steady_run.info()["command"] == command
 
 
 # -- a built model ----------------------------------------------------------------------------------------------
@@ -216,21 +249,21 @@ def test_the_command_that_reproduces_it_is_the_one_that_was_given(found: Run) ->
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The small model by its name. Where a busy machine leaves no load steady, the run is given more time."""
+    """Run the small model by its name, with more trials if a busy machine leaves no load steady."""
     with playing_in(tmp_path_factory.mktemp("built")) as playground:
-        arguments = ["--sla-p95", "500ms", "--budget", "20s", "--max-trials", "2", "--measurement-interval", "100ms"]
+        arguments = ["--sla-p95", "500ms", "--budget", "3m", "--max-trials", "2", "--no-confirmation"]
         arguments += ["--json", "mlp"]
         run = Run(playground, run_tune(playground, *arguments))
         for more in (1, 2, 3):
-            if run.ended.code != 1:
+            if run.ended.code in FOUND:
                 break
-            arguments = ["--budget", f"{20 + 30 * more}s", "--max-trials", f"{2 + more}", "--json"]
+            arguments = ["--max-trials", f"{2 + more}", "--json"]
             run = Run(playground, run_tune(playground, "--resume", run.folder, *arguments))
         yield run
 
 
 def test_a_built_model_is_found_by_name_from_any_folder(built: Run) -> None:
-    assert (built.ended.code, built.ended.stderr) == (0, "")
+    built.assert_found()
     document = built.document
     assert document["recommended"]["latency_p95_ms"] <= SLA_MS
     assert document["model"]["name"] == "mlp"
@@ -239,14 +272,20 @@ def test_a_built_model_is_found_by_name_from_any_folder(built: Run) -> None:
     assert "input_data.json" in built.info()["problem"]["input_data"]
 
 
-def test_the_result_says_what_served_and_what_shared_the_cores(built: Run) -> None:
+def test_the_memory_is_bounded_once_the_simulator_is_compiled(steady_run: Run, built: Run) -> None:
+    """The compiler of the simulator needs more; the second run reads the compiled code from the cache."""
+    assert {steady_run.ended.code, built.ended.code} <= FOUND
+    assert 50e6 < built.info()["times"]["peak_memory_bytes"] < 350e6
+
+
+def test_notes_name_the_backend_and_the_cpus(built: Run) -> None:
     notes = " ".join(built.document["notes"])
     assert "own Python-based onnxruntime backend" in notes
     if not hardware.gpu_names():
         assert "server and load generator share" in notes or "the load generator on CPU" in notes
 
 
-def test_the_best_configuration_loads_as_it_is(built: Run, tmp_path: Path) -> None:
+def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> None:
     text = (built.folder / "best" / "config.pbtxt").read_text()
     config = text_format.Parse(text, ModelConfig())
     recommended = built.document["recommended"]
@@ -256,9 +295,7 @@ def test_the_best_configuration_loads_as_it_is(built: Run, tmp_path: Path) -> No
     ]
     profile = load_profile(find_profile("mlp"))
     assert isinstance(profile.model, BuiltModel)
-    mlp = build(
-        "mlp", profile.model.settings, cache=runtime.cache_folder(), max_batch_size=32, kind="KIND_CPU", say=print
-    )
+    mlp = build("mlp", profile.model.settings, cache=cache_folder(), max_batch_size=32, kind="KIND_CPU", say=print)
     shutil.copytree(mlp.repository / "mlp" / "1", tmp_path / "repository" / "mlp" / "1")
     shutil.copy(built.folder / "best" / "config.pbtxt", tmp_path / "repository" / "mlp")
     source = read_repository_model(tmp_path / "repository", "mlp", gpu=False)
@@ -266,52 +303,99 @@ def test_the_best_configuration_loads_as_it_is(built: Run, tmp_path: Path) -> No
     target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
     with (
         contextlib.closing(target),
-        target.deploy_as_written(candidate) as endpoint,
+        target.deploy_fresh(candidate) as endpoint,
         InferenceServerClient(endpoint.grpc) as client,
     ):
         assert client.is_model_ready("mlp")
 
 
-def test_what_was_recommended_is_verified(built: Run) -> None:
-    ended = run_tune(built.playground, "verify", built.folder.relative_to(built.playground.here), "--json")
+@pytest.mark.alone  # a verification ends early if its measurements take twice the expected time
+@pytest.mark.timeout(600)
+def test_the_recommendation_is_tested_separately(built: Run) -> None:
+    before = (built.folder / "trials.csv").read_bytes()
+    folder = built.folder.relative_to(built.playground.here)
+    ended = run_tune(built.playground, "verify", "--fresh", folder, "--json")
+    assert (built.folder / "trials.csv").read_bytes() == before
     assert ended.stderr == ""
     document = json.loads(ended.stdout)
     assert ended.code == (0 if document["holds"] else 1)
     assert document["holds"] == (document["verdict_holds"] and document["ranking_holds"])
     assert document["failed"] == []
     winner = document["found"][0]
-    assert winner["confirmation"]["servers"] == 3
+    assert winner["confirmation"]["servers"] >= (LOOKS[0] if document["verdict_holds"] else 1)
     assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
     for name in PARAMETERS:
         assert winner[name] == built.document["recommended"][name]
-    kept = built.playground.here / document["results_dir"]
-    assert kept.parent == built.folder / "verify"
-    assert (kept / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
-    assert json.loads((kept / "verify.json").read_text()) == document
-    assert (kept / "trials.csv").read_text().count("\n") > 24
+    folder = built.playground.here / document["results_dir"]
+    assert folder.parent == built.folder / "verify"
+    assert (folder / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
+    assert json.loads((folder / "verify.json").read_text()) == document
+    assert (folder / "trials.csv").read_text().count("\n") > 24
+
+
+def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
+    """The plan is not made anew, no row is lost, and the result is that of the run with all its windows."""
+    before, info = steady_run.rows(), steady_run.info()
+    drawn_ns = (steady_run.folder / "report.html").stat().st_mtime_ns
+    plan = info["confirmation_plan"]
+    tested = {row["trial"] for row in before if row["confirmation_error"]}
+    assert tested <= {str(number) for number in plan["finalists"]}
+    folder = steady_run.folder.relative_to(steady_run.playground.here)
+    for budget in ("1s", "30s"):  # the first one is too short for any server
+        ended = run_tune(steady_run.playground, "verify", "--budget", budget, folder, "--json")
+        assert ended.stderr == ""
+        document = json.loads(ended.stdout)
+        rows, after = steady_run.rows(), steady_run.info()
+        assert rows[: len(before)] == before
+        assert (len(rows) == len(before)) or budget == "30s"
+        continued = after["confirmation_plan"]
+        assert continued | {"ladders": {}} == plan | {"ladders": {}}
+        assert continued["ladders"].keys() == plan["ladders"].keys()
+        for number in tested:  # those of another candidate may be corrected before its first test
+            assert continued["ladders"][number] == plan["ladders"][number]
+        assert after["result"] == document
+        assert ended.code == {"PASS": 0, "UNDECIDED": 4}[document["verdict"]]
+        assert document["status"] == "found"
+        for name in ("command", "options", "search_ended", "fingerprint"):
+            assert after[name] == info[name]
+        assert not any(row["confirmation"] == "" for row in rows[len(before) :]), "nothing is searched"
+        errors = {(row["trial"], row["confirmation_error"]) for row in rows if row["confirmation_error"]}
+        assert sum(float(error) for _, error in errors) <= plan["error"] * (1 + 1e-9)
+        state = ("the tests are complete: ", "the next verdict needs ")
+        assert sum(note.startswith(state) for note in document["notes"]) == 1
+        before = rows
+    assert (steady_run.folder / "report.html").stat().st_mtime_ns > drawn_ns
 
 
 # -- none -------------------------------------------------------------------------------------------------------
 
 
-def test_where_none_meets_the_sla_the_closest_is_shown_with_what_holds_it_back(playground: Playground) -> None:
-    """Over HTTP, and as text."""
-    arguments = ["--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http", "steady.yaml"]
+def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground: Playground) -> None:
+    """The load goes over HTTP and the result is text."""
+    arguments = ["--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
+    arguments += ["--measurement-interval", "1s", "steady.yaml"]
     write_steady(playground.here)
-    run = Run(playground, run_tune(playground, *arguments))
+    for _ in range(ATTEMPTS):  # an unstable measurement, on a disturbed machine, is not the closest
+        shutil.rmtree(playground.here / "results", ignore_errors=True)
+        run = Run(playground, run_tune(playground, *arguments))
+        if all(row["stable"] == "true" for row in run.rows()):
+            break
     assert (run.ended.code, run.ended.stderr) == (1, "")
-    assert "one inference alone takes" in run.ended.stdout
+    assert "a single inference takes" in run.ended.stdout
     info = run.info()
-    assert info["status"] == "none"
+    assert (info["status"], info["verdict"]) == ("none", "FAIL")
     result = info["result"]
     assert result["recommended"] is None
     assert result["speedup"] is None
     assert result["closest"]["concurrency"] == 1
     milliseconds = result["closest"]["latency_p95_ms"]
-    assert result["holds_back"] == f"one inference alone takes {milliseconds:.3g} ms"
+    assert result["holds_back"] == f"a single inference takes {milliseconds:.3g} ms"
     assert milliseconds > 8
     assert f"{milliseconds:.3g} ms" in run.ended.stdout
     assert "http" in info["command"]
+    assert info["confirmed_by_perf_analyzer"] == "http"
+    (note,) = (note for note in info["notes"] if note.startswith("perf_analyzer measures the confirmation"))
+    assert note.endswith("because the load is sent over HTTP, and that client speaks gRPC only")
     assert "HTTP" in (run.folder / "logs" / "perf_analyzer.log").read_text()
     assert not (run.folder / "best").exists()
     (shown,) = (line for line in run.ended.stdout.splitlines() if line.startswith("results "))

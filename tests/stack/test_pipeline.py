@@ -12,14 +12,16 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import batch_stats, runtime
-from optimizer.answers.guard import OutputGuard
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.deployment import as_given, deployment
-from optimizer.errors import DeploymentError
-from optimizer.load.perf_analyzer import PerfAnalyzer
-from optimizer.sources.pipeline import read_source
-from optimizer.trial import VARIANT, Candidate, LoadPoint
+from objectives import batch_stats
+from optimizer.config.model_source import configured_candidate, served_models
+from optimizer.core.errors import DeploymentError
+from optimizer.core.trial import VARIANT, Candidate, LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.output_check import BaselineOutputCheck
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_output import read_statistics
+from optimizer.model.repository import read_source
 from tests.repositories import doubler, onnx_model, stored, write_bls, write_model
 
 COUNT, DELAY, SIZE = (
@@ -53,10 +55,10 @@ def served(target: EmbeddedTarget, model: str) -> ModelConfig:
 
 
 def answer(target: EmbeddedTarget, model: str, x: str, y: str) -> list[float]:
-    given = InferInput(x, [1, 4], "FP32")
-    given.set_data_from_numpy(np.arange(4, dtype=np.float32)[None])
+    values = InferInput(x, [1, 4], "FP32")
+    values.set_data_from_numpy(np.arange(4, dtype=np.float32)[None])
     with InferenceServerClient(target.grpc_address) as client:
-        return [float(value) for value in client.infer(model, [given]).as_numpy(y)[0]]
+        return [float(value) for value in client.infer(model, [values]).as_numpy(y)[0]]
 
 
 def test_each_step_is_served_as_the_candidate_says(chain: EmbeddedTarget) -> None:
@@ -82,14 +84,14 @@ def test_an_ensemble_takes_no_more_than_its_steps(chain: EmbeddedTarget) -> None
             assert (served(chain, "second").max_batch_size, served(chain, "first").max_batch_size) == (size, other)
 
 
-def test_it_loads_from_the_files_that_are_handed_out(chain: EmbeddedTarget) -> None:
-    with chain.deploy_as_written(Candidate(4, True, fields=((COUNT, 2),))) as endpoint:
+def test_models_load_from_the_handed_out_files(chain: EmbeddedTarget) -> None:
+    with chain.deploy_fresh(Candidate(4, True, fields=((COUNT, 2),))) as endpoint:
         assert (endpoint.model, endpoint.batcher, endpoint.largest_request) == ("chain", "second", 4)
         assert served(chain, "first").instance_group[0].count == 2
         assert served(chain, "second").max_batch_size == 4
 
 
-def test_a_step_that_is_refused_is_a_failed_candidate_and_the_next_is_served(chain: EmbeddedTarget) -> None:
+def test_refused_step_fails_the_candidate_and_the_next_is_served(chain: EmbeddedTarget) -> None:
     field = "first/preferred_batch_size"
     for candidate in (
         Candidate(8, True, preferred_batch_sizes=(16,)),
@@ -101,27 +103,44 @@ def test_a_step_that_is_refused_is_a_failed_candidate_and_the_next_is_served(cha
         assert answer(chain, "chain", "X", "Y") == [0, 1, 2, 3]
 
 
-@pytest.mark.alone
-def test_the_batches_that_are_counted_are_those_of_the_model_that_is_tuned(
-    chain: EmbeddedTarget, tmp_path: Path
-) -> None:
+def test_batches_are_counted_for_the_tuned_model(chain: EmbeddedTarget, tmp_path: Path) -> None:
     installed = runtime.ensure(print)
     load = PerfAnalyzer(
-        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "log", window_ms=100, patience=False
+        installed.perf_analyzer,
+        installed.perf_analyzer_libraries,
+        tmp_path / "log",
+        window_ms=400,  # perf_analyzer is started again if no request is answered within a window
+        repeat=False,
     )
     with chain.deploy(Candidate(8, True)) as endpoint:
+        before = read_statistics(endpoint)
         measured = load.measure(endpoint, LoadPoint(1, 8))
+        after = read_statistics(endpoint)
+    assert before is not None
+    assert after is not None
+    assert (before.name, after.name) == ("second", "second")
     entries = batch_stats.from_text(measured.batch_stats or "")
     assert any(size > 1 for size, _, _ in entries)
-    compute_ms = sum(ns for _, _, ns in entries) / sum(n for _, n, _ in entries) / 1e6
-    assert compute_ms > 4.5, "the second step takes 5 ms, the first one 1 ms"
-    assert measured.compute_infer_ms == pytest.approx(compute_ms, rel=0.2)
+    # each request has one sample, and its compute time is that of its batch
+    requests = sum(size * executions for size, executions, _ in entries)
+    answered = after.inference_stats.success.count - before.inference_stats.success.count
+    launches = (tmp_path / "commands.log").read_text().count("--concurrency-range")
+    # a launch that gave no result is repeated, and its requests are not part of the measurement
+    assert 0 < requests <= answered
+    assert requests == answered or launches > 1
+    assert measured.compute_input_ms is not None
+    assert measured.compute_infer_ms is not None
+    assert measured.compute_output_ms is not None
+    compute_ms = sum(size * ns for size, _, ns in entries) / requests / 1e6
+    of_requests_ms = measured.compute_input_ms + measured.compute_infer_ms + measured.compute_output_ms
+    assert of_requests_ms == pytest.approx(compute_ms, rel=1e-6)
+    assert all(ns >= 5e6 * executions for _, executions, ns in entries), "the second step sleeps for 5 ms"
 
 
-def test_a_model_in_python_and_those_that_it_asks(repository: Path, tmp_path: Path) -> None:
+def test_python_model_and_the_models_that_it_calls(repository: Path, tmp_path: Path) -> None:
     source = read_source(stored(repository), "caller", composing=["first", "second"], batcher="second")
     fields = ("caller/instance_group_count", COUNT)
-    assert as_given(source, fields) == Candidate(8, fields=((fields[0], 1), (fields[1], 1)))
+    assert configured_candidate(source, fields) == Candidate(8, fields=((fields[0], 1), (fields[1], 1)))
     target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
     with contextlib.closing(target), target.deploy(Candidate(8, True, fields=((fields[0], 2), (COUNT, 1)))):
         assert served(target, "caller").instance_group[0].count == 2
@@ -142,12 +161,12 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
     ):
         write_model(tmp_path / "models", name, config, model)
     source = read_source(stored(tmp_path / "models"), "plain", variants=["same", "wrong"])
-    guard = OutputGuard(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+    guard = BaselineOutputCheck(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
     target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
     with contextlib.closing(target):
-        with target.deploy(as_given(source, [VARIANT])) as endpoint:
+        with target.deploy(configured_candidate(source, [VARIANT])) as endpoint:
             assert endpoint.model == "plain"
-            guard.reference(endpoint)
+            guard.record_reference(endpoint)
         with target.deploy(Candidate(8, fields=((VARIANT, "same"),))) as endpoint:
             guard.check(endpoint)
             assert answer(target, "same", "x", "y") == [0, 2, 4, 6]
@@ -155,20 +174,20 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
                 assert not client.is_model_ready("plain")
         with (
             target.deploy(Candidate(8, fields=((VARIANT, "wrong"),))) as endpoint,
-            pytest.raises(DeploymentError, match="answers differ"),
+            pytest.raises(DeploymentError, match="outputs differ"),
         ):
             guard.check(endpoint)
 
 
-def test_what_is_tried_is_warmed_up_and_has_no_response_cache(tmp_path: Path) -> None:
+def test_candidates_are_warmed_up_without_response_cache(tmp_path: Path) -> None:
     config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\nresponse_cache { enable: true }\n'
     write_model(tmp_path / "models", "plain", config, doubler(dims=("batch", "width")))
     source = replace(read_source(stored(tmp_path / "models"), "plain"), warm_up={"x": (4,)})
     target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
     candidate = Candidate(8, True, preferred_batch_sizes=(4,))
-    assert deployment(source, candidate).configs["plain"].response_cache.enable
+    assert served_models(source, candidate).configs["plain"].response_cache.enable
     with contextlib.closing(target):
-        for deploy in (target.deploy, target.deploy_as_written):
+        for deploy in (target.deploy, target.deploy_fresh):
             with deploy(candidate):
                 now = served(target, "plain")
                 assert [sample.batch_size for sample in now.model_warmup] == [1, 4, 8]

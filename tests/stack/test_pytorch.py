@@ -1,4 +1,4 @@
-"""The project's own PyTorch backend, on a real server: it answers what PyTorch itself answers.
+"""The project's own PyTorch backend on a real server: its outputs equal PyTorch's.
 
 Only where torch is installed: ``pip install -e '.[test,pytorch]'``.
 """
@@ -15,10 +15,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from optimizer import model_config
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.errors import DeploymentError
-from optimizer.sources.repository import read_repository_model
+from optimizer.config import model_config
+from optimizer.core.errors import DeploymentError
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import write_model
 
@@ -38,7 +38,7 @@ EXPORTED = BY_INDEX.replace('"x"', '"INPUT__0"')
 
 
 class Two(torch.nn.Module):  # type: ignore[misc]
-    """The arguments in another order than the configurations have them, as are the outputs."""
+    """Arguments and outputs are in another order than in the configurations."""
 
     def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return ids + 1, x * 2 + ids
@@ -50,8 +50,8 @@ class Dictionary(torch.nn.Module):  # type: ignore[misc]
 
 
 class Flip(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(one.flip(1) for one in given)
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(item.flip(1) for item in tensors)
 
 
 def save_script(folder: Path, module: Any) -> None:
@@ -62,14 +62,14 @@ def save_script(folder: Path, module: Any) -> None:
 def save_export(folder: Path) -> None:
     (folder / "1").mkdir()
     samples = torch.export.Dim("samples", min=1, max=16)
-    given = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+    tensors = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
     shapes = ({0: samples}, {0: samples})
-    torch.export.save(torch.export.export(Two(), given, dynamic_shapes=shapes), folder / "1" / "model.pt2")
+    torch.export.save(torch.export.export(Two(), tensors, dynamic_shapes=shapes), folder / "1" / "model.pt2")
 
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[InferenceServerClient]:
-    """The model ``repository/m`` below ``folder``, as it is configured."""
+    """Return the model ``repository/m`` below ``folder`` as configured."""
     source = read_repository_model(folder / "repository", "m", gpu=False)
     target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
     with (
@@ -137,12 +137,12 @@ def test_every_type_passes(tmp_path: Path) -> None:
     (folder / "1").mkdir()
     torch.jit.save(traced, folder / "1" / "model.pt")
     with serving(tmp_path) as client:
-        feeds = {f"INPUT__{i}": (KINDS[i], one.numpy()) for i, one in enumerate(example_inputs())}
+        feeds = {f"INPUT__{i}": (KINDS[i], item.numpy()) for i, item in enumerate(example_inputs())}
         answer = infer(client, feeds)
         for i, (_, array) in enumerate(feeds.values()):
-            found = answer.as_numpy(f"OUTPUT__{i}")
-            assert found.dtype == array.dtype
-            np.testing.assert_array_equal(found, array[:, ::-1])
+            result = answer.as_numpy(f"OUTPUT__{i}")
+            assert result.dtype == array.dtype
+            np.testing.assert_array_equal(result, array[:, ::-1])
 
 
 def example_inputs() -> tuple[Any, ...]:
@@ -152,23 +152,32 @@ def example_inputs() -> tuple[Any, ...]:
     )
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     wrong = CONFIG.replace('"ids"', '"INPUT__1"').replace('"x"', '"INPUT__2"')
     save_script(write_model(tmp_path / "repository", "m", wrong, None), Two())
     with (
-        pytest.raises(DeploymentError, match=r"INPUT__1, INPUT__2 do not follow .*it takes x, ids"),
+        pytest.raises(DeploymentError, match=r"INPUT__1, INPUT__2 do not match the arguments of the model: .*x, ids"),
         serving(tmp_path),
     ):
         pass
 
 
-@pytest.mark.alone
 def test_torchscript_is_tuned(playground: Playground) -> None:
     folder = write_model(playground.here / "models", "m", CONFIG, None)
     save_script(folder, Two())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    arguments = ["--sla-p95", "500ms", "--budget", "10s", "--max-trials", "2", "--json", "models/m"]
+    arguments = [
+        "--sla-p95",
+        "500ms",
+        "--budget",
+        "3m",
+        "--max-trials",
+        "2",
+        "--no-confirmation",
+        "--json",
+        "models/m",
+    ]
     run = Run(playground, run_tune(playground, *arguments))
-    assert (run.ended.code, run.ended.stderr) == (0, "")
+    run.assert_found()
     assert "own Python-based pytorch backend" in " ".join(run.document["notes"])
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -1,9 +1,10 @@
-"""A server that runs already is left as it was, whatever happens to who tunes on it."""
+"""A running server is left as it was, even if the process that tunes on it is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,16 +15,16 @@ import psutil
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer import model_config, runtime
-from optimizer.client.connection import Connection
-from optimizer.deploy.embedded import EmbeddedTarget
-from optimizer.deploy.listener import listener_pid
-from optimizer.deploy.remote.target import RemoteTarget
-from optimizer.deploy.tritonserver import free_port
-from optimizer.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
-from optimizer.model_source import ModelSource
-from optimizer.sources.pipeline import read_source
-from optimizer.trial import Candidate
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.interfaces import Connection
+from optimizer.core.trial import Candidate
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.remote_server import listener_pid
+from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.model.repository import read_source
 from tests.production import Production
 from tests.repositories import stored, write_ensemble, write_sleeper
 
@@ -40,8 +41,8 @@ def attached(production: Production, keep: Path) -> RemoteTarget:
     return RemoteTarget(production.grpc, production.source, keep=keep)
 
 
-def kept_in(folder: Path) -> list[str]:
-    """What is left there to be put back."""
+def saved_states(folder: Path) -> list[str]:
+    """Return the saved state of the server."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -50,7 +51,7 @@ BEFORE = ("from its repository", "with an override", "not loaded")
 
 @pytest.fixture
 def before(request: pytest.FixtureRequest, production: Production) -> ModelConfig | None:
-    """What the operator had it serve."""
+    """Return the configurations that the server had before."""
     production.unload(production.model)
     if request.param != "not loaded":
         production.load(production.model)
@@ -62,9 +63,11 @@ def before(request: pytest.FixtureRequest, production: Production) -> ModelConfi
 
 
 @pytest.mark.parametrize("before", BEFORE, indirect=True)
-def test_what_was_served_is_served_again(production: Production, before: ModelConfig | None, tmp_path: Path) -> None:
+def test_the_former_configuration_is_restored(
+    production: Production, before: ModelConfig | None, tmp_path: Path
+) -> None:
     with contextlib.closing(attached(production, tmp_path)) as target:
-        for deploy in (target.deploy, target.deploy_as_written):
+        for deploy in (target.deploy, target.deploy_fresh):
             with deploy(TUNED) as endpoint:
                 now = production.serving()
                 assert now is not None
@@ -72,35 +75,35 @@ def test_what_was_served_is_served_again(production: Production, before: ModelCo
                 assert endpoint.server_pid == listener_pid(production.server.grpc)
                 assert psutil.Process(endpoint.server_pid).name() == "tritonserver"
     assert production.serving() == before
-    assert kept_in(tmp_path) == []
+    assert saved_states(tmp_path) == []
 
 
 @pytest.mark.parametrize("before", BEFORE[1:], indirect=True)
-def test_what_a_killed_process_left_is_put_back_by_the_next(
+def test_the_next_target_restores_after_a_killed_process(
     production: Production, before: ModelConfig | None, tmp_path: Path
 ) -> None:
     killed = attached(production, tmp_path)
     with killed.deploy(TUNED):
         pass
-    killed._open.close()  # as the kernel does: the lock goes, nothing else happens
+    killed._open.close()  # as when the process is killed: only the lock is released
     assert production.serving() != before
-    told: list[str] = []
+    messages: list[str] = []
     other = replace(production.source, name="other")
-    with pytest.raises(EnvironmentFault, match="has no model 'other'"):  # whichever model the next one is about
-        RemoteTarget(production.grpc, other, keep=tmp_path, say=told.append)
-    assert told == [f"putting back what a run that was killed has changed on the server at {production.server.grpc}"]
+    with pytest.raises(EnvironmentFault, match="has no model 'other'"):  # the next target is for another model
+        RemoteTarget(production.grpc, other, keep=tmp_path, say=messages.append)
+    assert messages == [f"restoring what a killed run has changed on the server at {production.server.grpc}"]
     assert production.serving() == before
-    assert kept_in(tmp_path) == []
+    assert saved_states(tmp_path) == []
 
 
-SLOW_SECONDS = 2.0  # longer than an interrupt waits to be acknowledged
+SLOW_SECONDS = 2.0  # longer than the time after which a second interrupt is accepted
 INTERRUPTED = """\
 import contextlib, sys, time
 from pathlib import Path
-from optimizer import interrupts
-from optimizer.client.connection import Connection
-from optimizer.deploy.remote.target import RemoteTarget
-from optimizer.trial import Candidate
+from optimizer.core import interrupts
+from optimizer.core.interfaces import Connection
+from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.core.trial import Candidate
 from tests.repositories import stored
 
 interrupts.install()
@@ -117,7 +120,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_interrupts_do_not_keep_a_model_that_loads_slowly_from_being_put_back(tmp_path: Path) -> None:
+def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path) -> None:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     write_sleeper(tmp_path / "models", milliseconds=1, loading_seconds=SLOW_SECONDS)
@@ -134,36 +137,38 @@ def test_interrupts_do_not_keep_a_model_that_loads_slowly_from_being_put_back(tm
             assert process.stdout.read() == "interrupted\n"
         assert process.returncode == 0
         assert server.serving() == before
-    assert not [name for name in kept_in(keep) if name.endswith(".json")]
+    assert not [name for name in saved_states(keep) if name.endswith(".json")]
 
 
-def test_two_at_once_do_not_share_a_server(production: Production, tmp_path: Path) -> None:
+def test_a_second_target_on_the_same_server_is_refused(production: Production, tmp_path: Path) -> None:
     with (
         contextlib.closing(attached(production, tmp_path)),
-        pytest.raises(EnvironmentFault, match=r"the server at .*: process .* is at work on it; wait"),
+        pytest.raises(EnvironmentFault, match=r"the server at .*: process .* is tuning on it; wait"),
     ):
         attached(production, tmp_path)
 
 
-def test_a_kept_file_that_is_none_is_named(production: Production, tmp_path: Path) -> None:
+def test_an_unreadable_saved_state_is_reported_with_its_path(production: Production, tmp_path: Path) -> None:
     with contextlib.closing(attached(production, tmp_path)) as target:
-        kept = target._kept.path
+        kept = target._state_file.path
     kept.write_text("{")
-    with pytest.raises(EnvironmentFault, match=f"{kept}: cannot be read .*; see to what .*, then remove that file"):
+    with pytest.raises(EnvironmentFault, match=f"{kept}: cannot be read .*; check what .*, then remove that file"):
         attached(production, tmp_path)
 
 
-def test_a_model_that_it_does_not_have_is_named(production: Production, tmp_path: Path) -> None:
+def test_a_model_that_the_server_lacks_is_reported(production: Production, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"has no model 'other' in its repository \(mlp\)"):
         RemoteTarget(production.grpc, replace(production.source, name="other"), keep=tmp_path)
-    assert kept_in(tmp_path) == []
+    assert saved_states(tmp_path) == []
 
 
-def test_where_nobody_answers_that_is_said(mlp: ModelSource, tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(ServerFault, match=rf"no tritonserver answers at {address} \(.*refused\); start it"):
-        RemoteTarget(Connection(address), mlp, keep=tmp_path)
-    assert kept_in(tmp_path) == []
+def test_an_address_without_a_server_is_reported(mlp: ModelSource, tmp_path: Path) -> None:
+    with socket.socket() as taken:  # it does not listen, and nobody else can take its port
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ServerFault, match=rf"no tritonserver responds at {address} \(.*refused\); start it"):
+            RemoteTarget(Connection(address), mlp, keep=tmp_path)
+    assert saved_states(tmp_path) == []
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
@@ -175,18 +180,18 @@ def test_a_server_that_manages_its_models_is_refused_unchanged(mode: str, mlp: M
         with pytest.raises(EnvironmentFault, match="by itself; start it with --model-control-mode=explicit"):
             attached(production, tmp_path / "keep")
         assert production.serving() == before
-        assert kept_in(tmp_path / "keep") == []
+        assert saved_states(tmp_path / "keep") == []
 
 
-def test_a_server_that_dies_meanwhile_ends_it_and_says_what_to_see_to(mlp: ModelSource, tmp_path: Path) -> None:
+def test_a_server_that_dies_ends_the_run_with_the_path_of_its_state(mlp: ModelSource, tmp_path: Path) -> None:
     with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
         production.load(production.model)
         target = attached(production, tmp_path / "keep")
         with pytest.raises(ServerFault, match="no longer answers"), target.deploy(TUNED):  # noqa: PT012
             production.server.stop()
             raise ServerCrashed("no answer")
-        told = r"mlp on .*: not as it was: no tritonserver answers at .*; what it served is kept in .*, and"
-        with pytest.raises(ServerFault, match=told) as caught:
+        message = r"mlp on .*: not restored: no tritonserver responds at .*; its state is saved in .*, and"
+        with pytest.raises(ServerFault, match=message) as caught:
             target.close()
         (kept,) = (tmp_path / "keep").iterdir()
         assert str(kept) in str(caught.value)
@@ -209,9 +214,9 @@ LARGE = Candidate(16, True, 300, (4,), 1, ((WHOLE, 16), (COUNT, 1), (SIZE, 32)))
 KILLED = """\
 import os, sys
 from pathlib import Path
-from optimizer.client.connection import Connection
-from optimizer.deploy.remote.target import RemoteTarget
-from optimizer.sources.pipeline import read_source
+from optimizer.core.interfaces import Connection
+from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.model.repository import read_source
 from tests.repositories import stored
 from tests.stack.test_remote import SMALL
 
@@ -235,7 +240,7 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
 
 @pytest.fixture
 def all_before(request: pytest.FixtureRequest, chained: Production) -> dict[str, ModelConfig | None]:
-    """The ensemble and its steps; an override is of the second step, and the ensemble's own."""
+    """Return the configurations of the ensemble and its steps; overrides are of the second step and the ensemble."""
     for name in reversed(chained.source.models):
         chained.unload(name)
     if request.param == "not loaded":
@@ -249,25 +254,25 @@ def all_before(request: pytest.FixtureRequest, chained: Production) -> dict[str,
         chained.load("second", model_config.apply(Candidate(4, True, 7), second))
         chain.max_batch_size = 4
         chained.load("chain", chain)
-    found = chained.all_serving()
-    assert (found["chain"] is None) == (request.param == "not loaded")
-    assert found["first"] is not None
-    return found
+    configs = chained.all_serving()
+    assert (configs["chain"] is None) == (request.param == "not loaded")
+    assert configs["first"] is not None
+    return configs
 
 
 def sizes(production: Production) -> tuple[int, ...]:
-    found = production.all_serving().values()
-    return tuple(0 if config is None else config.max_batch_size for config in found)
+    configs = production.all_serving().values()
+    return tuple(0 if config is None else config.max_batch_size for config in configs)
 
 
 @pytest.mark.parametrize("all_before", ["with an override"], indirect=True)
-def test_an_ensemble_and_its_steps_are_served_as_wanted_and_put_back(
+def test_an_ensemble_and_its_steps_are_served_and_restored(
     chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
     with contextlib.closing(attached(chained, tmp_path)) as target:
         for deploy, candidate, wanted in (
             (target.deploy, SMALL, (4, 2, 2)),
-            (target.deploy_as_written, LARGE, (32, 16, 16)),  # larger than the steps that the ensemble loads itself
+            (target.deploy_fresh, LARGE, (32, 16, 16)),  # larger than the steps that the ensemble loads itself
         ):
             with deploy(candidate) as endpoint:
                 assert (endpoint.model, endpoint.batcher) == ("chain", "second")
@@ -279,23 +284,23 @@ def test_an_ensemble_and_its_steps_are_served_as_wanted_and_put_back(
         with pytest.raises(DeploymentError), target.deploy(Candidate(8, True, preferred_batch_sizes=(16,))):
             pass
     assert chained.all_serving() == all_before
-    assert kept_in(tmp_path) == []
+    assert saved_states(tmp_path) == []
 
 
 @pytest.mark.parametrize("all_before", ["not loaded"], indirect=True)
-def test_several_models_are_put_back_after_a_kill(
+def test_several_models_are_restored_after_a_kill(
     chained: Production, all_before: dict[str, ModelConfig | None], tmp_path: Path
 ) -> None:
-    """Also where one of them was, before the kill."""
+    """The models are restored even if one of them was not loaded before."""
     where = [str(chained.source.repository), chained.server.grpc, str(tmp_path)]
     command = [sys.executable, "-c", KILLED, *where]
-    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(command, timeout=240).returncode == -signal.SIGKILL
     assert sizes(chained) == (4, 2, 2)
     chained.unload("chain")
     with contextlib.closing(attached(chained, tmp_path)):
         assert sizes(chained) == (8, 8, 8)
     assert chained.all_serving() == all_before
-    assert not [name for name in kept_in(tmp_path) if name.endswith(".json")]
+    assert not [name for name in saved_states(tmp_path) if name.endswith(".json")]
 
 
 def test_an_ensemble_of_other_steps_is_refused_unchanged(chained: Production, tmp_path: Path) -> None:
@@ -305,7 +310,9 @@ def test_an_ensemble_of_other_steps_is_refused_unchanged(chained: Production, tm
     other.CopyFrom(chained.source.config)
     del other.ensemble_scheduling.step[1]
     source = replace(chained.source, config=other, composing={"first": chained.source.models["first"]}, batcher="")
-    with pytest.raises(EnvironmentFault, match=r"chain on .* is made of first, second, here of first; tune the one"):
+    with pytest.raises(
+        EnvironmentFault, match=r"chain on .* consists of first, second, but here of first; tune the model"
+    ):
         RemoteTarget(chained.grpc, source, keep=tmp_path)
     assert [chained.serving(name) for name in chained.source.models] == [None] * 3
-    assert kept_in(tmp_path) == []
+    assert saved_states(tmp_path) == []

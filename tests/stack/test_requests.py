@@ -1,4 +1,4 @@
-"""An embedding, which random integers break: told with what mends it, and served with requests as a user has them."""
+"""An embedding fails with random integers: the error names the fix, and recorded requests work."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-from optimizer.answers.reference import Reference
+from optimizer.measure.output_check import ReferenceOutputs
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import onnx_model, write_model
 
 ROWS = 10
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 CSV = "label,ids\n" + "".join(f'0,"{[i % ROWS] * (2 + i % 3)}"\n' for i in range(12))
-ONE = ("--sla-p95", "500ms", "--budget", "8s", "--max-trials", "1", "--measurement-interval", "100ms", "--json")
+ONE = (
+    "--sla-p95",
+    "500ms",
+    "--budget",
+    "3m",
+    "--max-trials",
+    "1",
+    "--no-confirmation",
+    "--measurement-interval",
+    "100ms",
+    "--json",
+)
 
 
 def write_embedding(repository: Path) -> None:
-    """``ids`` -> ``y``, the sum of their rows of a table."""
+    """Write a model ``ids`` -> ``y``, the sum of rows of a table."""
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("ReduceSum", ["rows", "words"], ["y"], keepdims=0),
@@ -39,15 +50,15 @@ def test_requests_of_an_embedding(playground: Playground) -> None:
     random = run_tune(playground, "--shape", "ids:16", "models/embedding")
     assert random.code == 2
     assert "out of data bounds" in random.complaints[0]
-    assert "random data has any integer of its type in ids" in random.complaints[0]
-    assert f"--input-range ids:0..{ROWS - 1}, or real requests by --input-data FILE" in random.complaints[0]
+    assert "the random data of ids, which may be an index, includes all integers of its type" in random.complaints[0]
+    assert f"--input-range ids:0..{ROWS - 1}, or real requests with --input-data FILE" in random.complaints[0]
 
     ended = run_tune(playground, *ONE, "--input-data", "d.csv", "--out", "given", "models/embedding")
-    document = Run(playground, ended).document  # whatever a busy machine makes of the verdict
+    document = Run(playground, ended).document  # the verdict may vary on a busy machine
     assert not any("not compared" in note for note in document["notes"])
     (folder,) = (playground.here / "given").glob("*/*")
     with (folder / "trials.csv").open(newline="") as file:
         assert all(float(row["throughput_infer_per_sec"]) > 0 for row in csv.DictReader(file))
     assert "1 stream/streams with 12 step/steps" in (folder / "logs" / "perf_analyzer.log").read_text()
-    sent = [ModelInferRequest.FromString(one) for one in Reference.read(folder / "reference.npz").requests]
-    assert [list(one.inputs[0].shape) for one in sent[:4]] == [[1, 2], [1, 3], [1, 4], [1, 2]]
+    sent = [ModelInferRequest.FromString(item) for item in ReferenceOutputs.read(folder / "reference.npz").requests]
+    assert [list(item.inputs[0].shape) for item in sent[:4]] == [[1, 2], [1, 3], [1, 4], [1, 2]]

@@ -1,6 +1,6 @@
-"""What a run is kept on fails: it ends with one line, loses nothing that was measured, and can be gone on with.
+"""Disk and database failures end a run with one line; no measurement is lost, and the run can be resumed.
 
-The runs are on a recorded table: what is tried here is the disk and the database, not the server.
+The runs use a recorded table instead of a server.
 """
 
 from __future__ import annotations
@@ -15,28 +15,38 @@ from pathlib import Path
 import pytest
 
 from tests.command_fixtures import Ended, Playground, eventually
-from tests.recorded_fixtures import RecordedProcess, RecordedRuns, recorded_runs, rows, start
+from tests.recorded_fixtures import (
+    RecordedProcess,
+    RecordedRuns,
+    hold,
+    is_held,
+    recorded_runs,
+    release,
+    rows,
+    start,
+)
 from tests.storage_fixtures import PostgreSQL, SmallDisk, postgresql, small_disk
 
 __all__ = ["postgresql", "recorded_runs", "small_disk"]
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 PASSWORD = "geheim"
 
 
 @pytest.fixture
 def folder(playground: Playground) -> Path:
-    """Of a name of its own, which is the study's as well: tests share a database."""
+    """Return a folder with a unique name, which is also the study's name, because tests share a database."""
     folder = playground.here / playground.root.name
     folder.mkdir()
     return folder
 
 
 def begun(folder: Path, runs: RecordedRuns, storage: str | None = None) -> RecordedProcess:
-    """A run that has measured something."""
+    """Start a run and return it after its first measurement; the next one waits for ``release``."""
+    hold(folder, 1)
     process = start(folder, runs.table, storage)
-    assert eventually(lambda: rows(folder) or not process.is_running, START_SECONDS)
+    assert eventually(lambda: is_held(folder) or not process.is_running, START_SECONDS)
     return process
 
 
@@ -50,44 +60,66 @@ def only_line(ended: Ended, code: int) -> str:
 
 
 def on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
-    """A run, or the rest of it, whose folder is that disk."""
+    """Start or resume a run whose folder is on ``disk``."""
     command = [*disk.under, sys.executable, "-m", "tests.recorded_run", runs.table, disk.mount]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
+def begun_on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
+    """Start a run on ``disk`` and return it after its first measurement; the next one waits for ``release``."""
+    hold(disk.mount, 1)
+    process = on(disk, runs)
+    assert eventually(lambda: is_held(disk.mount) or process.poll() is not None, START_SECONDS)
+    return process
+
+
 def ended(process: subprocess.Popen[str]) -> Ended:
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     return Ended(process.returncode, "", stderr, process.pid)
 
 
-def test_a_full_disk_ends_the_run_and_it_goes_on_once_there_is_room(
+def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
     small_disk: SmallDisk, recorded_runs: RecordedRuns
 ) -> None:
-    process = on(small_disk, recorded_runs)
-    assert eventually(lambda: rows(small_disk.inside), START_SECONDS)
+    process = begun_on(small_disk, recorded_runs)
     small_disk.fill()
+    release(small_disk.mount)
     complaint = only_line(ended(process), code=3)
     measured = rows(small_disk.inside)
-    again = only_line(ended(on(small_disk, recorded_runs)), code=3)  # as long as nothing is done about it
+    again = only_line(ended(on(small_disk, recorded_runs)), code=3)  # the disk is still full
     for line in (complaint, again):
         assert line.startswith("tune: ")
         assert str(small_disk.mount) in line
         assert ": No space left on device; " in line
-        assert line.endswith("`tune --resume` goes on")
+        assert line.endswith("continue with `tune --resume`")
     assert rows(small_disk.inside)[: len(measured)] == measured == recorded_runs.undisturbed[: len(measured)]
     small_disk.free()
     assert ended(on(small_disk, recorded_runs)).stderr == ""
     recorded_runs.assert_complete(small_disk.inside)
 
 
-def test_a_disk_that_has_become_read_only_is_named_and_left_as_it_is(
+@pytest.mark.parametrize("free_bytes", [0, 4096, 20480])
+def test_a_disk_that_is_full_from_the_start_is_named_with_its_fix(
+    free_bytes: int, small_disk: SmallDisk, recorded_runs: RecordedRuns
+) -> None:
+    small_disk.fill()
+    filler = small_disk.inside / "filler"
+    os.truncate(filler, filler.stat().st_size - free_bytes)
+    complaint = only_line(ended(on(small_disk, recorded_runs)), code=3)
+    assert complaint.startswith("tune: ")
+    assert str(small_disk.mount) in complaint
+    assert ": No space left on device; free space there, " in complaint
+    assert complaint.endswith("continue with `tune --resume`")
+
+
+def test_a_disk_that_became_read_only_is_reported_and_unchanged(
     small_disk: SmallDisk, recorded_runs: RecordedRuns
 ) -> None:
-    process = on(small_disk, recorded_runs)
-    assert eventually(lambda: rows(small_disk.inside), START_SECONDS)
+    process = begun_on(small_disk, recorded_runs)
     process.terminate()
     assert ended(process).code == 130
+    release(small_disk.mount)
     before = {path: path.read_bytes() for path in small_disk.inside.iterdir()}
     small_disk.remount("ro")
     complaint = only_line(ended(on(small_disk, recorded_runs)), code=3)
@@ -108,9 +140,11 @@ def test_a_database_that_stays_locked_ends_the_run(folder: Path, recorded_runs: 
     process = begun(folder, recorded_runs, storage)
     with contextlib.closing(sqlite3.connect(database)) as other:
         other.execute("BEGIN EXCLUSIVE")
+        release(folder)
         complaint = only_line(process.finish(), code=3)
     assert complaint == (
-        f"tune: {storage}: the study cannot be kept: database is locked; once that is mended, `tune --resume` goes on"
+        f"tune: {storage}: the study cannot be stored: database is locked; "
+        "fix that, then continue with `tune --resume`"
     )
     assert start(folder, recorded_runs.table, storage).finish().stderr == ""
     recorded_runs.assert_complete(folder)
@@ -121,33 +155,36 @@ def test_a_truncated_database_is_filled_again_from_the_table(folder: Path, recor
     storage = f"sqlite:///{database}"
     process = begun(folder, recorded_runs, storage)
     os.truncate(database, database.stat().st_size // 2)
+    release(folder)
     complaint = only_line(process.finish(), code=3)
     refused = only_line(start(folder, recorded_runs.table, storage).finish(), code=2)
-    assert complaint.startswith(f"tune: {storage}: the study cannot be kept: ")
-    assert complaint.endswith("; once that is mended, `tune --resume` goes on")
+    assert complaint.startswith(f"tune: {storage}: the study cannot be stored: ")
+    assert complaint.endswith("; fix that, then continue with `tune --resume`")
     assert refused.startswith(f"tune: {storage}: is not an intact study: ")
-    assert refused.endswith("; move it away: a run that is resumed fills a new one")
+    assert refused.endswith("; move it away: a resumed run creates a new one")
     database.unlink()
     assert start(folder, recorded_runs.table, storage).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
 
-def test_a_journal_truncated_meanwhile_heals(folder: Path, recorded_runs: RecordedRuns) -> None:
+def test_a_journal_truncated_during_a_run_is_repaired(folder: Path, recorded_runs: RecordedRuns) -> None:
     process = begun(folder, recorded_runs)
     journal = folder / "study.journal"
     os.truncate(journal, journal.stat().st_size // 2)
+    release(folder)
     complaint = only_line(process.finish(), code=3)
-    assert complaint.startswith(f"tune: {journal}: the study cannot be kept: ")
+    assert complaint.startswith(f"tune: {journal}: the study cannot be stored: ")
     assert start(folder, recorded_runs.table).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
 
-def test_a_journal_truncated_between_two_runs_heals(folder: Path, recorded_runs: RecordedRuns) -> None:
+def test_a_journal_truncated_between_two_runs_is_repaired(folder: Path, recorded_runs: RecordedRuns) -> None:
     process = begun(folder, recorded_runs)
     process.kill()
     assert process.finish().code < 0
     journal = folder / "study.journal"
     os.truncate(journal, journal.stat().st_size * 2 // 3)
+    release(folder)
     assert start(folder, recorded_runs.table).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
@@ -162,11 +199,12 @@ def test_a_lost_database_server_ends_the_run(
     shown = storage.replace(PASSWORD, "***")
     process = begun(folder, recorded_runs, storage)
     postgresql.stop()
+    release(folder)
     complaint = only_line(process.finish(), code=3)
     refused = only_line(start(folder, recorded_runs.table, storage).finish(), code=2)
     postgresql.start()
-    assert complaint.startswith(f"tune: {shown}: the study cannot be kept: ")
-    assert complaint.endswith("once that is mended, `tune --resume` goes on")
+    assert complaint.startswith(f"tune: {shown}: the study cannot be stored: ")
+    assert complaint.endswith("fix that, then continue with `tune --resume`")
     assert refused.startswith(f"tune: {shown}: the study cannot be opened: ")
     assert "Connection refused" in refused
     assert PASSWORD not in complaint + refused
@@ -174,9 +212,10 @@ def test_a_lost_database_server_ends_the_run(
     recorded_runs.assert_complete(folder)
 
 
-def test_a_lost_connection_is_made_anew(folder: Path, recorded_runs: RecordedRuns, postgresql: PostgreSQL) -> None:
-    """As after a restart of the server between two measurements: the run does not notice."""
-    process = begun(folder, recorded_runs, postgresql.url(PASSWORD))
+def test_a_lost_connection_is_opened_again(folder: Path, recorded_runs: RecordedRuns, postgresql: PostgreSQL) -> None:
+    """A run continues after its connections are dropped at any moment."""
+    process = start(folder, recorded_runs.table, postgresql.url(PASSWORD))
+    assert eventually(lambda: rows(folder) or not process.is_running, START_SECONDS)
     assert postgresql.drop_connections() > 0
     assert process.finish().stderr == ""
     recorded_runs.assert_complete(folder)

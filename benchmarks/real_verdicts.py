@@ -1,0 +1,434 @@
+"""Run tune many times on a quiet machine and next to a process that takes a core, and check each PASS at once.
+
+    python benchmarks/real_verdicts.py [--runs 10] [--only dlrm mlp quiet disturbed] [--work FOLDER] [--smoke]
+
+Runs `tune --sla-p95 20ms dlrm` and `tune --sla-p95 5ms mlp`, each ``--runs`` times on the machine as it is and as
+often next to a process that takes one core for 0.1 s of every 0.3 s. Each round has one run of each kind, in an
+order that --seed fixes. Each PASS is measured again at once, under the same disturbance, by perf_analyzer on three
+plain servers: new tritonserver processes that load the config.pbtxt that tune wrote, 10 s of load each, at tune's
+load.
+
+The share of requests over the bound is read from perf_analyzer's quantiles of these 10 s. Its launch has three
+windows, and the quantiles p50, p90, p95 and p99 in its CSV are those of all their requests. The logarithm of the
+share is interpolated linearly between them, as in tune's search. So a share is over 5 % exactly if perf_analyzer's
+p95 is over the bound, and between 1 % and 5 % the interpolation is on the right side of both ends. Beyond p99 the
+last slope continues. Exports of single requests are not used, because writing them takes CPU time from the server.
+
+Each run is one line of FOLDER/runs.jsonl, and its results folder is below FOLDER/results. A repeated command
+continues where it ended, and prints the tables (Markdown) if nothing is left to do. A folder holds runs of one
+machine only.
+
+Targets: at least 36 of 40 PASS within the default budget; the median wall time of the quiet dlrm runs is at most 3
+minutes; tune's own time is at most 2 %, its ranking at most 4 %, its memory below 300 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from disturbance import disturbed
+from intervals import Interval, pooled_share, run_shares
+from plain_server import NotReadyError, plain_server
+from quiet import CpuUsage
+from records import Records, this_machine
+from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, judged, own_time_table, row, run_tune
+
+from objectives.metrics import Measurement
+from objectives.verdict import count_misses
+from optimizer.core.errors import TuneError
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.server_process import remove_leftovers
+from optimizer.machine import hardware
+from optimizer.machine.conditions import SpeedLog
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_cpus
+from optimizer.simulator.simulate import compile_simulator
+from optimizer.study import task
+from optimizer.study.task import Task
+
+BOUNDS_MS = {"dlrm": 20.0, "mlp": 5.0}  # model -> bound on p95; at most 32 in flight, the mlp never misses 10 ms here
+LEVEL = 0.95  # of the bounded quantile: a share of 5 % over the bound is allowed
+RUNS, SERVERS, LOAD_SECONDS = 10, 3, 10.0
+SMOKE_BUDGET, SMOKE_LOAD_SECONDS, SMOKE_BOUND_MS = "60s", 2.0, 50.0  # a busy machine meets this bound, too
+WORK = Path(tempfile.gettempdir(), "tritune_real_verdicts")
+LEAST_PASS_SHARE = 0.9  # 36 of 40
+PASS = "PASS"
+QUIET, DISTURBED = "quiet", "disturbed"
+COLUMNS = (
+    *("runs", "PASS", "other ends", "wall s, median (longest)", "infer/s of PASS, median", "CV of it", "in flight"),
+    *("share over the bound, pooled", "worst run", "runs over 5 %", "speed, slowest over fastest"),
+)
+RUN_COLUMNS = (
+    *("runs", "seed", "verdict", "wall s", "CPU share of others", "max_batch_size", "delay µs", "instances"),
+    *("in flight", "infer/s", "share over the bound, measured again", "p95 ms on each plain server"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of runs: a model, on a quiet or on a disturbed machine."""
+
+    model: str
+    is_disturbed: bool
+
+    def __str__(self) -> str:
+        return f"{self.model} {DISTURBED if self.is_disturbed else QUIET}"
+
+
+@dataclass(frozen=True)
+class Remeasured:
+    """One plain server that perf_analyzer measured.
+
+    Attributes:
+        share: Share of the requests over the bound, 0 to 1.
+        probes_ms: Time of the speed probe next to the idle server, before and after the load.
+        others_share: Share of the CPU time that others took, without the benchmark's own disturbance, 0 to 1.
+    """
+
+    share: float
+    requests: int
+    throughput_infer_per_sec: float
+    latency_p95_ms: float
+    latency_p99_ms: float
+    probes_ms: tuple[float, float]
+    others_share: float
+
+
+@dataclass(frozen=True)
+class VerdictRun:
+    """One run of tune and its check. ``config`` is the recommended config.pbtxt, empty if there is none.
+
+    ``recommended`` and ``dynamic_batching`` are entries of tune's document; None if it has none.
+    """
+
+    model: str
+    is_disturbed: bool
+    number: int
+    machine: str
+    bound_ms: float
+    started: str
+    verdict: str
+    exit_code: int
+    wall_seconds: float
+    others_share: float
+    times: dict[str, Any]
+    recommended: dict[str, Any] | None
+    dynamic_batching: dict[str, Any] | None
+    confirmation: dict[str, Any] | None
+    config: str
+    remeasured: tuple[Remeasured, ...]
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.model, self.is_disturbed)
+
+    @property
+    def has_passed(self) -> bool:
+        return self.verdict == PASS
+
+    @property
+    def shares(self) -> list[float]:
+        return [server.share for server in self.remeasured]
+
+
+def read_runs(work: Path) -> Records[VerdictRun]:
+    """Return the runs that are stored in the folder ``work``."""
+    return Records(work / "runs.jsonl", VerdictRun)
+
+
+def main() -> None:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    work = (arguments.work or (WORK.with_name(f"{WORK.name}_smoke") if arguments.smoke else WORK)).absolute()
+    machine, records = this_machine(), read_runs(work)
+    done = {(run.cell, run.number) for run in records.read(machine)}
+    wanted = [(number, cell) for number, cell in order(arguments.runs, arguments.seed) if _is_wanted(cell, arguments)]
+    left = [(number, cell) for number, cell in wanted if (cell, number) not in done]
+    bounds_ms = dict.fromkeys(BOUNDS_MS, SMOKE_BOUND_MS) if arguments.smoke else BOUNDS_MS
+    bench = Bench(work, machine, bounds_ms, smoke=arguments.smoke)
+    try:
+        if left:
+            bench.prepare({cell.model for _, cell in left})
+        for place, (number, cell) in enumerate(left, 1):
+            say(f"{place} of {len(left)}: {cell}, seed {number}")
+            records.append(bench.run(cell, number))
+    except (TuneFailedError, NotReadyError, TuneError) as error:
+        sys.exit(f"{error}\nRepeat the command to continue; what is done is in {work}")
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted; repeat the command to continue; what is done is in {work}")
+    finally:
+        remove_leftovers()
+    print("\n".join(report(records.read(machine), machine)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, help=f"runs of each model, quiet and as many disturbed ({RUNS})")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        choices=(*BOUNDS_MS, QUIET, DISTURBED),
+        metavar="WORD",
+        help="only these models or conditions: dlrm, mlp, quiet, disturbed (all)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the runs (0)")
+    parser.add_argument("--work", type=Path, help=f"folder of all results ({WORK})")
+    parser.add_argument("--smoke", action="store_true", help="check that everything works: two short runs of mlp")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.only = [*arguments.only, "mlp"]
+    arguments.runs = arguments.runs or (1 if arguments.smoke else RUNS)
+    return arguments
+
+
+def _is_wanted(cell: Cell, arguments: argparse.Namespace) -> bool:
+    words = set(arguments.only)
+    models, conditions = words & set(BOUNDS_MS), words & {QUIET, DISTURBED}
+    condition = DISTURBED if cell.is_disturbed else QUIET
+    return cell.model in (models or BOUNDS_MS) and condition in (conditions or {condition})
+
+
+def order(runs: int, seed: int) -> Iterator[tuple[int, Cell]]:
+    """Yield (number, kind) of all runs: each number has one run of each kind, in random order."""
+    chooser = random.Random(seed)
+    for number in range(runs):
+        cells = [Cell(model, is_disturbed) for model in BOUNDS_MS for is_disturbed in (False, True)]
+        chooser.shuffle(cells)
+        yield from ((number, cell) for cell in cells)
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """Runs tune below ``work`` and measures its recommendations again.
+
+    Attributes:
+        work: Folder of all results.
+        machine: What ``this_machine`` returns.
+        bounds_ms: Bound on p95 of each model.
+        smoke: Take a short budget and short loads, and measure also a recommendation that did not pass.
+    """
+
+    work: Path
+    machine: str
+    bounds_ms: Mapping[str, float]
+    smoke: bool = False
+
+    def __post_init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+        self._speed = SpeedLog()
+
+    def prepare(self, models: Iterable[str]) -> None:
+        """Do what tune does once on a machine: install the server, build the models and compile the simulator."""
+        self._installed = runtime.ensure(say)
+        compile_simulator(say)
+        for model in models:
+            self._tasks[model] = prepare_task(model, self.bounds_ms[model])
+
+    def run(self, cell: Cell, number: int) -> VerdictRun:
+        """Run tune with the seed ``number``, and measure a PASS again. ``prepare`` was called before.
+
+        Raises TuneFailedError, NotReadyError, MeasurementError.
+        """
+        out = self.work / "results" / f"{cell.model}-{DISTURBED if cell.is_disturbed else QUIET}-{number}"
+        shutil.rmtree(out, ignore_errors=True)  # of a run that was killed
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        bound_ms = self.bounds_ms[cell.model]
+        options = ["--budget", SMOKE_BUDGET] if self.smoke else []
+        words = ["--sla-p95", f"{bound_ms:g}ms", "--json", "--seed", str(number), *options, cell.model]
+        (self.work / "results").mkdir(parents=True, exist_ok=True)
+        with disturbed(self.work / "disturbance.log", on=cell.is_disturbed):
+            ended = run_tune(words, out)
+            result, config = ended.result, ended.folder / "best" / "config.pbtxt"
+            run = VerdictRun(
+                model=cell.model,
+                is_disturbed=cell.is_disturbed,
+                number=number,
+                machine=self.machine,
+                bound_ms=bound_ms,
+                started=started,
+                verdict=ended.verdict,
+                exit_code=ended.exit_code,
+                wall_seconds=round(ended.wall_seconds, 3),
+                others_share=round(ended.others_share, 4),
+                times=ended.info["times"],
+                recommended=result["recommended"],
+                dynamic_batching=result["dynamic_batching"],
+                confirmation=result["confirmation"],
+                config=config.read_text() if config.exists() else "",
+                remeasured=(),
+            )
+            say(f"{cell}, seed {number}: {run.verdict} after {run.wall_seconds:.0f} s")
+            if not (run.has_passed or (self.smoke and run.recommended)):
+                return run
+            return replace(run, remeasured=tuple(self._measure(run, ended) for _ in range(SERVERS)))
+
+    def _measure(self, run: VerdictRun, ended: TuneRun) -> Remeasured:
+        """Measure the recommendation on one plain server."""
+        assert run.recommended is not None
+        own_task, installed = self._tasks[run.model], self._installed
+        server_cpus, client_cpus = (_cpus(ended.info[f"{name}_cpu_list"]) for name in ("server", "client"))
+        load = LoadPoint(run.recommended["request_batch_size"], concurrency=run.recommended["concurrency"])
+        with tempfile.TemporaryDirectory() as scratch:
+            perf_analyzer = PerfAnalyzer(
+                installed.perf_analyzer,
+                installed.perf_analyzer_libraries,
+                Path(scratch, "perf_analyzer.log"),
+                input_data=own_task.input_data,
+                shapes=own_task.shapes,
+                repeat=False,
+                cpus=client_cpus,
+            )
+            log = Path(scratch, "server.log")
+            with plain_server(own_task, run.config, installed, log, server_cpus) as endpoint:
+                return self._load(perf_analyzer, endpoint, load, run.bound_ms)
+
+    def _load(self, perf_analyzer: PerfAnalyzer, endpoint: Endpoint, load: LoadPoint, bound_ms: float) -> Remeasured:
+        perf_analyzer.warm_up(endpoint, load)
+        probe_before = self._speed.probe()
+        before = CpuUsage.now()
+        measured = perf_analyzer.measure(endpoint, load, SMOKE_LOAD_SECONDS if self.smoke else LOAD_SECONDS)
+        others_share = CpuUsage.now().others_since(before)
+        probes_ms = (round(1000 * probe_before, 3), round(1000 * self._speed.probe(), 3))
+        share = share_over(measured, bound_ms)
+        p95_ms, p99_ms = measured.latency_p95_ms or 0.0, measured.latency_p99_ms or 0.0
+        say(f"  plain server: {share:.2%} over {bound_ms:g} ms, p95 {p95_ms:.1f} ms")
+        return Remeasured(
+            round(share, 6),
+            measured.requests or 0,
+            measured.throughput_infer_per_sec or 0.0,
+            p95_ms,
+            p99_ms,
+            probes_ms,
+            round(others_share, 4),
+        )
+
+
+def prepare_task(model: str, bound_ms: float) -> Task:
+    """Return the model and its requests, served on CPUs, under a bound on p95."""
+    return task.prepare_task(RunOptions(model, {"p95": bound_ms}), replace(hardware.detect(), gpus=()), say)
+
+
+def share_over(measured: Measurement, bound_ms: float) -> float:
+    """Return the share of requests over ``bound_ms``, interpolated between the quantiles of perf_analyzer."""
+    return count_misses([[measured]], bound_ms, LEVEL).share
+
+
+def _cpus(text: str) -> frozenset[int] | None:
+    return parse_cpus(text) if text else None
+
+
+# -- report -------------------------------------------------------------------------------------------------------
+
+
+def report(runs: Sequence[VerdictRun], machine: str) -> list[str]:
+    """Return the tables in Markdown."""
+    cells = [Cell(model, is_disturbed) for model in BOUNDS_MS for is_disturbed in (False, True)]
+    groups = {str(cell): [run for run in runs if run.cell == cell] for cell in cells}
+    groups = {name: own for name, own in groups.items() if own}
+    if not groups:
+        return ["no runs"]
+    passed, least = sum(run.has_passed for run in runs), math.ceil(LEAST_PASS_SHARE * len(runs))
+    lines = [row("", *COLUMNS), "| :-- |" + " --: |" * len(COLUMNS)]
+    lines += [row(name, *_figures(own)) for name, own in groups.items()]
+    lines += ["", f"- PASS: {passed} of {len(runs)} (at least {least}: {judged(passed >= least)})"]
+    if quiet := groups.get(str(Cell("dlrm", False))):
+        median = statistics.median(run.wall_seconds for run in quiet)
+        lines.append(
+            f"- quiet dlrm: {median:.0f} s in the median (at most {MOST_WALL_SECONDS:.0f} s: "
+            f"{judged(median <= MOST_WALL_SECONDS)})"
+        )
+    lines += ["", "**Each run**", "", row(*RUN_COLUMNS), "| :-- |" + " --: |" * (len(RUN_COLUMNS) - 1)]
+    lines += [row(*cells) for own in groups.values() for cells in _run_cells(own)]
+    lines += ["", "**tune's own time**", ""]
+    own_times = {name: [OwnTime.of(run.wall_seconds, run.times) for run in own] for name, own in groups.items()}
+    lines += own_time_table(own_times)
+    days = sorted(run.started[:10] for run in runs)
+    bounds = ", ".join(sorted({f"{run.model} p95 <= {run.bound_ms:g} ms" for run in runs}))
+    lines += ["", f"{bounds}; intervals at 95 %; {machine}; {' to '.join(dict.fromkeys((days[0], days[-1])))}"]
+    return lines
+
+
+def _figures(runs: Sequence[VerdictRun]) -> list[str]:
+    """Return the cells below COLUMNS."""
+    passed = [run for run in runs if run.has_passed]
+    others = sorted({run.verdict for run in runs} - {PASS})
+    ends = ", ".join(f"{sum(run.verdict == end for run in runs)} {end}" for end in others) or "none"
+    walls = [run.wall_seconds for run in runs]
+    figures = [
+        f"{len(runs)}",
+        f"{len(passed)}",
+        ends,
+        f"{statistics.median(walls):.0f} ({max(walls):.0f})",
+    ]
+    if not passed:
+        return [*figures, *["–"] * (len(COLUMNS) - len(figures))]
+    entries = [run.recommended for run in passed if run.recommended is not None]
+    throughputs = [float(entry["throughput_infer_per_sec"]) for entry in entries]
+    in_flight = [int(entry["concurrency"]) for entry in entries]
+    variation = statistics.stdev(throughputs) / statistics.fmean(throughputs) if len(passed) > 1 else None
+    shares = [run.shares for run in passed]
+    worst = max(run_shares(shares), key=lambda interval: interval.estimate)
+    over = [interval for interval in run_shares(shares) if interval.estimate > 1 - LEVEL]
+    surely = sum(interval.low > 1 - LEVEL for interval in over)
+    probes_ms = [probe for run in passed for server in run.remeasured for probe in server.probes_ms]
+    return [
+        *figures,
+        f"{statistics.median(throughputs):,.0f}",
+        "–" if variation is None else f"{variation:.1%}",
+        f"{min(in_flight)} to {max(in_flight)}",
+        _percent(pooled_share(shares)),
+        _percent(worst),
+        f"{len(over)}, {surely} beyond their intervals",
+        f"{max(probes_ms) / min(probes_ms):.2f}",
+    ]
+
+
+def _run_cells(runs: Sequence[VerdictRun]) -> Iterator[list[str]]:
+    """Yield the cells below RUN_COLUMNS of each run of one kind."""
+    shares = iter(run_shares([run.shares for run in runs if run.has_passed]))
+    for run in sorted(runs, key=lambda run: not run.has_passed):
+        best = run.recommended or {}
+        names = ("max_batch_size", "max_queue_delay_us", "instance_count", "concurrency")
+        throughput = best.get("throughput_infer_per_sec")
+        yield [
+            str(run.cell),
+            f"{run.number}",
+            run.verdict,
+            f"{run.wall_seconds:.0f}",
+            f"{run.others_share:.0%}",
+            *(str(best.get(name, "–")) for name in names),
+            "–" if throughput is None else f"{throughput:,.0f}",
+            _percent(next(shares)) if run.has_passed else "–",
+            ", ".join(f"{server.latency_p95_ms:.1f}" for server in run.remeasured) or "–",
+        ]
+
+
+def _percent(interval: Interval) -> str:
+    return interval.text(".2%")
+
+
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

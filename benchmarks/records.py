@@ -1,0 +1,64 @@
+"""The rows of a benchmark that can be continued: one JSON line each, all from one machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import Field, asdict
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from optimizer.deploy import runtime
+from optimizer.machine import hardware
+
+
+class MachineRow(Protocol):
+    """A dataclass that names the machine that it was measured on, as ``this_machine`` returns it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def machine(self) -> str: ...
+
+
+RowT = TypeVar("RowT", bound=MachineRow)
+
+
+def this_machine() -> str:
+    """Return the CPUs and the server's version: rows with other ones do not belong into one table."""
+    return f"{hardware.detect()}; tritonserver and perf_analyzer {runtime.TRITON_VERSION}"
+
+
+class Records(Generic[RowT]):
+    """The rows in the file ``path``. An incomplete line, which a killed run leaves, is ignored."""
+
+    def __init__(self, path: Path, kind: type[RowT]) -> None:
+        self._path = path
+        self._form = TypeAdapter(kind)
+
+    def read(self, machine: str) -> list[RowT]:
+        """Return the rows. Exits with a message if one is from another machine than ``machine``."""
+        rows = []
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            try:
+                rows.append(self._form.validate_json(line))
+            except ValidationError as error:
+                if all(fault["type"] == "json_invalid" for fault in error.errors()):
+                    continue
+                sys.exit(f"{self._path}: a row of another version of this benchmark; give another folder (--work)")
+        for row in rows:
+            if row.machine != machine:
+                sys.exit(
+                    f"{self._path}: its rows were measured on another machine ({row.machine}) than this one "
+                    f"({machine}); give another folder (--work)"
+                )
+        return rows
+
+    def append(self, row: RowT) -> None:
+        """Add a row at the end of the file; it is on disk when this returns."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        text = self._path.read_text() if self._path.exists() else ""
+        with self._path.open("a") as file:
+            file.write(("\n" if text and not text.endswith("\n") else "") + json.dumps(asdict(row)) + "\n")

@@ -1,0 +1,359 @@
+"""Search on a machine whose speed changes, with and without the correction for it: regret and number of trials.
+
+    python benchmarks/search_drift.py [--seeds 4] [--only steps] > benchmarks/search_drift.md
+
+Searches simulated servers (simulated_tables.py) as `tune` does, on machines that drift by a virtual clock: their
+speed changes in steps, or other processes take CPUs. Prints Markdown; progress goes to standard error. Takes
+some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import multiprocessing
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+from made_up_stack import SimulatedStack
+from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.machine import hardware
+from optimizer.machine.conditions import SpeedLog
+from optimizer.measure.measurer import Measurer
+from optimizer.replay.engine import DiscardingRecord
+from optimizer.results import formatting
+from optimizer.results.confirmation_plan import finalists
+from optimizer.search import make_searcher
+from optimizer.simulator.speed_correction import TIMES, fit_speed_correction
+from optimizer.store.recording import baselines
+from optimizer.study.candidate_measurer import TrialRunner
+from optimizer.study.scheduler import MAX_CONTROLS, Scheduler
+
+EPOCH_SECONDS = (20.0, 60.0)  # time between two changes
+STEP_FACTORS = (1.3, 1.7)
+DEPLOY_SECONDS, MEASURE_SECONDS = 3.0, 1.4
+SEARCH_SECONDS = 72.0  # 60 % of two minutes
+DEPLOYMENT_NOISE, MEASUREMENT_NOISE, PROBE_NOISE = 0.05, 0.03, 0.02  # standard deviations of logs
+PROBE_SECONDS = 0.04
+OTHERS_SHARE = 0.46  # share of the CPUs that other processes take every other epoch
+MOST_SLOWED = 0.5  # largest log by which they slow a measurement
+LARGE_REGRET = 0.05
+SERVERS = ("linear", "steps", "kink")
+MAX_CONCURRENCY = 64
+LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # at which the truth is simulated
+FEASIBLE_SHARE = 0.4  # share of all configurations and loads within the bound
+
+INTRODUCTION = f"""\
+Each machine changes every {EPOCH_SECONDS[0]:g} to {EPOCH_SECONDS[1]:g} s: its speed by a factor of
+{STEP_FACTORS[0]:g} to {STEP_FACTORS[1]:g}, or other processes come that take {OTHERS_SHARE:.0%} of the CPUs, and go
+again. *Slope* is the true one, by how much the log of latency rises with the log of the speed probe: 1 for a model
+that computes on the CPUs, 0 for one that the probe says nothing about. The search has {SEARCH_SECONDS:g} s:
+{DEPLOY_SECONDS:g} s for a deployment and {MEASURE_SECONDS:g} s for a measurement.
+
+**Regret** is what the configuration that would be confirmed first serves less than the best one, each at its highest
+load within the bound, at the median speed of the machine during the search. *Choice* is the same among the
+configurations that were tried. *Difference* is the one to the same searches with *hidden*, in percentage points, with
+its standard error. *Hidden* means that the search does not see the probe, or the CPU share of other
+processes; the other rows are what `tune` does, without and with up to {MAX_CONTROLS} control measurements."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of machine. ``slope`` is the effect of its speed on the model; ``cpu_count`` None is a GPU's."""
+
+    name: str
+    has_steps: bool = False
+    slope: float = 1.0
+    is_shared: bool = False
+    cpu_count: int | None = 2
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the search sees and does."""
+
+    name: str
+    sees_probe: bool = True
+    sees_others: bool = True
+    max_controls: int = MAX_CONTROLS
+
+
+HIDDEN = Method("hidden", sees_probe=False, sees_others=False)
+PROBE = Method("probe", max_controls=0)
+CONTROLS = Method("probe and controls")
+MACHINES = {
+    "quiet": (Machine("quiet"), (HIDDEN, CONTROLS)),
+    "steps": (Machine("speed steps", has_steps=True), (HIDDEN, PROBE, CONTROLS)),
+    "half": (Machine("speed steps, half the effect", has_steps=True, slope=0.5), (HIDDEN, PROBE, CONTROLS)),
+    "none": (Machine("speed steps without effect", has_steps=True, slope=0.0), (HIDDEN, PROBE, CONTROLS)),
+    "gpu": (
+        Machine("speed steps without effect, GPU", has_steps=True, slope=0.0, cpu_count=None),
+        (HIDDEN, PROBE, CONTROLS),
+    ),
+    "shared": (Machine("other processes", is_shared=True), (HIDDEN, CONTROLS)),
+}
+
+
+@dataclass
+class DriftingServer:
+    """A simulated server on a drifting machine: target, load generator, telemetry, speed probe and clock."""
+
+    stack: SimulatedStack
+    machine: Machine
+    seed: int
+    shows_others: bool
+    seconds: float = 0.0
+    deployment: float = 0.0  # log slowness of the current deployment
+    slowness: list[float] = field(default_factory=list)  # log slowness of the machine at each deployment
+    steps: list[tuple[float, float]] = field(default_factory=list)  # (end in s, log slowness), alternating
+
+    def __post_init__(self) -> None:
+        steps, self.noise, self.probe_noise = (np.random.default_rng((self.seed, part)) for part in range(3))
+        end, sign = -float(steps.uniform(0, EPOCH_SECONDS[0])), int(steps.choice([-1, 1]))
+        while end < 10 * SEARCH_SECONDS:
+            end += float(steps.uniform(*EPOCH_SECONDS))
+            self.steps.append((end, sign * math.log(steps.uniform(*STEP_FACTORS)) / 2))
+            sign = -sign
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def _step(self) -> float:
+        """Return the step of the current epoch, as the log slowness of a machine with speed steps."""
+        return next(step for end, step in self.steps if self.seconds < end)
+
+    def probe(self) -> float:
+        slowness = self._step() if self.machine.has_steps else 0.0
+        return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, PROBE_NOISE))
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        with self.stack.deploy(candidate) as endpoint:
+            self.seconds += DEPLOY_SECONDS
+            self.deployment = self.noise.normal(0, DEPLOYMENT_NOISE)
+            self.slowness.append(self.machine.slope * self._step() if self.machine.has_steps else 0.0)
+            yield endpoint
+
+    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+        return self.deploy(candidate)
+
+    def close(self) -> None: ...
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        usual = self.stack.measure(endpoint, load)
+        self.seconds += MEASURE_SECONDS
+        slowness = self.deployment + self.noise.normal(0, MEASUREMENT_NOISE)
+        stable = usual.stable
+        if self.machine.has_steps:
+            slowness += self.machine.slope * self._step()
+        if self._is_disturbed():
+            slowness += self.noise.uniform(0, MOST_SLOWED)
+            stable = stable and self.noise.random() < 0.5
+        reason = "" if stable else "unstable"
+        return replace(slowed(usual, slowness), stable=stable, reason=reason, measure_seconds=MEASURE_SECONDS)
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load)]
+
+    def _is_disturbed(self) -> bool:
+        return self.machine.is_shared and self._step() > 0
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        usage = ResourceUsage()
+        yield usage
+        if self.shows_others:
+            usage.other_cpu_share = OTHERS_SHARE if self._is_disturbed() else 0.01
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+def slowed(measurement: Measurement, slowness: float) -> Measurement:
+    """Return the measurement of a machine on which everything takes ``exp(slowness)`` times as long."""
+    factor = math.exp(slowness)
+    times = {name: factor * value for name in TIMES if (value := getattr(measurement, name)) is not None}
+    served = measurement.throughput_infer_per_sec
+    return replace(measurement, throughput_infer_per_sec=None if served is None else served / factor, **times)
+
+
+@dataclass(frozen=True)
+class Search:
+    machine: Machine
+    method: Method
+    server: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    regret: float
+    choice: float  # regret among the configurations that were tried
+    trials: int
+    controls: int
+
+
+def search(job: Search) -> Result:
+    bound = _bound_ms(job.server)
+    stack = SimulatedStack(hidden_server(job.server))
+    problem = Problem(
+        job.server,
+        stack.server.space,
+        REQUEST_BATCH_SIZE,
+        MAX_CONCURRENCY,
+        sla=Sla.from_bounds({"p95": bound}),
+        cpu_count=job.machine.cpu_count,
+    )
+    server = DriftingServer(stack, job.machine, job.seed, job.method.sees_others)
+    speed = SpeedLog(server.probe) if job.method.sees_probe else None
+    measurer = Measurer(server, server, DiscardingRecord(), server, speed=speed)
+    budget = Budget(SEARCH_SECONDS, confirm_share=0.0, clock=server.clock)
+    searcher = make_searcher("simulated", problem, job.seed)
+    comparisons = baselines(problem.space)
+    scheduler = Scheduler(problem, searcher, budget, Stopwatch(), comparisons, max_controls=job.method.max_controls)
+    runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left, Stopwatch())
+    while (scheduled := scheduler.next()) is not None:
+        role, trial = scheduled
+        scheduler.finished(runner.run(trial, role, scheduler.rules(trial.candidate)))
+    trials = scheduler.trials
+    points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
+    chosen = next(iter(finalists(points, problem, 1)), None)
+    tried = {problem.space.canonical(trial.candidate) for trial in trials}
+    served = _highest_throughputs(job.server, round(bound / math.exp(statistics.median(server.slowness)), 3))
+    own = served[problem.space.canonical(chosen.candidate)] if chosen else 0.0
+    best, best_tried = max(served.values()), max(served[candidate] for candidate in tried)
+    return Result(1 - own / best, 1 - own / best_tried, len(tried), len(trials) - len(tried))
+
+
+@lru_cache
+def _truth(server: str) -> dict[Candidate, list[tuple[float, float]]]:
+    """Return the p95 in ms and the throughput at LOADS of each candidate, without noise."""
+    hidden = hidden_server(server)
+    candidates = hidden.space.candidates()
+    measured = iter(hidden.measure([(candidate, load) for candidate in candidates for load in LOADS]))
+    curves = {}
+    for candidate in candidates:
+        own = list(itertools.islice(measured, len(LOADS)))
+        curves[candidate] = [(m.latency_p95_ms or math.inf, m.throughput_infer_per_sec or 0.0) for m in own]
+    return curves
+
+
+def _bound_ms(server: str) -> float:
+    latencies = [latency for curve in _truth(server).values() for latency, _ in curve]
+    return float(f"{np.quantile(latencies, FEASIBLE_SHARE):.2g}")
+
+
+@lru_cache
+def _highest_throughputs(server: str, bound: float) -> dict[Candidate, float]:
+    """Return the highest throughput of each candidate within ``bound`` ms (p95), interpolated between loads."""
+    return {candidate: _highest_throughput(curve, bound) for candidate, curve in _truth(server).items()}
+
+
+def _highest_throughput(curve: Sequence[tuple[float, float]], bound: float) -> float:
+    best = max((throughput for latency, throughput in curve if latency <= bound), default=0.0)
+    for (latency, throughput), (higher, more) in itertools.pairwise(curve):
+        if latency <= bound < higher < math.inf:
+            share = math.log(bound / latency) / math.log(higher / latency)
+            best = max(best, throughput + share * (more - throughput))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=4, metavar="N", help="use seeds 0 to N-1 (4)")
+    parser.add_argument("--only", choices=MACHINES, help="use one machine only")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    arguments = parser.parse_args()
+    cases = [
+        (machine, method)
+        for name, (machine, methods) in MACHINES.items()
+        if arguments.only in (None, name)
+        for method in methods
+    ]
+    jobs = [
+        Search(machine, method, server, seed)
+        for machine, method in cases
+        for server in SERVERS
+        for seed in range(arguments.seeds)
+    ]
+    results = _run(jobs, arguments.processes)
+    print("# Search on a drifting machine: latest measurement\n")
+    print(f"`{shlex.join(['python', 'benchmarks/search_drift.py', *sys.argv[1:]])}`\n")
+    print(INTRODUCTION)
+    columns = (
+        "machine",
+        "slope",
+        "search sees",
+        "regret",
+        "difference",
+        "90th percentile",
+        f"above {LARGE_REGRET:.0%}",
+        "choice",
+    )
+    print("\n| " + " | ".join((*columns, "tried", "controls")) + " |")
+    print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for machine, method in cases:
+        own, hidden = (
+            [result for job, result in zip(jobs, results, strict=True) if (job.machine, job.method) == (machine, one)]
+            for one in (method, HIDDEN)
+        )
+        print(f"| {machine.name} | {machine.slope:g} | {method.name} | {_cells(own, hidden)} |")
+    detected = hardware.detect()
+    searches = formatting.count(len(SERVERS), "server") + ", " + formatting.count(arguments.seeds, "seed")
+    print(f"\n{searches}; {detected.cpu}, {detected.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+
+
+def _run(jobs: Sequence[Search], processes: int) -> list[Result]:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # the processes fill the cores
+    results, started = [], time.monotonic()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for job, result in zip(jobs, pool.map(search, jobs), strict=True):
+            results.append(result)
+            case = f"{job.machine.name}, {job.method.name}, {job.server}, {job.seed}: {result}"
+            print(f"{len(results)} of {len(jobs)}, {time.monotonic() - started:.0f} s: {case}", file=sys.stderr)
+    return results
+
+
+def _cells(results: Sequence[Result], hidden: Sequence[Result]) -> str:
+    regrets = sorted(result.regret for result in results)
+    gains = [own.regret - other.regret for own, other in zip(results, hidden, strict=True)]
+    error = statistics.stdev(gains) / math.sqrt(len(gains))
+    large = statistics.fmean(regret > LARGE_REGRET for regret in regrets)
+    return " | ".join(
+        [
+            f"{statistics.fmean(regrets):.1%}",
+            f"{100 * statistics.fmean(gains):+.1f} ± {100 * error:.1f}" if any(gains) else "",
+            f"{regrets[-(-9 * len(regrets) // 10) - 1]:.1%}",
+            f"{large:.0%}",
+            f"{statistics.fmean(result.choice for result in results):.1%}",
+            f"{statistics.fmean(result.trials for result in results):.1f}",
+            f"{statistics.fmean(result.controls for result in results):.1f}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""Measure how often the whole confirmation ends with a false PASS, and which throughput it gives up.
+
+    python benchmarks/verdict_procedure.py [--runs 10000] [--only TEXT] [--smoke] > benchmarks/verdict_procedure.md
+
+Simulates runs from the end of the search to the verdict, with the functions that decide in a real run. The search has
+measured five configurations with noise and recommends one; the confirmation deploys fresh servers of it and of three
+others until the time is over. Servers differ in speed, windows of one server differ in speed, and the machine may
+change its speed by a factor of 1.5 every 20 to 60 s. The speed probe before and after each load sees these steps,
+with noise, but not the differences between windows. Latencies are lognormal and come in bursts: as many requests as
+are in flight have one latency. perf_analyzer's measurement on each tested server takes time, but never contradicts.
+
+A PASS is false if the expected share of requests over the bound on a fresh server, under the machine states of the
+windows of this configuration at this load, is above 5 %. The best safe throughput is the highest of all
+configurations and loads whose share is at most 5 % under the states of the whole confirmation. The exit code is 1 if
+a row has more than 1 % false PASSes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from objectives.confidence import MissCounts, judge_share, pool_server_spread
+from objectives.load_sequence import (
+    ERROR_SHARES,
+    MARGIN,
+    OTHER_ERROR_SHARES,
+    OTHER_MARGIN,
+    LoadJudgement,
+    LoadSequence,
+)
+from objectives.sla import CONFIDENCE
+from optimizer.machine import hardware
+from optimizer.results.confirmation_plan import (
+    CLEAR_GAIN,
+    COMPARED_SERVERS,
+    CROSS_CHECK_START_SECONDS,
+    CROSS_CHECK_WINDOWS,
+    FARTHEST_LOAD,
+    HIGHEST_LOAD,
+    LOAD_STEP,
+    LOWEST_LOAD,
+    SHORTEST_SECONDS,
+    START_SECONDS,
+    WINDOWS,
+)
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+ALLOWED = 0.05  # p95
+CONFIRMATION_SECONDS = 130.0  # of the default budget of 240 s
+AUTOCORRELATION = 0.6  # of the speed of neighboring windows
+EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
+CROSS_CHECK_SECONDS = CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS  # of perf_analyzer
+TESTED_SERVER_SECONDS = START_SECONDS + WINDOWS * SHORTEST_SECONDS + CROSS_CHECK_SECONDS
+PROBE_NOISE = 0.03  # of the speed probe
+SEARCH_NOISE, PREDICTION_NOISE = 0.03, 0.05  # of a throughput in the search, of a predicted latency quantile
+SPEEDS = (1.0, 0.98, 0.95, 0.9, 0.8)  # of the configurations, relative to the best
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How much servers and windows differ (coefficients of variation), and whether the machine's speed steps."""
+
+    server_cv: float
+    window_cv: float
+    epochs: bool = False
+
+    def __str__(self) -> str:
+        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{', steps' if self.epochs else ''}"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A closed loop with throughput ``capacity * n / (n + half)`` at n requests in flight, and lognormal latency."""
+
+    capacity: float
+    half: float
+    sigma: float
+
+    def throughput(self, in_flight: float) -> float:
+        return self.capacity * in_flight / (in_flight + self.half)
+
+    def log_median(self, in_flight: float) -> float:
+        return math.log((in_flight + self.half) / self.capacity)
+
+    def log_p95(self, in_flight: float) -> float:
+        return self.log_median(in_flight) - float(special.ndtri(ALLOWED)) * self.sigma
+
+    def share(self, in_flight: float, log_bound: float, log_slowness: FloatArray, server_sigma: float) -> float:
+        """Return the expected share over the bound on a fresh server under these machine states."""
+        sigma = math.hypot(self.sigma, server_sigma)
+        return float(special.ndtr((self.log_median(in_flight) + log_slowness - log_bound) / sigma).mean())
+
+
+@dataclass
+class Server:
+    """What was measured on one server.
+
+    Attributes:
+        latencies: Logs of latencies, shape [windows, effective requests].
+        log_slowness: The machine's states, shape [windows].
+        log_probe: Log of the time of the speed probe.
+        log_speed: Log of the throughput over that of an average server at the usual speed.
+    """
+
+    latencies: FloatArray
+    log_slowness: FloatArray
+    log_probe: float
+    log_speed: float
+
+
+@dataclass
+class Machine:
+    """A machine whose speed varies; ``seconds`` is its clock."""
+
+    scenario: Scenario
+    random: np.random.Generator
+    seconds: float = 0.0
+    steps: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = np.cumsum(self.random.uniform(*EPOCH_SECONDS, 40)) - self.random.uniform(0, EPOCH_SECONDS[1])
+        self.server_sigma = math.sqrt(math.log1p(self.scenario.server_cv**2))
+        self.window_sigma = math.sqrt(math.log1p(self.scenario.window_cv**2))
+
+    def epoch(self, seconds: FloatArray) -> FloatArray:
+        """Return the log of the slowness of the machine's state at these times."""
+        slow = np.searchsorted(self.steps, seconds) % 2
+        return np.asarray(math.log(EPOCH_FACTOR) * self.scenario.epochs * slow, dtype=np.float64)
+
+    def measure(self, configuration: Configuration, in_flight: int) -> Server:
+        """Return the measurement of a fresh server."""
+        self.seconds += START_SECONDS
+        at = np.arange(WINDOWS, dtype=np.float64) * SHORTEST_SECONDS + self.seconds
+        self.seconds += WINDOWS * SHORTEST_SECONDS
+        shocks = self.random.normal(0, self.window_sigma, WINDOWS)
+        states = np.empty(WINDOWS)
+        states[0] = shocks[0]
+        for window in range(1, WINDOWS):
+            states[window] = AUTOCORRELATION * states[window - 1]
+            states[window] += math.sqrt(1 - AUTOCORRELATION**2) * shocks[window]
+        states += self.epoch(at)
+        server = self.random.normal(0, self.server_sigma)
+        requests = configuration.throughput(in_flight) * SHORTEST_SECONDS
+        effective = max(5, round(requests / in_flight))
+        latencies = self.random.normal(0, configuration.sigma, (WINDOWS, effective))
+        latencies += configuration.log_median(in_flight) + server + states[:, None]
+        around = self.epoch(np.array([at[0] - SHORTEST_SECONDS, self.seconds]))
+        probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
+        return Server(latencies, states, probe, -server - float(states.mean()))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended; ``given_up`` is the share of the best safe throughput, nan without a PASS."""
+
+    passed: bool
+    is_false: bool
+    given_up: float
+    seconds: float
+    servers: int
+
+
+def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCounts:
+    """Return the counts of the servers. Each latency stands for ``in_flight`` requests."""
+    latencies = np.stack([server.latencies for server in servers])
+    quantile = np.quantile(latencies, 1 - ALLOWED)
+    levels = np.array([1 - 2 * ALLOWED, 1 - ALLOWED / 2])
+    low, high = np.quantile(latencies, levels)
+    slope = (special.ndtri(levels[1]) - special.ndtri(levels[0])) / max(high - low, 1e-6)
+    requests = np.full(latencies.shape[:2], float(in_flight * latencies.shape[2]))
+    misses, tail = (
+        list(in_flight * (latencies > bound).sum(-1, dtype=np.float64)) for bound in (log_bound, quantile)
+    )
+    return MissCounts(list(requests), misses, tail, float(slope), float(log_bound - quantile))
+
+
+@dataclass
+class SimulatedConfirmation:
+    """The confirmation of one run: the recommendation is tested, and a rival of it; all others are compared."""
+
+    machine: Machine
+    in_flight: list[int]  # of each load
+    log_bound: float
+    groups: list[list[Server]] = field(default_factory=list)  # the servers of each configuration and load
+
+    def group(self) -> list[Server]:
+        """Return a new group of servers, which counts for the variance between servers."""
+        self.groups.append([])
+        return self.groups[-1]
+
+    def run(self, tests: SimulatedTests, rivals: list[SimulatedTests]) -> None:
+        """Measure two interleaved servers of each configuration, then test the recommendation and a rival.
+
+        The rival that is expected to serve the most is tested if no load of the recommendation passes, or if it is
+        expected to serve clearly more.
+        """
+        first = tests.sequence.current
+        assert first is not None
+        groups = [self.group() for _ in rivals]
+        for _ in range(COMPARED_SERVERS):
+            tests.deploy(first)
+            for own, rival in zip(groups, rivals, strict=True):
+                own.append(self.machine.measure(rival.configuration, self.in_flight[first]))
+        expected = [rival.correct(first, own) for rival, own in zip(rivals, groups, strict=True)]
+        tests.rival = max(expected)
+        tests.sequence.run(tests)
+        if tests.rival >= CLEAR_GAIN * tests.served():
+            best = rivals[int(np.argmax(expected))]
+            best.rival = tests.served()
+            best.sequence.run(best)
+
+
+@dataclass
+class SimulatedTests:
+    """The tests of one configuration, see ``LoadTester``. ``rival`` is the throughput that another one may serve."""
+
+    confirmation: SimulatedConfirmation
+    configuration: Configuration
+    predicted: list[float]
+    shares: tuple[float, ...]
+    margin: float
+    measured: dict[int, list[Server]] = field(default_factory=dict)
+    rival: float = 0.0
+    sequence: LoadSequence = field(init=False)
+
+    def __post_init__(self) -> None:
+        throughput = [self.configuration.throughput(n) for n in self.confirmation.in_flight]
+        self.sequence = LoadSequence(self.predicted, throughput, 1 - CONFIDENCE, self.shares, self.margin)
+
+    def correct(self, load: int, servers: list[Server]) -> float:
+        """Shift the predictions by the measured difference at ``load``. Return the expected throughput."""
+        quantile = np.quantile([server.latencies for server in servers], 1 - ALLOWED)
+        shift = float(quantile) - self.confirmation.log_bound - self.predicted[load]
+        farthest = FARTHEST_LOAD * self.confirmation.in_flight[load]
+        near = [number <= farthest for number in self.confirmation.in_flight]
+        shifted = [predicted + shift for predicted, is_near in zip(self.predicted, near, strict=True) if is_near]
+        before = self.sequence
+        self.sequence = LoadSequence(shifted, before.throughput, before.error, self.shares, self.margin)
+        first = self.sequence.current
+        assert first is not None
+        return float(before.throughput[first]) * _speed(servers)
+
+    def served(self) -> float:
+        """Return the measured throughput of the load that passed; 0 if none did."""
+        passed = self.sequence.passed
+        return 0.0 if passed is None else float(self.sequence.throughput[passed]) * _speed(self.measured[passed])
+
+    def deploy(self, load: int) -> bool:
+        if load not in self.measured:
+            self.measured[load] = self.confirmation.group()
+        machine = self.confirmation.machine
+        self.measured[load].append(machine.measure(self.configuration, self.confirmation.in_flight[load]))
+        machine.seconds += CROSS_CHECK_SECONDS
+        return True
+
+    def servers(self, load: int) -> int:
+        return len(self.measured.get(load, ()))
+
+    def possible_servers(self) -> int:
+        return int((CONFIRMATION_SECONDS - self.confirmation.machine.seconds) / TESTED_SERVER_SECONDS)
+
+    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        log_bound, groups = self.confirmation.log_bound, self.confirmation.groups
+        spread = pool_server_spread(
+            [[np.quantile(s.latencies, 1 - ALLOWED, axis=1) for s in group] for group in groups],
+            [[server.log_probe for server in group] for group in groups],
+        )
+        own = counts(self.measured[load], self.confirmation.in_flight[load], log_bound)
+        judged = judge_share(own, ALLOWED, spread, error, most_servers)
+        return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
+
+    def is_worth_testing(self, load: int) -> bool:
+        gain = self.sequence.throughput[load] / self.sequence.throughput[self.sequence.passed or 0]
+        return self.rival < CLEAR_GAIN * gain * self.served()
+
+
+def _speed(servers: list[Server]) -> float:
+    """Return the mean measured throughput of ``servers`` over that of an average server at the usual speed."""
+    return math.exp(float(np.mean([server.log_speed for server in servers])))
+
+
+def simulate(scenario: Scenario, seed: int) -> Ended:
+    """Return how one run ended."""
+    random = np.random.default_rng(seed)
+    machine = Machine(scenario, random)
+    half, sigma, capacity = random.uniform(3, 12), random.uniform(0.2, 0.4), 4000 * math.exp(random.normal(0, 0.1))
+    configurations = [Configuration(capacity * speed, half, sigma) for speed in SPEEDS]
+    measured = [c.capacity * math.exp(random.normal(0, SEARCH_NOISE)) for c in configurations]
+    order = np.argsort(measured)[::-1]
+    recommended, others = configurations[order[0]], [configurations[place] for place in order[1:4]]
+    at_bound = int(random.integers(8, 60))  # in flight, where the best configuration just meets the bound
+    log_bound = configurations[0].log_p95(at_bound) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
+    steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
+    in_flight = sorted({max(1, round(at_bound * LOAD_STEP**step)) for step in steps})
+    bias = random.normal(0, PREDICTION_NOISE) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
+    confirmation = SimulatedConfirmation(machine, in_flight, log_bound)
+    rules = [(recommended, ERROR_SHARES, MARGIN), *((other, OTHER_ERROR_SHARES, OTHER_MARGIN) for other in others)]
+    tests = [
+        SimulatedTests(confirmation, own, [own.log_p95(n) - log_bound + bias for n in in_flight], shares, margin)
+        for own, shares, margin in rules
+    ]
+    confirmation.run(tests[0], tests[1:])
+    best = max(tests, key=SimulatedTests.served)
+    passed = best.sequence.passed
+    states = np.concatenate([server.log_slowness for group in confirmation.groups for server in group])
+    safe = [
+        configuration.throughput(n)
+        for configuration in configurations
+        for n in range(1, 2 * at_bound + 1)
+        if configuration.share(n, log_bound, states, machine.server_sigma) <= ALLOWED
+    ]
+    if passed is None:
+        return Ended(False, False, math.nan, machine.seconds, 0)
+    own = best.measured[passed]
+    share = best.configuration.share(
+        in_flight[passed], log_bound, np.concatenate([server.log_slowness for server in own]), machine.server_sigma
+    )
+    given_up = 1 - best.configuration.throughput(in_flight[passed]) / max(safe, default=math.nan)
+    return Ended(True, share > ALLOWED, given_up, machine.seconds, len(own))
+
+
+def scenarios() -> Iterator[Scenario]:
+    for server_cv in (0.0, 0.03, 0.05, 0.1):
+        for window_cv in (0.0, 0.05, 0.12):
+            yield Scenario(server_cv, window_cv)
+    for server_cv, window_cv in ((0.0, 0.05), (0.05, 0.05), (0.1, 0.12)):
+        yield Scenario(server_cv, window_cv, epochs=True)
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10_000, help="runs of each row (default: 10000)")
+    parser.add_argument("--only", default="", help="only rows whose name contains this text")
+    parser.add_argument("--smoke", action="store_true", help="200 runs of each row, a few minutes")
+    arguments = parser.parse_args()
+    runs = 200 if arguments.smoke else arguments.runs
+    print("# How often the whole confirmation is wrong\n")
+    print(f"`python {' '.join(sys.argv)}`\n")
+    print(
+        "| machine | PASS % | false PASS % | throughput given up, median % | 90th percentile % | seconds | servers |"
+    )
+    print("| --- | --: | --: | --: | --: | --: | --: |")
+    is_wrong = False
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for scenario in scenarios():
+            if arguments.only not in str(scenario):
+                continue
+            ended = list(pool.map(partial(simulate, scenario), range(runs), chunksize=50))
+            passed = [run for run in ended if run.passed]
+            false = sum(run.is_false for run in ended) / runs
+            is_wrong |= false > 1 - CONFIDENCE
+            lost = np.array([run.given_up for run in passed] or [math.nan])
+            seconds = np.median([run.seconds for run in ended])
+            servers = np.median([run.servers for run in passed] or [0])
+            print(
+                f"| {scenario} | {len(passed) / runs:.1%} | {false:.2%} | {np.nanmedian(lost):.1%} "
+                f"| {np.nanquantile(lost, 0.9):.1%} | {seconds:.0f} | {servers:.0f} |".replace("%", ""),
+                flush=True,
+            )
+    print(f"\n{runs:,} runs a row; {hardware.detect().cpu}; {time.strftime('%Y-%m-%d')}")
+    return int(is_wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

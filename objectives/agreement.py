@@ -1,0 +1,187 @@
+"""Whether two load generators agree: perf_analyzer's measurements next to those of tune's own client.
+
+Both measure the same fresh servers at the same load, one after the other. The ratio of the two values on a server
+leaves out how servers differ. The mean of its log is the systematic difference between the load generators; its
+variance between servers is noise. They disagree if the systematic difference is above ALLOWED_DIFFERENCE at the
+confidence of the run.
+
+A disagreement contradicts a PASS, with one exception. perf_analyzer needs more CPU time for a request than the own
+client. On CPUs that it shares with the server it takes that time from the server, so a worse value is expected there,
+and contradicts a PASS only if it also misses the bound.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from objectives.confidence import mean_bounds, next_look, pool_server_spread
+from objectives.metrics import METRICS, Measurement
+from objectives.sequential import LOOKS, nominal_errors
+from objectives.sla import Sla
+from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, pooled_quantile_ms
+
+ALLOWED_DIFFERENCE = 0.05  # of the log of the ratio; a smaller difference does not change a decision
+FEWEST_PAIRS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPair:
+    """The windows of the own client on one fresh server, and the measurement of perf_analyzer on the same server."""
+
+    windows: Sequence[Measurement]
+    other: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRatio:
+    """The ratio of perf_analyzer's value of a metric to the own client's.
+
+    Attributes:
+        metric: Name of the metric.
+        value: perf_analyzer's value, the geometric mean over the servers.
+        ratio: Geometric mean of the ratios of the servers.
+        interval: Confidence interval of the expected ratio on a fresh server.
+        bound: The bound of the metric in the SLA; None if it has none.
+        shares_cpus: Whether the load generators share CPUs with the server.
+    """
+
+    metric: str
+    value: float
+    ratio: float
+    interval: ConfidenceInterval
+    bound: float | None = None
+    shares_cpus: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether the load generators disagree: the interval lies outside the allowed difference."""
+        allowed = math.exp(ALLOWED_DIFFERENCE)
+        return self.interval.low > allowed or self.interval.high < 1 / allowed
+
+    @property
+    def excess(self) -> float:
+        """The log of perf_analyzer's value over the bound if they disagree and its value is the worse one, else 0."""
+        if self.bound is None or not self.differs or not self._is_worse:
+            return 0.0
+        return max(0.0, self._sign * math.log(self.value / self.bound))
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the disagreement contradicts a PASS."""
+        is_expected = self.shares_cpus and self._is_worse
+        return self.differs and (not is_expected or self.excess > 0)
+
+    @property
+    def _sign(self) -> int:
+        return -1 if METRICS[self.metric].better == "higher" else 1
+
+    @property
+    def _is_worse(self) -> bool:
+        return self._sign * (self.ratio - 1) > 0
+
+    def __str__(self) -> str:
+        """Return such as ``perf_analyzer measured 12 % more p95 latency than tune's own client: 21.4 ms``."""
+        metric, relation = METRICS[self.metric], "more" if self.ratio > 1 else "less"
+        name = metric.name
+        if name.startswith("latency-"):
+            name = f"{name.removeprefix('latency-').replace('avg', 'average')} latency"
+        difference = f"{100 * abs(self.ratio - 1):.0f} % {relation} {name}"
+        return f"perf_analyzer measured {difference} than tune's own client: {self.value:,.4g} {metric.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How perf_analyzer's measurements at one load compare with those of the own client.
+
+    Attributes:
+        servers: Servers on which perf_analyzer measured.
+        pairs: Servers on which both have values from an undisturbed machine.
+        ratios: One for each compared metric; empty if there are fewer than FEWEST_PAIRS pairs.
+        reason: Why a server has no pair; empty if all have one.
+    """
+
+    servers: int
+    pairs: int
+    ratios: tuple[MetricRatio, ...] = ()
+    reason: str = ""
+
+    @property
+    def disagreement(self) -> str:
+        """Return how the load generators disagree; an empty string if they do not."""
+        return "; ".join(str(ratio) for ratio in self.ratios if ratio.differs)
+
+    @property
+    def contradiction(self) -> str:
+        """Return the disagreements that contradict a PASS; an empty string if there are none."""
+        return "; ".join(
+            f"{ratio} (allowed: {ratio.bound:.4g})" if ratio.excess else str(ratio)
+            for ratio in self.ratios
+            if ratio.contradicts
+        )
+
+    @property
+    def excess(self) -> float:
+        """Return by how much the log of latency has to fall until perf_analyzer's values meet their bounds."""
+        return max((ratio.excess for ratio in self.ratios), default=0.0)
+
+
+def compare_load_generators(
+    pairs: Sequence[ServerPair], sla: Sla, error: float, *, shares_cpus: bool = False
+) -> Agreement:
+    """Return how the load generators agree in the throughput and in the judged or bounded latencies.
+
+    The bounds of the intervals are Student's t. The variance of the log of the ratio between servers is estimated
+    from the pairs, with the prior of ``pool_server_spread``.
+
+    Args:
+        pairs: The measurements on each server.
+        sla: The SLA, whose latencies are compared.
+        error: Probability of a false disagreement over all metrics and over the looks at growing data, for load
+            generators whose systematic difference is at most ALLOWED_DIFFERENCE.
+        shares_cpus: Whether the load generators share CPUs with the server.
+    """
+    metrics = list(dict.fromkeys(("throughput", sla.judged_latency, *(bound.metric for bound in sla.latencies))))
+    usable = [pair for pair in (_usable(pair) for pair in pairs) if pair]
+    lost = [pair.other.reason or "its windows were disturbed" for pair in pairs if _usable(pair) is None]
+    ratios = [_ratio(usable, metric, sla, error / len(metrics)) for metric in metrics]
+    known = tuple(replace(ratio, shares_cpus=shares_cpus) for ratio in ratios if ratio)
+    return Agreement(len(pairs), len(usable), known, lost[0] if lost else "")
+
+
+def _usable(pair: ServerPair) -> ServerPair | None:
+    """Return the pair with its undisturbed windows; None if one side has no undisturbed value."""
+    windows = [window for window in pair.windows if window.stable or window.overloaded]
+    is_usable = windows and pair.other.stable and pair.other.throughput_infer_per_sec
+    return ServerPair(windows, pair.other) if is_usable else None
+
+
+def _ratio(pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float) -> MetricRatio | None:
+    values = [(METRICS[metric].value(pair.other), _pooled(pair.windows, metric)) for pair in pairs]
+    known = [(theirs, ours) for theirs, ours in values if theirs and ours > 0]
+    if len(known) < FEWEST_PAIRS:
+        return None
+    logs = [np.array([math.log(theirs / ours)]) for theirs, ours in known]
+    look_error = nominal_errors(error)[LOOKS.index(next_look(len(logs)))]
+    low, high = mean_bounds(logs, pool_server_spread([logs]), look_error)
+    bounds = [constraint.bound for constraint in sla if constraint.metric == metric]
+    return MetricRatio(
+        metric,
+        statistics.geometric_mean(theirs for theirs, _ in known),
+        math.exp(float(np.mean(logs))),
+        ConfidenceInterval(math.exp(low), math.exp(high)),
+        (max(bounds) if METRICS[metric].better == "higher" else min(bounds)) if bounds else None,
+    )
+
+
+def _pooled(windows: Sequence[Measurement], metric: str) -> float:
+    """Return the own client's value over all windows of a server, which have the same length; nan if unknown."""
+    level = QUANTILE_LEVELS.get(metric)
+    if level is not None:
+        return pooled_quantile_ms(windows, level)
+    known = [value for window in windows if (value := METRICS[metric].value(window)) is not None]
+    return statistics.fmean(known) if known else math.nan

@@ -1,0 +1,136 @@
+"""Latencies of one measurement window as text: exact counts of requests above bounds, and a mergeable sketch.
+
+The sketch is a DDSketch (Masson, Rim and Lee, "DDSketch: a fast and fully-mergeable quantile sketch with
+relative-error guarantees", VLDB 2019) of the package ddsketch: a histogram with logarithmic bins. Merged windows give
+the quantiles of all their requests together, each with an error of at most RELATIVE_ACCURACY. The text is the base64
+of the compressed protobuf message; it has about 0.2 to 1.5 kB.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from ddsketch import DDSketch
+from ddsketch.mapping import LogarithmicMapping
+from ddsketch.pb import ddsketch_pb2
+from ddsketch.pb.proto import DDSketchProto
+from google.protobuf.message import DecodeError
+
+RELATIVE_ACCURACY = 0.005
+SHORTEST_MS = 1e-9  # a latency below it, which no clock measures, is counted as this one
+MAX_TEXT = 16_384  # characters of a sketch, far more than any measurement needs
+MAX_MESSAGE = 1 << 17  # bytes of the uncompressed message
+MAX_COUNT = 2**31 - 1
+_MAPPING = LogarithmicMapping(RELATIVE_ACCURACY)
+_LOG_GAMMA = math.log(_MAPPING.gamma)
+_LARGEST_KEY = 5_000  # of a bin: far below a nanosecond and far above a year
+
+Floats = npt.NDArray[np.float64]
+
+
+def count_over(latencies_ms: Floats, bounds_ms: Sequence[float]) -> str:
+    """Return the number of latencies above each bound as text, such as ``20:13 10:155`` (bound in ms, count)."""
+    distinct = dict.fromkeys(_bound_text(bound) for bound in bounds_ms)
+    return " ".join(f"{bound}:{int(np.count_nonzero(latencies_ms > float(bound)))}" for bound in distinct)
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """Return the counts in a text of ``count_over`` by bound. Raises ValueError with the rule that it breaks."""
+    counts = {}
+    for word in text.split():
+        bound, _, count = word.partition(":")
+        try:
+            is_valid = 0 < float(bound) < math.inf and _bound_text(float(bound)) == bound
+        except ValueError:
+            is_valid = False
+        if not (is_valid and count.isascii() and count.isdigit() and len(count) <= 10 and int(count) <= MAX_COUNT):
+            raise ValueError("not a list of bounds in ms and counts, such as 20:13 10:155")
+        counts[bound] = int(count)
+    return counts
+
+
+def requests_over(counts: str, bound_ms: float) -> int | None:
+    """Return the exact number of requests above ``bound_ms``; None if they were not counted at this bound."""
+    return parse_counts(counts).get(_bound_text(bound_ms)) if counts else None
+
+
+def sketch_latencies(latencies_ms: Floats) -> str:
+    """Return the sketch of ``latencies_ms`` as text; empty if there are none."""
+    if not len(latencies_ms):
+        return ""
+    values = np.maximum(latencies_ms, SHORTEST_MS)
+    # adding the distinct bins instead of all values takes milliseconds for 50,000 requests
+    _, first, counts = np.unique(np.ceil(np.log(values) / _LOG_GAMMA), return_index=True, return_counts=True)
+    sketch = DDSketch(RELATIVE_ACCURACY)
+    for value, count in zip(values[first].tolist(), counts.tolist(), strict=True):
+        sketch.add(value, count)
+    message = DDSketchProto.to_proto(sketch).SerializeToString()
+    return base64.b64encode(zlib.compress(message, 9)).decode()
+
+
+def check_sketch(text: str) -> None:
+    """Raise ValueError with the rule that ``text`` breaks, if it is neither a sketch nor empty."""
+    if text:
+        _read(text)
+
+
+def pooled_quantile_ms(sketches: Sequence[str], level: float) -> float:
+    """Return the quantile of the latencies of all ``sketches`` together in ms. Raises ValueError for a wrong text."""
+    return float(_merge(tuple(sketches)).get_quantile_value(min(max(level, 0.0), 1.0)))
+
+
+def share_over(sketch: str, bound_ms: float) -> float:
+    """Return the share of the sketch's latencies above ``bound_ms``. Raises ValueError for a wrong text.
+
+    Within the bin of the bound, latencies are taken as evenly distributed on a logarithmic scale.
+    """
+    counts, first_key = _read(sketch)
+    place = math.log(max(bound_ms, SHORTEST_MS)) / _LOG_GAMMA - (first_key - 1)  # in bins
+    below = float(np.interp(place, np.arange(len(counts) + 1), np.concatenate(([0.0], np.cumsum(counts)))))
+    return 1 - below / float(counts.sum())
+
+
+def _bound_text(bound_ms: float) -> str:
+    return f"{bound_ms:.10g}"
+
+
+@lru_cache(maxsize=64)
+def _merge(sketches: tuple[str, ...]) -> DDSketch:
+    merged = DDSketch(RELATIVE_ACCURACY)
+    for text in sketches:
+        counts, first_key = _read(text)
+        for key, count in zip(range(first_key, first_key + len(counts)), counts.tolist(), strict=True):
+            if count:
+                merged.add(_MAPPING.value(key), count)
+    return merged
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> tuple[Floats, int]:
+    """Return the counts of consecutive bins and the key of the first one."""
+    rule = "not a latency sketch that tune wrote"
+    try:
+        compressed = base64.b64decode(text[: MAX_TEXT + 1], validate=True)
+        inflater = zlib.decompressobj()
+        content = inflater.decompress(compressed, MAX_MESSAGE)
+        message = ddsketch_pb2.DDSketch()
+        message.ParseFromString(content)
+    except (binascii.Error, zlib.error, DecodeError):
+        raise ValueError(rule) from None
+    store, mapping = message.positiveValues, message.mapping
+    counts = np.array(store.contiguousBinCounts, dtype=np.float64)
+    first_key = int(store.contiguousBinIndexOffset)
+    others = len(store.binCounts) + message.negativeValues.ByteSize() + message.zeroCount
+    is_ours = math.isclose(mapping.gamma, _MAPPING.gamma, rel_tol=1e-12) and mapping.indexOffset == 0
+    is_counted = len(counts) > 0 and bool(np.all((counts >= 0) & (counts <= MAX_COUNT))) and counts.sum() >= 1
+    is_in_range = first_key >= -_LARGEST_KEY and first_key + len(counts) <= _LARGEST_KEY
+    if len(text) > MAX_TEXT or not inflater.eof or others or not (is_ours and is_counted and is_in_range):
+        raise ValueError(rule)
+    return counts, first_key

@@ -1,0 +1,191 @@
+"""Which load of a configuration is tested next on fresh servers, such that all tests err with a fixed probability.
+
+The loads are hypotheses "the SLA is missed at this load", each of which a PASS rejects. The error is split over them
+before the first window by a graphical procedure (Bretz et al. 2009, "A graphical approach to sequentially rejective
+multiple test procedures"): the first load gets half of it, each lower load that is tried after a failure a reserved
+share, and a PASS hands its error on to a higher load. Which one may depend on earlier measurements, because each load
+is tested on servers of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from objectives.confidence import Verdict
+from objectives.sequential import LOOKS
+
+ERROR_SHARES = (1 / 2, 1 / 4, 1 / 8)  # of the first load and of the loads that are tried after failures
+OTHER_ERROR_SHARES = (1 / 8,)  # the same for a second candidate, see docs/verdict.md
+MARGIN = 0.15  # log of latency: the first load is the highest whose prediction is so far inside the bound
+OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less error and whose prediction fewer servers
+SMALLEST_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
+SMALLEST_GAIN = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJudgement:
+    """The verdict on a load after some servers.
+
+    Attributes:
+        verdict: PASS, FAIL or UNDECIDED.
+        is_promising: Whether more servers with the same share of slow requests would turn UNDECIDED into PASS.
+        excess: By how much the log of latency has to fall until a test is likely to pass. After a PASS it is usually
+            negative: by so much it may rise.
+    """
+
+    verdict: Verdict
+    is_promising: bool
+    excess: float
+
+
+class LoadTester(Protocol):
+    """Measures one configuration on fresh servers at loads that are numbered from 0, ascending."""
+
+    def deploy(self, load: int) -> bool:
+        """Measure one more fresh server at this load. Return False if that cannot be done."""
+        ...
+
+    def servers(self, load: int) -> int:
+        """Return the number of servers that were measured at this load."""
+        ...
+
+    def possible_servers(self) -> int:
+        """Return how many more servers the time allows."""
+        ...
+
+    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        """Return the verdict on this load, whose test errs with ``error`` and can have ``most_servers`` servers."""
+        ...
+
+    def is_worth_testing(self, load: int) -> bool:
+        """Return whether to test this load after a PASS; not if another configuration may serve clearly more."""
+        ...
+
+
+@dataclass
+class LoadSequence:
+    """The tests of one configuration at ascending loads.
+
+    Attributes:
+        predicted: The log of the predicted latency over its bound at each load; below 0 if the bound is met.
+        throughput: The predicted throughput at each load, in any unit.
+        error: Error probability of all tests of the run together.
+        shares: Share of the error for the first load and for each load that is tried after a failure.
+        margin: Log of latency by which the prediction of the first load is inside the bound.
+        current: Load that is tested; None if the sequence is over.
+        passed: The highest load that passed; None if none did.
+    """
+
+    predicted: Sequence[float]
+    throughput: Sequence[float]
+    error: float
+    shares: tuple[float, ...] = ERROR_SHARES
+    margin: float = MARGIN
+    current: int | None = field(init=False)
+    passed: int | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    _failed: set[int] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self.current = max((load for load, ratio in enumerate(self.predicted) if ratio <= -self.margin), default=0)
+
+    @property
+    def current_error(self) -> float:
+        """The error probability of the test of the current load, over all its looks."""
+        return self.error * self.shares[self._failures]
+
+    def resume(self, tested: Sequence[tuple[int, float]]) -> None:
+        """Restore the state after the tests of an earlier session. The last of them is not over.
+
+        A test ended with a PASS if a higher load has inherited its error, and otherwise without one.
+
+        Args:
+            tested: Load and error of each test, in the order of testing; empty if there were none.
+
+        Raises:
+            ValueError: The tests are not those of this sequence.
+        """
+        for place, (load, error) in enumerate(tested):
+            if place and self.current is not None and load > self.current:
+                self.current = load if load in self._pass() else None
+            elif place and self.current is not None:
+                self.current = load if load in self._fail() else None
+            if self.current != load or not math.isclose(error, self.current_error):
+                raise ValueError(f"the test of load {load} with error {error:g} is not one of this sequence")
+
+    def run(self, tester: LoadTester) -> None:
+        """Test loads until no other can pass or the time is over.
+
+        A load is given up between the planned looks as well, which errs on the safe side. Servers that were measured
+        before, such as those of an interrupted run, count.
+        """
+        judged_servers: dict[int, int] = {}
+        while self.current is not None:
+            load, servers = self.current, tester.servers(self.current)
+            if servers and judged_servers.get(load) != servers:
+                judged_servers[load] = servers
+                judged = tester.judge(load, self.current_error, servers + tester.possible_servers())
+                if judged.verdict is Verdict.PASS and servers in LOOKS:
+                    self.finish_passed(judged.excess)
+                    if self.current is not None and not tester.is_worth_testing(self.current):
+                        return
+                    continue
+                if judged.verdict is not Verdict.PASS and not judged.is_promising:
+                    self.finish_failed(judged.excess)
+                    continue
+            look = next((look for look in LOOKS if look > servers), None)
+            if look is None or look - servers > tester.possible_servers() or not tester.deploy(load):
+                return
+
+    def finish_passed(self, excess: float) -> None:
+        """End the test of the current load with a PASS.
+
+        The highest load is current that is predicted to be as likely to pass, if the predictions are shifted by the
+        measured difference. If there is none, it is the next load that is expected to serve clearly more.
+        """
+        if self.current is None:
+            raise ValueError("the sequence is over")
+        limit = self.predicted[self.current] - excess
+        higher = self._pass()
+        likely = [load for load in higher if self.predicted[load] <= limit]
+        self.current = likely[-1] if likely else next(iter(higher), None)
+
+    def finish_failed(self, excess: float) -> None:
+        """End the test of the current load without a PASS.
+
+        The highest lower load is current whose predicted log of latency is lower by ``excess``. There is none if the
+        error is spent, or if a load has passed that is expected to serve as much.
+        """
+        if self.current is None:
+            raise ValueError("the sequence is over")
+        wanted = self.predicted[self.current] - max(excess, SMALLEST_STEP) if math.isfinite(excess) else -math.inf
+        lower = self._fail()
+        likely = [load for load in lower if self.predicted[load] <= wanted]
+        self.current = likely[-1] if likely else next(iter(lower), None)
+
+    def _pass(self) -> list[int]:
+        """Count the current load as passed, and return the loads that may be next, ascending."""
+        assert self.current is not None
+        self.passed = self.current
+        return self._worth_testing(len(self.predicted))
+
+    def _fail(self) -> list[int]:
+        """Count the current load as failed, and return the loads that may be next, ascending."""
+        assert self.current is not None
+        self._failed.add(self.current)
+        if self._failures + 1 == len(self.shares):
+            return []
+        lower = self._worth_testing(self.current)
+        self._failures += bool(lower)
+        return lower
+
+    def _worth_testing(self, end: int) -> list[int]:
+        """Return the loads below ``end`` and all failed ones that are expected to serve more than the passed one."""
+        loads = range(min([end, *self._failed]))
+        if self.passed is None:
+            return list(loads)
+        wanted = SMALLEST_GAIN * self.throughput[self.passed]
+        return [load for load in loads[self.passed + 1 :] if self.throughput[load] >= wanted]

@@ -1,0 +1,50 @@
+"""Error levels of a test that is repeated while data comes in: a group-sequential test with error spending.
+
+The data are looked at after a planned number of servers, such as 4, 6 and 9. A test at the full error each time would
+err more often than allowed, because each look is another chance. Lan and DeMets (1983, "Discrete sequential
+boundaries for clinical trials") spend the error over the looks instead.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from scipy import special
+
+LOOKS = (4, 6, 9, 13, 19, 28)  # servers after which the verdict is judged; each look has about 1.5 times the data
+_GRID = np.linspace(-9.0, 9.0, 1801)  # standard deviations
+
+
+def spent_error(error: float, servers: int) -> float:
+    """Return the error that may be spent in all looks up to ``servers`` servers; it approaches ``error``."""
+    return error * max(0.0, 1 - 2 / servers)
+
+
+@functools.cache
+def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float, ...]:
+    """Return the one-sided error of the test at each look, such that all looks together err with ``error`` at most.
+
+    The sums of independent normal values are integrated from look to look (Armitage, McPherson and Rowe 1969). The
+    levels are applied to Student's t as well (Jennison and Turnbull 1999, "Group Sequential Methods", section 4.4).
+
+    Args:
+        error: One-sided error probability of all looks.
+        looks: Servers after which the data are judged, ascending.
+    """
+    levels: list[float] = []
+    density, sums, before = np.array([1.0]), np.array([0.0]), 0
+    for look in looks:
+        wide = _GRID * np.sqrt(look)
+        step = wide[1] - wide[0]
+        scale = np.sqrt(look - before)
+        kernel = np.exp(-0.5 * np.square((wide[:, None] - sums[None, :]) / scale)) / (scale * np.sqrt(2 * np.pi))
+        width = sums[1] - sums[0] if before else 1.0
+        density = (kernel * density).sum(1) * width
+        above = (np.cumsum(density[::-1])[::-1] - density / 2) * step
+        spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)
+        bound = float(np.interp(-np.log(spend), -np.log(np.maximum(above, 1e-300)), wide))
+        levels.append(float(special.ndtr(-bound / np.sqrt(look))))
+        density = np.where(wide < bound, density, 0.0)
+        sums, before = wide, look
+    return tuple(levels)

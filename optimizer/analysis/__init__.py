@@ -1,1 +1,0 @@
-"""A run as a notebook shows it: tables, plots, the answer."""

@@ -1,0 +1,224 @@
+"""The Python interface: ``from optimizer import load_run, tune`` (see docs/python.md)."""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from optimizer.api.keywords import RunKeywords
+from optimizer.core.safe_text import read_bytes
+from optimizer.results import formatting, summary
+from optimizer.results.finished_run import FinishedRun, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from optimizer.core.trial import Point
+    from optimizer.explain.explanation import Explanation
+    from optimizer.results.recommendation import Outcome
+    from optimizer.results.report.figure_style import Drawing
+
+
+def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Run:
+    """Search, confirm and return the run, as the command ``tune MODEL`` does.
+
+    Args:
+        model: As the command's MODEL; None with ``resume=FOLDER``, which continues the run in that folder.
+        keywords: The command's options with ``_`` for ``-``, such as ``sla_p95="20ms"`` (docs/reference-options.md).
+            Nothing is printed unless ``log`` asks for it.
+
+    Make one run at a time: two at once would measure each other. An interrupt, such as a notebook's stop button,
+    ends the run early; its status is then ``interrupted``.
+
+    Raises:
+        BadInputError: A value or a file is invalid.
+        EnvironmentFault: The machine lacks something that the run needs.
+    """
+    from rich.console import Console
+
+    from optimizer.options.option_reader import parse_values
+    from optimizer.results.watchers import make_watcher
+    from optimizer.study.run_request import read_run_request
+    from optimizer.study.tuning_run import tune as run
+
+    values = {name.replace("_", "-"): value for name, value in keywords.items()}
+    parsed = parse_values(values, lambda option: "P" in option.also)
+    request = read_run_request(None if model is None else str(model), values)
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as the command does
+    log, terminal = parsed.get("log", "none"), Console(stderr=True)
+
+    def say(line: str) -> None:
+        if log != "none":
+            terminal.print(line, highlight=False, markup=False)
+
+    result = run(
+        request.options,
+        request.resumed,
+        say,
+        lambda problem, budget, hardware: make_watcher(log, terminal, problem, budget, str(hardware)),
+        report="no-report" not in parsed,
+    )
+    return load_run(result.folder.path)
+
+
+def load_run(run: str | Path, out: str | Path = "results") -> Run:
+    """Return the run in the folder ``run``, or ``<model>/<run>`` in ``out``, whatever its status.
+
+    Raises:
+        BadInputError: There is no run, or its files are damaged.
+    """
+    return Run(read_run(run, str(out)))
+
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+class Run:
+    """A finished or unfinished run, read from its folder. The folder is never changed.
+
+    ``finished`` holds the content of the folder as a ``FinishedRun``.
+    """
+
+    def __init__(self, finished: FinishedRun) -> None:
+        self.finished = finished
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.finished.folder.path
+
+    @property
+    def status(self) -> str:
+        """``found``, ``none`` (no configuration meets the SLA), ``interrupted``, ``failed`` or ``running``.
+
+        A run that was killed stays ``running``.
+        """
+        return self.finished.status
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The recommendation, baselines, Pareto front and speed-ups; None without measurements."""
+        return self.finished.outcome
+
+    @property
+    def recommended(self) -> Point | None:
+        """The recommended configuration at its best load, with its measurement; None if nothing meets the SLA."""
+        return self.outcome.recommended if self.outcome else None
+
+    @property
+    def verdict(self) -> str | None:
+        """``PASS``, ``UNDECIDED``, or ``FAIL`` if nothing is recommended; None without measurements.
+
+        Without any bound, a recommendation is ``PASS``.
+        """
+        return self.outcome.verdict.value if self.outcome else None
+
+    @property
+    def undecided_cause(self) -> str | None:
+        """Why the verdict is ``UNDECIDED``; None for another one."""
+        return (summary.undecided_cause(self.outcome) or None) if self.outcome else None
+
+    @property
+    def confirmation(self) -> Mapping[str, object] | None:
+        """The test of the recommendation on fresh servers; None if it was not measured there.
+
+        It has the keys of ``confirmation`` in the document of ``tune --json``: the estimand, the confidence intervals
+        of throughput and latency, the interval of the share of slow requests, the numbers of servers and windows.
+        """
+        confirmed = self.outcome.confirmed if self.outcome else None
+        return summary.confirmation(confirmed) if confirmed else None
+
+    @property
+    def config_pbtxt(self) -> str | None:
+        """The recommended config.pbtxt of the tuned model; None without a recommendation."""
+        best = self.finished.folder.best
+        files = (best / "config.pbtxt", best / self.finished.problem.model / "config.pbtxt")
+        path = next((file for file in files if file.is_file()), None)
+        if self.recommended is None or path is None:
+            return None
+        return read_bytes(path, MAX_CONFIG_BYTES, "is this a model's configuration?").decode(errors="replace")
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """One row per measurement, with the columns of trials.csv (ms, bytes, infer/s)."""
+        from optimizer.results import data_frames
+
+        return data_frames.of_trials(self.finished.trials)
+
+    @cached_property
+    def pareto(self) -> pd.DataFrame:
+        """The Pareto front: no other point has a higher throughput and a lower p95 latency.
+
+        ``confirmed`` says whether a point was measured on fresh servers.
+        """
+        from optimizer.results import data_frames
+
+        return data_frames.of_front(self.outcome)
+
+    @cached_property
+    def confirmations(self) -> pd.DataFrame:
+        """One row per configuration that was confirmed on fresh servers, with its verdict and intervals."""
+        from optimizer.results import data_frames
+
+        return data_frames.of_confirmed(self.outcome.again if self.outcome else ())
+
+    @cached_property
+    def plots(self) -> Mapping[str, Drawing]:
+        """The plots of ``tune report`` by name, such as ``pareto``, ``load``, ``stages``; empty plots are left out.
+
+        A notebook shows a plot as a picture; its ``figure`` is matplotlib's.
+        """
+        if self.outcome is None:
+            return {}
+        from optimizer.results.report.content import report_section
+        from optimizer.results.report.write import drawings
+
+        return {drawn.name: drawn for drawn in drawings(self.finished, report_section(self.finished))}
+
+    def explain(self, fp16_factor: float = 0.5) -> Explanation:
+        """Return the explanation of ``tune explain``. Raises BadInputError without measurements."""
+        from optimizer.explain.explanation import explain
+
+        return explain(self.finished, fp16_factor)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder}: {self._headline()}>"
+
+    def __str__(self) -> str:
+        """Return the result as text: the metrics and the configuration."""
+        lines = [self._headline()]
+        point = self._point_to_show()
+        if point is not None:
+            lines += ["", *(f"  {line}" for line in formatting.triton_lines(point.candidate)), ""]
+            lines += [f"{label:<14}{text}" for label, text in self._metrics(point)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        text = io.StringIO()
+        text.write(f"<p><strong>{html.escape(self._headline())}</strong></p>")
+        point = self._point_to_show()
+        if point is not None:
+            configuration = "\n".join(formatting.triton_lines(point.candidate))
+            text.write(f"<pre>{html.escape(configuration)}</pre><table>")
+            for label, value in self._metrics(point):
+                text.write(f"<tr><th scope='row'>{html.escape(label)}</th><td>{html.escape(value)}</td></tr>")
+            text.write("</table>")
+        text.write(f"<p><code>{html.escape(str(self.folder))}</code></p>")
+        return text.getvalue()
+
+    def _headline(self) -> str:
+        if self.outcome is None:
+            return f"{self.finished.problem.model}: nothing was measured ({self.status})"
+        return summary.headline(self.outcome, self.finished.problem)
+
+    def _point_to_show(self) -> Point | None:
+        return (self.outcome.recommended or self.outcome.closest) if self.outcome else None
+
+    def _metrics(self, point: Point) -> list[tuple[str, str]]:
+        rows = summary.figures(point, self.finished.problem)
+        return [*rows, *(summary.verdict_lines(self.outcome) if self.outcome else ())]

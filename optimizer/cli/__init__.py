@@ -1,0 +1,1 @@
+"""The commands: ``main(arguments)`` of the module NAME runs ``tune NAME`` and returns its exit code."""

@@ -1,0 +1,200 @@
+"""``tune batch SUITE.yaml``: tune several models within one budget and compare with an earlier batch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.cli.main import EXIT_CODES, INTERRUPTED
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.safe_text import one_line
+from optimizer.options.command_line import Parser
+from optimizer.options.values import parse_budget_seconds, parse_optional, parse_share
+from optimizer.study.batch.record import RECORD, BatchFolder, BatchRecord, EntryRecord, new_record, resumed_record
+from optimizer.study.batch.suite import Suite, read_suite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from optimizer.study.batch.batch_runner import RunEntry
+
+
+WORST_FIRST = (EnvironmentFault.exit_code, *(EXIT_CODES[verdict] for verdict in ("FAIL", "UNDECIDED", "PASS")))
+NEWEST = ""  # the value of --resume without a batch
+EPILOG = """\
+SUITE.yaml lists models, SLAs, targets and options of `tune run` (see docs/batch.md).
+Each combination is a run in results/batches/SUITE/BATCH/. That folder also has
+index.html, junit.xml and batch.json.
+
+exit codes: 0 each run ended with PASS, 1 a run found none or regressed, 2 bad input,
+3 a run failed (the others were completed), 4 a run is UNDECIDED, 130 interrupted.
+If several apply, it is the first of 130, 3, 1 and 4.
+
+examples:
+  tune batch nightly.yaml --budget 1h --fail-on-regression 5%
+  tune batch nightly.yaml --resume
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune batch`` and return its exit code. Raises TuneError."""
+    arguments = _parser().read(words)
+    budget = parse_optional("--budget", arguments.budget, parse_budget_seconds)
+    regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, _share)
+    suite = read_suite(Path(arguments.suite))
+    before = None if arguments.against is None else BatchFolder.find(arguments.against, "--against")
+    if before is not None:
+        before.read()
+    folder, record = _open_batch(suite, arguments.resume, arguments.out, budget)
+    from rich.console import Console
+
+    from optimizer.study.batch.batch_runner import BatchRunner
+    from optimizer.study.batch.reports import print_batch
+
+    terminal = Console(stderr=True)
+    say = _line_printer(terminal)
+    with folder.locked():
+        batch = BatchRunner(suite, folder, record, _runs_on(terminal), say).run()
+        batch = _finish(batch, folder, before or _previous_batch(folder, arguments.out, suite), regression)
+    if arguments.json:
+        print(json.dumps(RECORD.dump_python(batch, mode="json"), indent=2))
+    else:
+        print_batch(Console(), batch, folder)
+        if batch.status == "interrupted":
+            print(f"continue  tune batch {arguments.suite} --resume {folder.path}")
+    return exit_code(batch)
+
+
+def exit_code(batch: BatchRecord) -> int:
+    """Return the exit code of a batch: the worst of its entries."""
+    if batch.status == "interrupted":
+        return INTERRUPTED
+    codes = {_entry_exit_code(entry) for entry in batch.entries}
+    return next(code for code in WORST_FIRST if code in codes)
+
+
+def _entry_exit_code(entry: EntryRecord) -> int:
+    if entry.state == "failed":
+        return EnvironmentFault.exit_code
+    if entry.state == "none" or entry.regressed:
+        return EXIT_CODES["FAIL"]
+    return EXIT_CODES["UNDECIDED" if entry.is_undecided else "PASS"]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="tune batch",
+        usage="SUITE.yaml [options]",
+        description="Tune several models for their SLAs and targets within one budget.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("suite", metavar="SUITE.yaml", help="The runs of the batch")
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="Wall time of all runs together: 20m, 2h (default: that of the suite, else 4m per run)",
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=NEWEST,
+        metavar="BATCH",
+        help="Continue this batch (default: the newest unfinished one)",
+    )
+    parser.add_argument(
+        "--against", metavar="BATCH", help="Compare with this batch (default: the last finished one of the suite)"
+    )
+    parser.add_argument(
+        "--fail-on-regression",
+        metavar="SHARE",
+        help="Return exit code 1 if the throughput of a run fell by this share: 5%%",
+    )
+    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    return parser
+
+
+def _share(text: str) -> float:
+    share = parse_share(text)
+    if not 0 < share < 1:
+        raise ValueError("write a share such as 5%")
+    return share
+
+
+def _open_batch(suite: Suite, resume: str | None, out: str, budget: float | None) -> tuple[BatchFolder, BatchRecord]:
+    """Return a new batch, or the one to continue."""
+    if resume is None:
+        folder = BatchFolder.create(out, suite.name)
+        return folder, new_record(suite, budget or suite.budget_seconds)
+    if resume == NEWEST:
+        unfinished = [batch for batch in _readable_batches(out, suite) if batch[1].status != "finished"]
+        if not unfinished:
+            raise BadInputError(
+                f"--resume: no unfinished batch of {suite.name} in {one_line(out)}; leave --resume out"
+            )
+        folder, record = unfinished[0]
+    else:
+        folder = BatchFolder.find(resume, "--resume")
+        record = folder.read()
+    return folder, resumed_record(record, suite, budget)
+
+
+def _readable_batches(out: str, suite: Suite) -> list[tuple[BatchFolder, BatchRecord]]:
+    batches = []
+    for folder in BatchFolder.all_of(out, suite.name):
+        with contextlib.suppress(BadInputError):
+            batches.append((folder, folder.read()))
+    return batches
+
+
+def _previous_batch(folder: BatchFolder, out: str, suite: Suite) -> BatchFolder | None:
+    began = folder.read().started
+    finished = ((other, record) for other, record in _readable_batches(out, suite) if record.status == "finished")
+    return next((other for other, record in finished if record.started < began), None)
+
+
+def _finish(
+    batch: BatchRecord, folder: BatchFolder, before: BatchFolder | None, regression: float | None
+) -> BatchRecord:
+    """Return the batch with the comparison, and write its files."""
+    from optimizer.core.files import write_atomically
+    from optimizer.study.batch.entry_state import compare_batches
+    from optimizer.study.batch.reports import junit, write_index
+
+    if before is not None:
+        batch = replace(compare_batches(batch, before.read(), regression), previous=str(before.path))
+    folder.write(batch)
+    write_index(folder, batch)
+    write_atomically(folder.junit, junit(batch))
+    return batch
+
+
+def _line_printer(terminal: Console) -> Callable[[str], None]:
+    """Return a printer of lines: above the live display on a terminal, with the time otherwise."""
+
+    def say(line: str) -> None:
+        stamp = "" if terminal.is_terminal else f"{time.strftime('%H:%M:%S')} "
+        for part in line.splitlines():
+            terminal.print(f"{stamp}{one_line(part)}", highlight=False, markup=False, soft_wrap=True)
+
+    return say
+
+
+def _runs_on(terminal: Console) -> RunEntry:
+    from optimizer.cli.main import progress_on
+    from optimizer.options.run_options import RunOptions
+    from optimizer.store.run_folder import RunFolder
+    from optimizer.study.tuning_run import tune
+
+    _, watch = progress_on(terminal)
+
+    def run_slice(options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
+        return tune(options, folder, _line_printer(terminal), watch, confirm_share, report=confirm_share > 0).status
+
+    return run_slice

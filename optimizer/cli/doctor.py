@@ -1,0 +1,276 @@
+"""``tune doctor`` and ``tune setup``: check what this machine lacks for a run, and install the embedded server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import cache_folder
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import (
+    MORE_ADDRESS_SPACE,
+    STUB_SHELL,
+    address_space_problem,
+    stub_search_path,
+)
+from optimizer.machine import hardware, nvml
+from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
+from optimizer.options.command_line import Parser
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        name: The checked component.
+        state: ``warn`` limits a run, ``fail`` prevents it.
+        detail: The state of the component in words.
+        fix: What to do; empty for ``ok``.
+    """
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def diagnose() -> int:
+    """Print all findings and return the exit code: 0 if a run can succeed, else 3."""
+    findings = [check() for check in CHECKS]
+    for finding in findings:
+        print(f"{finding.state:4}  {finding.name:15} {finding.detail}")
+        if finding.fix:
+            print(f"{'':22}-> {finding.fix}")
+    failed = sum(finding.state == "fail" for finding in findings)
+    print("ready: tune --sla-p95 20ms dlrm" if not failed else f"{failed} to fix before tune can run here")
+    return 3 if failed else 0
+
+
+def check_server(unsupported: str | None = None) -> Finding:
+    """Check the embedded server; ``unsupported`` replaces the reason why this system cannot run it."""
+    if reason := runtime.unsupported() if unsupported is None else unsupported:
+        fix = "run tune on Linux x86-64 with glibc 2.35 and Python 3.11-3.13"
+        return Finding("tritonserver", "fail", reason, fix)
+    installation = runtime.installed()
+    if installation is None:
+        detail = f"not installed yet in {cache_folder()}"
+        return Finding("tritonserver", "warn", detail, "tune setup (a run does it too)")
+    if not os.access(installation.tritonserver, os.X_OK):
+        detail = f"{installation.tritonserver} cannot be run"
+        return Finding("tritonserver", "fail", detail, f"rm -r {installation.root}; tune setup")
+    missing = _missing_libraries(installation.tritonserver, installation.libraries)
+    if missing:
+        return Finding("tritonserver", "fail", f"misses {missing}", f"apt-get install the package of {missing}")
+    return Finding("tritonserver", "ok", f"{runtime.TRITON_VERSION} in {installation.root}")
+
+
+def check_python_stub() -> Finding:
+    """Check the stub of Triton's Python backend."""
+    installation = runtime.installed()
+    if installation is None:
+        return Finding("Python backend", "warn", "not unpacked yet", "tune setup")
+    if not installation.stub.exists():
+        return Finding("Python backend", "fail", f"no stub at {installation.stub}", "use Python 3.11, 3.12 or 3.13")
+    return Finding("Python backend", "ok", f"stub for Python {installation.stub.parent.name}")
+
+
+def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
+    """Check Python's shared library, in ``folders`` if arguments."""
+    folder = runtime.libpython_folder(folders)
+    if folder is None:
+        return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_advice())
+    return Finding("libpython", "ok", f"in {folder}")
+
+
+def check_shell() -> Finding:
+    """Check the shell with which Triton's Python backend starts the process of a model."""
+    program = shutil.which(STUB_SHELL, path=stub_search_path())
+    if program is None:
+        return Finding(
+            STUB_SHELL, "fail", "missing: Triton starts the process of a model with it", "apt-get install bash"
+        )
+    return Finding(STUB_SHELL, "ok", program)
+
+
+def check_address_space() -> Finding:
+    """Check the limit on the address space, which the server and its models inherit."""
+    if problem := address_space_problem():
+        return Finding("address space", "fail", problem, MORE_ADDRESS_SPACE)
+    return Finding("address space", "ok", "large enough for the server")
+
+
+def check_perf_analyzer() -> Finding:
+    """Check perf_analyzer and its libraries."""
+    installation = runtime.installed()
+    if installation is None:
+        return Finding("perf_analyzer", "warn", "not unpacked yet", "tune setup")
+    again = f"rm -r {installation.root}; tune setup"
+    if not os.access(installation.perf_analyzer, os.X_OK):
+        return Finding("perf_analyzer", "fail", f"{installation.perf_analyzer} cannot be run", again)
+    missing = _missing_libraries(installation.perf_analyzer, installation.perf_analyzer_libraries)
+    if missing:
+        own = any(name in missing for name in ("libb64", "libcudart"))
+        fix = again if own else "apt-get install libssl3 zlib1g libstdc++6"
+        return Finding("perf_analyzer", "fail", f"misses {missing}", fix)
+    return Finding("perf_analyzer", "ok", f"{runtime.TRITON_VERSION}, all libraries found")
+
+
+def check_onnxruntime() -> Finding:
+    """Check ONNX Runtime and name its execution providers."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return Finding("ONNX Runtime", "fail", str(error), "pip install onnxruntime")
+    providers = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
+    return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers})")
+
+
+def check_gpu() -> Finding:
+    """Check the GPUs that NVML reports and which backends can use them."""
+    survey = nvml.survey()
+    gpus = filter_visible(survey.gpus)
+    names = ", ".join(f"{gpu.name} (MIG)" if gpu.mig else gpu.name for gpu in gpus)
+    if survey.fault:
+        return Finding("GPU", "warn", f"{names + '; ' if names else ''}{survey.fault}", survey.remedy)
+    if not survey.gpus:
+        return Finding("GPU", "warn", "NVML reports none: tune serves on the CPU", "install the NVIDIA driver")
+    if not gpus:
+        detail = f"{len(survey.gpus)}, all hidden by {VISIBLE_DEVICES}"
+        return Finding("GPU", "warn", detail, f"unset {VISIBLE_DEVICES}")
+    names += f", driver {survey.driver}"
+    on_gpu = {"ONNX": hardware.onnxruntime_on_gpu(), "PyTorch": hardware.torch_on_gpu()}
+    without = [kind for kind, works in on_gpu.items() if not works]
+    if len(without) == len(on_gpu):
+        fix = "pip uninstall onnxruntime; pip install onnxruntime-gpu (PyTorch models: torch's CUDA build)"
+        return Finding("GPU", "warn", f"{names}; not used: ONNX Runtime has no CUDA provider, torch no CUDA", fix)
+    if any(gpu.mig for gpu in gpus):
+        fix = "utilization and power stay unknown: neither Triton nor NVML reports them for a MIG instance"
+        return Finding("GPU", "warn", names, fix)
+    served = " and ".join(kind for kind, works in on_gpu.items() if works)
+    return Finding("GPU", "ok", f"{names}, for {served} models")
+
+
+def check_targets() -> Finding:
+    """Check the other targets, which may be missing, and remote servers whose configuration was not restored."""
+    from optimizer.deploy.docker_engine import connect
+    from optimizer.deploy.remote_server import FOLDER as REMOTE
+
+    program = shutil.which("tritonserver")
+    detail = f"local: {program or 'no tritonserver on PATH (--tritonserver names one)'}"
+    try:
+        with contextlib.closing(connect()) as engine:
+            detail += f"; docker: {engine.api.base_url} answers"
+    except EnvironmentFault as error:
+        detail += f"; docker: {error}"
+    unrestored = sorted(file.stem for file in (cache_folder() / REMOTE).glob("*.json"))
+    if not unrestored:
+        return Finding("other targets", "ok", detail)
+    detail += f"; remote: {', '.join(unrestored)} may serve the configuration of a killed run"
+    return Finding(
+        "other targets", "warn", detail, "run tune --target remote with that --url; it restores the server first"
+    )
+
+
+def check_cpu() -> Finding:
+    """Check the number of CPU cores and the system load."""
+    machine = hardware.detect()
+    text = f"{machine.cpu}, {machine.cpu_count} cores, {machine.memory_bytes / GIB:.1f} GiB"
+    if machine.cpu_count < 2:
+        return Finding("CPU", "warn", text, "use a machine with two cores or more: the load generator needs one")
+    load = os.getloadavg()[0]
+    if load > 0.5 * machine.cpu_count:
+        fix = "stop other processes: they disturb the measurements"
+        return Finding("CPU", "warn", f"{text}; load {load:.1f}", fix)
+    return Finding("CPU", "ok", text)
+
+
+def check_ports() -> Finding:
+    """Check that a port can be bound on the loopback address."""
+    from optimizer.deploy.embedded_target import free_port
+
+    try:
+        return Finding("ports", "ok", f"127.0.0.1 has free ports, such as {free_port()}")
+    except OSError as error:
+        return Finding("ports", "fail", f"127.0.0.1: {error.strerror}", "allow binding to the loopback address")
+
+
+def check_shared_memory() -> Finding:
+    """Check the free space of /dev/shm."""
+    fix = "mount -o remount,size=1G /dev/shm; docker: --shm-size=1g"
+    return _check_space("/dev/shm", Path("/dev/shm"), 0.25, fix)
+
+
+def check_disk() -> Finding:
+    """Check the free space of the cache folder's disk."""
+    cache = cache_folder()
+    folder = next(p for p in (cache, *cache.parents) if p.exists())
+    return _check_space("disk", folder, 2, "free space or set TRITUNE_CACHE")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_server,
+    check_python_stub,
+    check_libpython,
+    check_shell,
+    check_address_space,
+    check_perf_analyzer,
+    check_onnxruntime,
+    check_gpu,
+    check_targets,
+    check_cpu,
+    check_ports,
+    check_shared_memory,
+    check_disk,
+)
+
+
+def _check_space(name: str, folder: Path, least_gib: float, fix: str) -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # permission bits do not show a read-only mount
+            free = shutil.disk_usage(folder).free / GIB
+    except OSError as error:
+        return Finding(name, "fail", f"{folder} cannot be written: {error.strerror}", fix)
+    text = f"{free:.1f} GiB free in {folder}"
+    return Finding(name, "ok", text) if free >= least_gib else Finding(name, "warn", text, fix)
+
+
+def _missing_libraries(binary: Path, libraries: Path) -> str:
+    """Return the libraries that the loader does not find; empty if none or if ldd is missing."""
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        return ""
+    variables = {"LD_LIBRARY_PATH": str(libraries), "PATH": os.environ.get("PATH", "")}
+    done = subprocess.run([ldd, binary], env=variables, capture_output=True, text=True, check=False)
+    return ", ".join(line.split()[0] for line in done.stdout.splitlines() if "not found" in line)
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune doctor`` and return its exit code."""
+    description = "Check whether tune can run on this machine, and say how to fix each problem."
+    Parser("tune doctor", "[options]", description).read(words)
+    return diagnose()
+
+
+def setup(words: list[str]) -> int:
+    """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
+    description = "Download and unpack the embedded server and perf_analyzer, and compile the simulator."
+    Parser("tune setup", "[options]", description).read(words)
+    from optimizer.simulator.simulate import compile_simulator
+
+    say = partial(print, flush=True)  # immediately, also into a pipe
+    installation = runtime.ensure(say)
+    compile_simulator(say)
+    print(f"ready: {installation.root}")
+    return 0

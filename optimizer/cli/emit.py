@@ -1,0 +1,251 @@
+"""``tune emit``: write the recommendation of a run as files for production."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import output_error
+from optimizer.core.safe_text import one_line
+from optimizer.options.command_line import Parser
+from optimizer.options.values import parse_value, quote, whole_number
+
+if TYPE_CHECKING:
+    from optimizer.emit.production import ModelRepository, ProductionSettings
+    from optimizer.emit.recommended import Recommendation
+
+
+FORMATS = ("pbtxt", "per-device", "docker", "compose", "helm-values", "kserve", "kubernetes")
+ENGINE, CLUSTER = ("docker", "compose"), ("kubernetes", "helm-values", "kserve")
+FORMATS_OF = {  # the formats that take an option
+    "--warm-up": FORMATS,
+    "--device": ("per-device",),
+    "--image": (*ENGINE, *CLUSTER),
+    "--model-repository": (*ENGINE, *CLUSTER),
+    "--name": (*ENGINE, *CLUSTER),
+    "--service-account": CLUSTER,
+    "--min-replicas": CLUSTER,
+    "--max-replicas": CLUSTER,
+    "--target-utilization": CLUSTER,
+    "--autoscale-on": ("kubernetes", "helm-values"),
+}
+SCHEMES = {  # the model repositories that a format can refer to
+    **dict.fromkeys(ENGINE, ("path", "s3", "gs", "as")),
+    **dict.fromkeys(("kubernetes", "helm-values"), ("pvc", "s3", "gs", "as")),
+    "kserve": ("pvc", "s3", "gs", "https"),
+}
+SCHEME_NAMES = {"path": "a folder", "pvc": "pvc://CLAIM/PATH"}
+MAX_REPLICAS = 10_000
+EPILOG = """\
+formats:
+  pbtxt        config.pbtxt of each model
+  per-device   MODEL/configs/DEVICE.pbtxt for each RUN, for tritonserver
+               --model-config-name=DEVICE
+  docker       run.sh, which calls `docker run`
+  compose      compose.yaml
+  kubernetes   ConfigMap, Deployment, Service, HorizontalPodAutoscaler
+  helm-values  values.yaml and its chart
+  kserve       InferenceService
+
+exit codes: 0 done, 2 bad input, such as a run that has not ended, or an UNDECIDED
+one without --force
+
+examples:
+  tune emit results/dlrm/20261120-231154 > config.pbtxt
+  tune emit results/dlrm/20261120-231154 --format kubernetes --image IMAGE \\
+      --model-repository pvc://models
+  tune emit results/dlrm/on-a10 results/dlrm/on-h100 --format per-device \\
+      --output models
+"""
+
+
+def read_emit_arguments(words: list[str]) -> argparse.Namespace:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    parser = Parser(
+        prog="tune emit",
+        usage="[options] RUN",
+        description="Write the recommendation of a run as files for production.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="+", help="Folder of a run, such as results/dlrm/20261120-231154")
+    add("--format", choices=FORMATS, default="pbtxt", metavar="FORMAT", help="Format, see below (default: pbtxt)")
+    add(
+        "--output",
+        metavar="DIR",
+        help="Folder to write the files to (default: a single file is printed on standard output)",
+    )
+    add("--force", action="store_true", help="Emit also an UNDECIDED recommendation, and overwrite existing files")
+    add(
+        "--warm-up",
+        action="store_true",
+        help="Let the models run their preferred batch sizes once before they are ready",
+    )
+    add(
+        "--device",
+        action="append",
+        metavar="NAME",
+        help="Device name of each RUN, in their order (default: from its hardware)",
+    )
+    add("--image", help="Server image (default: that of a run with --target docker; kserve: that of the runtime)")
+    add(
+        "--model-repository",
+        metavar="URL",
+        help="Model repository in production: FOLDER, s3://…, gs://…, as://…, pvc://CLAIM/PATH",
+    )
+    add("--name", help="Name of the service (default: from the model's name)")
+    add("--service-account", metavar="NAME", help="Service account of the pods, for example to read a bucket")
+    add("--min-replicas", metavar="N", help="Minimum number of replicas (default: 1)")
+    add(
+        "--max-replicas",
+        metavar="N",
+        help="Maximum number of replicas (default: 10); equal to the minimum: no autoscaling",
+    )
+    add(
+        "--target-utilization",
+        metavar="PERCENT",
+        help="Share of its measured load that a replica should get (default: 70%%)",
+    )
+    add(
+        "--autoscale-on",
+        choices=("requests", "cpu"),
+        metavar="METRIC",
+        help="requests: the measured load, through prometheus-adapter; cpu: CPU time, which needs no adapter "
+        "(default: requests)",
+    )
+    add("--out", default="results", metavar="DIR", help="Folder that may contain RUN (default: results)")
+    arguments = parser.read(words)
+    if arguments.format != "per-device" and len(arguments.runs) > 1:
+        raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
+    for flag, formats in FORMATS_OF.items():
+        if getattr(arguments, flag[2:].replace("-", "_")) and arguments.format not in formats:
+            raise BadInputError(f"{flag}: --format {arguments.format} does not use it; leave it out")
+    devices: list[str] = arguments.device or []
+    for device in devices:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}", device):
+            raise BadInputError(f"--device {quote(device)}: write letters, digits and dashes, such as h100")
+    if devices and len(devices) != len(arguments.runs):
+        raise BadInputError(f"--device: give one for each of the {len(arguments.runs)} runs, in their order")
+    return arguments
+
+
+def production_settings(arguments: argparse.Namespace, recommended: Recommendation) -> ProductionSettings:
+    """Return the production settings for a recommendation. Raises BadInputError."""
+    from optimizer.emit.production import ProductionSettings, name_of, read_image, read_name
+
+    image = arguments.image or recommended.image or ""
+    if not image and arguments.format != "kserve":
+        raise BadInputError(
+            f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
+            f"{recommended.triton}, the measured version, or newer"
+        )
+    least = parse_value("--min-replicas", arguments.min_replicas or "1", whole_number(1, MAX_REPLICAS))
+    metric: Literal["requests", "cpu"] = arguments.autoscale_on or "requests"
+    if metric == "cpu" and (recommended.gpus or recommended.cpus is None):
+        reason = "the model runs on a GPU" if recommended.gpus else "the number of the server's CPUs is unknown"
+        raise BadInputError(f"--autoscale-on cpu: {reason}; leave it out to scale on requests")
+    account, most = arguments.service_account, arguments.max_replicas or str(max(10, least))
+    return ProductionSettings(
+        image=read_image(image) if image else "",
+        repository=_repository(arguments),
+        name=read_name(arguments.name) if arguments.name else name_of(recommended.model),
+        service_account=read_name(account, "--service-account") if account else "",
+        min_replicas=least,
+        max_replicas=parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS)),
+        target_utilization=_share(arguments.target_utilization or "70%"),
+        autoscaled_by=metric,
+    )
+
+
+def _repository(arguments: argparse.Namespace) -> ModelRepository:
+    from optimizer.emit.production import read_repository
+
+    schemes = SCHEMES[arguments.format]
+    places = ", ".join(SCHEME_NAMES.get(scheme, f"{scheme}://…") for scheme in schemes)
+    if arguments.model_repository is None:
+        raise BadInputError(f"--format {arguments.format}: --model-repository is missing; give {places}")
+    repository = read_repository(arguments.model_repository)
+    if repository.scheme not in schemes:
+        raise BadInputError(
+            f"--model-repository {quote(arguments.model_repository)}: "
+            f"{arguments.format} cannot read models from there; give one of {places}"
+        )
+    return repository
+
+
+def _share(text: str) -> float:
+    return parse_value("--target-utilization", text.removesuffix("%"), whole_number(1, 100)) / 100
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune emit`` and return its exit code. Raises BadInputError."""
+    arguments = read_emit_arguments(words)
+    from optimizer.emit.pbtxt import with_warm_up
+    from optimizer.emit.recommended import read_recommendation
+    from optimizer.results.finished_run import read_run
+
+    recommended_runs = [read_recommendation(read_run(run, arguments.out)) for run in arguments.runs]
+    for recommended in recommended_runs:
+        _check_decided(recommended, force=arguments.force)
+    if arguments.warm_up:
+        recommended_runs = [with_warm_up(recommended) for recommended in recommended_runs]
+    files = _files(arguments, recommended_runs)
+    if arguments.output is None and len(files) > 1:
+        raise BadInputError(f"--format {arguments.format} writes {len(files)} files here: give --output DIR")
+    if arguments.output is None:
+        print(*files.values(), end="")
+    else:
+        _write(Path(arguments.output), files, force=arguments.force)
+    return 0
+
+
+def _check_decided(recommended: Recommendation, *, force: bool) -> None:
+    """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead."""
+    if not recommended.undecided:
+        return
+    undecided = one_line(f"{recommended.run}: the verdict is UNDECIDED: {recommended.undecided}")
+    if not force:
+        raise BadInputError(f"{undecided}, and --force emits it")
+    print(f"tune: {undecided}", file=sys.stderr)
+
+
+def _files(arguments: argparse.Namespace, recommended_runs: list[Recommendation]) -> dict[str, str]:
+    from optimizer.emit import docker, kubernetes, pbtxt
+
+    if arguments.format == "per-device":
+        return pbtxt.emit_per_device(recommended_runs, arguments.device or [])
+    (recommended,) = recommended_runs
+    if arguments.format == "pbtxt":
+        return pbtxt.emit_pbtxt(recommended)
+    emitters: Mapping[str, Callable[[Recommendation, ProductionSettings], dict[str, str]]] = {
+        "docker": docker.emit_docker,
+        "compose": docker.emit_compose,
+        "kubernetes": kubernetes.emit_kubernetes,
+        "helm-values": kubernetes.emit_values,
+        "kserve": kubernetes.emit_kserve,
+    }
+    files = emitters[arguments.format](recommended, production_settings(arguments, recommended))
+    with_chart = arguments.format == "helm-values" and arguments.output is not None
+    return {**files, **kubernetes.chart()} if with_chart else files
+
+
+def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
+    """Write all files, or none if one exists and ``force`` is not set."""
+    existing = [name for name in files if (folder / name).exists()]
+    if existing and not force:
+        raise BadInputError(f"{one_line(str(folder / existing[0]))} exists; give another --output, or --force")
+    for name, text in files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                path.chmod(0o755)
+        except OSError as error:
+            raise output_error(path, error, "--output") from None
+        print(one_line(str(path)))

@@ -1,0 +1,41 @@
+"""``tune explain RUN``: the bottleneck of a run, the effect of changes, and why the runner-up lost."""
+
+from __future__ import annotations
+
+import json
+
+from optimizer.options.command_line import Parser
+from optimizer.options.values import number_where, parse_optional
+
+SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune explain`` and return its exit code. Raises BadInputError if the run has no measurements."""
+    parser = Parser(
+        prog="tune explain",
+        usage="[options] RUN",
+        description="Explain what limits the throughput of a run, which constraint is active, which changes would "
+        "help, and why the runner-up lost. Reads the folder of the run and starts no server.",
+    )
+    parser.add_argument("run", metavar="RUN", help="Folder of a run, or <model>/<run> in --out")
+    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    parser.add_argument(
+        "--fp16-factor", metavar="SHARE", help="Assumed compute time in FP16 relative to now (default: 0.5)"
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    arguments = parser.read(words)
+    from optimizer.explain.console import print_explanation
+    from optimizer.explain.explanation import document, explain
+    from optimizer.explain.simulated_changes import FP16_FACTOR
+    from optimizer.results.finished_run import read_run
+
+    factor = parse_optional("--fp16-factor", arguments.fp16_factor, SHARE)
+    explanation = explain(read_run(arguments.run, arguments.out), factor or FP16_FACTOR)
+    if arguments.json:
+        print(json.dumps(document(explanation), indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        print_explanation(Console(), explanation)
+    return 0

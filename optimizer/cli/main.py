@@ -1,0 +1,125 @@
+"""The entry point of the ``tune`` command, and its output on the terminal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from optimizer.cli import output
+from optimizer.core import interrupts
+from optimizer.core.errors import EnvironmentFault, TuneError
+from optimizer.core.files import DISK_FAULTS, write_error
+from optimizer.core.safe_text import one_line
+from optimizer.options.addresses import redact
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optimizer.study.environment import ObserverFactory
+
+
+INTERRUPTED = 130
+EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
+
+
+def fail(message: str, code: int) -> int:
+    """Print an error to standard error and return ``code``."""
+    print(f"tune: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def terminal() -> Console:
+    """Return a console on standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:
+    """Return two functions that show progress on ``console``: one prints a line, the other makes a watcher.
+
+    ``log`` is one of ``LOGS``; None selects what suits the terminal.
+    """
+    from optimizer.results.watchers import make_watcher
+
+    def say(line: str) -> None:
+        if log == "plain" or (console.is_terminal and log != "none"):
+            console.print(one_line(line), highlight=False, markup=False)
+
+    return say, lambda problem, budget, hardware: make_watcher(log, console, problem, budget, str(hardware))
+
+
+COMMANDS = (
+    *("run", "verify", "sweep", "batch", "replay"),
+    *("plan", "report", "explain", "emit"),
+    *("models", "setup", "doctor"),
+)
+OUT_OF_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't start new thread")  # of the dynamic loader
+
+
+def main() -> NoReturn:
+    """Run the command in ``sys.argv`` and exit."""
+    with output.guarded_streams():
+        code = _run(sys.argv[1:])
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """Run the command and return its exit code; an error is reported on standard error."""
+    try:
+        interrupts.install()
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed TLS handshake prints a line
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime sends telemetry, also in files
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        interrupts.acknowledge()
+        return fail("interrupted", INTERRUPTED)
+    except TuneError as error:
+        for line in str(error).split("\n"):  # one_line escapes other line separators
+            fail(line, 0)
+        if error.log is not None:
+            fail(f"log: {error.log}", 0)
+        return error.exit_code
+    except Exception as error:
+        if interrupts.is_pending():  # a library has replaced the interrupt, as numpy does while it is imported
+            interrupts.acknowledge()
+            return fail("interrupted", INTERRUPTED)
+        if _is_out_of_memory(error):
+            return fail(
+                "not enough memory to load or run tune; close other programs, or raise the limit of `ulimit -v`",
+                EnvironmentFault.exit_code,
+            )
+        if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EROFS):
+            fault = write_error(Path(error.filename or "a file"), error)
+            return fail(str(fault), fault.exit_code)
+        # a bug in tune; exit code 1 would mean that no configuration meets the SLA
+        print(redact(traceback.format_exc()), file=sys.stderr, end="")
+        return fail("this is a bug in tune; please report the traceback above", EnvironmentFault.exit_code)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether ``error`` or an error that led to it is a lack of memory, also of a library that is loaded."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _dispatch(words: list[str]) -> int:
+    named = bool(words) and words[0] in COMMANDS
+    command, rest = (words[0], words[1:]) if named else ("run", words)
+    try:
+        if command == "setup":
+            from optimizer.cli.doctor import setup
+
+            return setup(rest)
+        return int(import_module(f"optimizer.cli.{command}").main(rest))
+    finally:
+        output.flush()

@@ -1,0 +1,93 @@
+"""Standard output and standard error of the command: closed pipes, full disks and characters of another encoding."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from optimizer.core.errors import EnvironmentFault
+
+
+class OutputClosed(SystemExit):
+    """The program that reads the output has ended, as in ``tune models | head -1``. Ends the command as SIGPIPE."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGPIPE)
+
+    def __str__(self) -> str:
+        return "the program that reads the output has ended"
+
+
+class Output:
+    """A stream that reports its write errors as errors of ``tune``; all other attributes are those of ``stream``.
+
+    A closed pipe raises OutputClosed. Other errors of standard output raise EnvironmentFault; those of standard error
+    discard the rest of it, because nothing could show the message.
+    """
+
+    def __init__(self, stream: TextIO, *, is_error: bool) -> None:
+        self._stream = stream
+        self._is_error = is_error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write ``text`` and return its length."""
+        with self._translated_errors():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._translated_errors():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            self._discard()
+            raise OutputClosed from None
+        except OSError as error:
+            self._discard()
+            if not self._is_error:
+                raise EnvironmentFault(
+                    f"standard output: cannot be written: {error.strerror}; free space there, or write it elsewhere"
+                ) from None
+
+    def _discard(self) -> None:
+        """Discard what is buffered and all later output; otherwise Python tries to write it again when it exits."""
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Guard standard output and standard error within the context; they get no characters that they cannot encode.
+
+    A stream that is closed (``>&-``) is None and stays so.
+    """
+    before = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as undo:
+        for stream in before:
+            if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+                undo.callback(reconfigure, errors=stream.errors)
+                reconfigure(errors="replace")
+        guarded: list[Any] = [stream and Output(stream, is_error=stream is before[1]) for stream in before]
+        sys.stdout, sys.stderr = guarded
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+def flush() -> None:
+    """Write what standard output has buffered. Raises OutputClosed and EnvironmentFault."""
+    if sys.stdout is not None:
+        sys.stdout.flush()

@@ -1,0 +1,256 @@
+"""``tune plan MODEL|RUN…``: the number of replicas for a request rate, and their cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from objectives.sla import Sla, parse_rate
+from optimizer.cli.main import EXIT_CODES
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option_reader import latency_bounds_ms, run_options
+from optimizer.options.table import SLA_OPTIONS
+from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
+from optimizer.plan.capacity_plan import CapacityQuestion
+from optimizer.plan.fleet import MOST_REPLICAS
+from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
+from optimizer.results.finished_run import FinishedRun, read_run
+
+TRAFFIC = ("poisson", "constant", "diurnal")
+DEFAULT_PEAK_FACTOR = 1.5
+AMOUNT = number_where(lambda value: 0 < value < math.inf, "write an amount above 0, such as 2.50")
+PEAK_FACTOR = number_where(lambda value: 1 <= value <= 2, "write a number from 1 to 2: the peak relative to the mean")
+EPILOG = f"""\
+One replica is the measured server with all of its GPUs. Give one of --rate,
+--gpus, --replicas and --max-cost. With --rate and one of the others the result is
+the tightest latency bound that this number of replicas meets. Several RUNs of one
+model are compared by hardware. RUNs on the same hardware are combined, which
+narrows the interval.
+
+load balancers:
+{chr(10).join(f"  {name}:{chr(10)}    {SPLIT[name]}" for name in BALANCERS)}
+
+exit codes: 0 found, 1 nothing meets the bounds, 2 bad input, 3 environment,
+4 found, but the verdict of a RUN is UNDECIDED
+
+examples:
+  tune plan dlrm --rate 40000/s --sla-p95 20ms --gpu-hour-cost 2.50
+  tune plan dlrm/sample --traffic diurnal --peak-factor 1.8 --rate 10000req/s
+  tune plan results/dlrm/sample --trace requests.csv
+  tune plan results/dlrm/sample --gpus 8
+  tune plan results/dlrm/sample --max-cost 12 --gpu-hour-cost A100=3.2
+"""
+
+
+@dataclass(frozen=True)
+class PlanArguments:
+    """The command line of ``tune plan``.
+
+    Attributes:
+        names: Models or runs.
+        out: The folder of the runs.
+        question: The question to answer.
+        note: A remark on the recorded traffic; may be empty.
+        as_json: Print one JSON document.
+        sla: The latency bounds as option values by name.
+    """
+
+    names: tuple[str, ...]
+    out: str
+    question: CapacityQuestion
+    note: str
+    as_json: bool
+    sla: Mapping[str, object]
+
+
+def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    arguments = _parser().read(list(words))
+    if all(getattr(arguments, flag) is None for flag in ("rate", "gpus", "replicas", "max_cost", "trace")):
+        raise BadInputError(
+            "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for their rate"
+        )
+    several = [flag for flag in ("gpus", "replicas", "max_cost") if getattr(arguments, flag) is not None]
+    if len(several) > 1:
+        both = " and ".join(f"--{flag.replace('_', '-')}" for flag in several[:2])
+        raise BadInputError(f"{both} both set the number of replicas: give one of them")
+    if arguments.rate is not None:
+        parse_value("--rate", arguments.rate, lambda text: parse_rate(text, 1))
+    if arguments.trace is not None and arguments.traffic is not None:
+        raise BadInputError(f"--trace and --traffic {arguments.traffic} both set the traffic: give one of them")
+    if arguments.peak_factor is not None and arguments.traffic != "diurnal":
+        raise BadInputError(
+            f"--peak-factor {quote(arguments.peak_factor)}: works only with --traffic diurnal; give that too"
+        )
+    costs = _hour_costs(arguments.gpu_hour_cost or [])
+    if arguments.max_cost is not None and not costs:
+        raise BadInputError("--max-cost: --gpu-hour-cost is missing; give the price of a replica too")
+    peak = arguments.peak_factor or str(DEFAULT_PEAK_FACTOR)
+    trace = None if arguments.trace is None else read_trace(Path(arguments.trace))
+    sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
+    synthetic = ConstantTraffic() if arguments.traffic == "constant" else PoissonTraffic()
+    question = CapacityQuestion(
+        traffic=trace.traffic if trace else synthetic,
+        balancer=arguments.balancer,
+        day=Day(parse_value("--peak-factor", peak, PEAK_FACTOR)) if arguments.traffic == "diurnal" else STEADY,
+        rate=arguments.rate,
+        replicas=parse_optional("--replicas", arguments.replicas, whole_number(1, MOST_REPLICAS)),
+        devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MOST_REPLICAS)),
+        most_cost=parse_optional("--max-cost", arguments.max_cost, AMOUNT),
+        hour_costs=costs,
+        sla=Sla.from_bounds(latency_bounds_ms(sla)),
+    )
+    note = trace.note if trace else ""
+    return PlanArguments(tuple(arguments.names), arguments.out, question, note, arguments.json, sla)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="tune plan",
+        usage="[options] MODEL|RUN [RUN ...]",
+        description="Compute the replicas that a rate needs within a latency bound, or the rate that they sustain.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "names", nargs="+", metavar="MODEL|RUN", help="A model, whose newest run is used, or folders of runs"
+    )
+    question = parser.add_argument_group("question")
+    question.add_argument(
+        "--rate", metavar="RATE", help="Rate to sustain: 40000/s (inferences) or 500req/s (requests)"
+    )
+    question.add_argument(
+        "--gpus", metavar="N", help="Number of GPUs, or of machines without GPUs; computes the rate that they sustain"
+    )
+    question.add_argument("--replicas", metavar="N", help="Number of replicas; computes the rate that they sustain")
+    question.add_argument(
+        "--max-cost",
+        metavar="COST",
+        help="Hourly cost; computes the rate that it sustains, or with --rate the latency bound",
+    )
+    parser.add_options(SLA_OPTIONS)
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument(
+        "--traffic", choices=TRAFFIC, help="Distribution of the requests over time (default: poisson)"
+    )
+    traffic.add_argument(
+        "--peak-factor",
+        metavar="X",
+        help=f"Peak of a day relative to its mean, 1 to 2 (default: {DEFAULT_PEAK_FACTOR})",
+    )
+    traffic.add_argument("--trace", metavar="FILE.csv", help="Recorded traffic: a timestamp in each row")
+    traffic.add_argument(
+        "--balancer", choices=BALANCERS, default=BALANCERS[0], help=f"Load balancer (default: {BALANCERS[0]})"
+    )
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--gpu-hour-cost",
+        action="append",
+        metavar="[NAME=]COST",
+        help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
+    )
+    results.add_argument("--out", default="results", metavar="DIR", help="Folder of the runs (default: results)")
+    results.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    return parser
+
+
+def _hour_costs(texts: Sequence[str]) -> dict[str, float]:
+    costs = {}
+    for text in texts:
+        name, _, cost = text.rpartition("=")
+        costs[name] = parse_value("--gpu-hour-cost", cost, AMOUNT)
+    return costs
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune plan`` and return its exit code. Raises TuneError."""
+    arguments = read_plan_arguments(words)
+    runs = _runs(arguments)
+    from optimizer.plan.capacity_plan import plan
+    from optimizer.simulator.simulate import compile_simulator
+
+    compile_simulator(_say)
+    if arguments.note:
+        _say(arguments.note)
+    answer = plan(arguments.question, runs)
+    if arguments.as_json:
+        from optimizer.plan.plan_report import document
+
+        print(json.dumps(document(answer, arguments.note), indent=2))
+    else:
+        from rich.console import Console
+
+        from optimizer.plan.plan_report import print_plan
+
+        print_plan(Console(), answer)
+    return EXIT_CODES[answer.verdict.value]
+
+
+def _runs(arguments: PlanArguments) -> list[FinishedRun]:
+    """Return the runs that can be read. If there are several, print a line for each run that cannot."""
+    runs, fault = [], BadInputError("no runs")
+    for name in arguments.names:
+        try:
+            runs.append(_run(name, arguments))
+        except BadInputError as error:
+            fault = error
+            if len(arguments.names) > 1:
+                _say(f"left out: {error}")
+    if not runs:
+        raise fault
+    return runs
+
+
+def _run(name: str, arguments: PlanArguments) -> FinishedRun:
+    """Return the run in a folder, or the newest run of a model, preferably with a recommendation.
+
+    A model without a run is tuned first.
+    """
+    if is_file(Path(name) / "run.json") or is_file(Path(arguments.out) / name / "run.json"):
+        return read_run(name, arguments.out)
+    if _is_run_name(name, arguments.out):
+        raise BadInputError(
+            f"{quote(name)}: no run.json there or in {one_line(arguments.out)}; give the folder of a run"
+        )
+    runs = Path(arguments.out) / Path(name).stem
+    records = list(runs.glob("*/run.json")) if is_folder(runs) else []
+    first: FinishedRun | None = None
+    for record in sorted(records, key=lambda info: info.stat().st_mtime, reverse=True):
+        try:
+            run = read_run(record.parent, arguments.out)
+        except BadInputError as error:
+            _say(f"left out: {error}")
+            continue
+        if run.outcome is not None and run.outcome.recommended is not None:
+            return run
+        first = first or run
+    return first or _tune_model(name, arguments)
+
+
+def _is_run_name(name: str, out: str) -> bool:
+    """Return whether ``name`` is ``<model>/<run>`` rather than a folder or file of a model."""
+    path = Path(name)
+    is_inside = path.resolve().is_relative_to(Path(out).resolve())
+    exists = is_folder(path) or is_file(path)
+    return ("/" in name and not exists and not path.suffix) or (is_folder(path) and is_inside)
+
+
+def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
+    from optimizer.cli.main import progress_on, terminal
+    from optimizer.study.tuning_run import tune
+
+    options = run_options(model, {**arguments.sla, "out": arguments.out})
+    _say(f"{quote(model)} has no run in {arguments.out} yet: tuning it first")
+    result = tune(options, None, *progress_on(terminal()))
+    if result.status == "interrupted":
+        raise KeyboardInterrupt
+    return read_run(result.folder.path, arguments.out)
+
+
+def _say(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)

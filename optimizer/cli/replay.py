@@ -1,0 +1,148 @@
+"""``tune replay TABLE.csv``: run the search on a recorded table."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from optimizer.cli.main import fail
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option_reader import latency_bounds_ms
+from optimizer.options.run_options import SEARCHERS
+from optimizer.options.table import SLA_OPTIONS
+from optimizer.options.values import LARGEST_SEED, parse_value, quote, whole_number
+
+MAX_TRIALS = "30"
+GRID = "grid"
+EPILOG = """\
+A table has a row for each configuration and load, with the columns
+max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
+latency_p95_ms. The other columns of trials.csv are optional. Any further column
+that varies is a parameter. The search tries only recorded configurations. tpe,
+nsga2, random, grid and gp have no stopping rule: they end when the table is
+exhausted or after --max-trials configurations. A deployment is one load of one
+configuration, including the two baselines if the table has them, without the
+confirmation at the end.
+
+exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
+
+example:
+  tune replay --sla-p95 20ms --seeds 20 results/dlrm/RUN/trials.csv
+"""
+
+
+@dataclass(frozen=True)
+class ReplayArguments:
+    """The command line of ``tune replay``; ``latency_bounds_ms`` has upper bounds by metric, such as ``p95``."""
+
+    table: str
+    latency_bounds_ms: dict[str, float]
+    seeds: int
+    max_trials: int
+    methods: tuple[str, ...]
+    as_json: bool
+    warm_start: str | None
+
+
+def read_replay_arguments(words: list[str]) -> ReplayArguments:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    arguments = _parser().read(words)
+    return ReplayArguments(
+        arguments.table,
+        latency_bounds_ms({name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}),
+        parse_value("--seeds", arguments.seeds, whole_number(1, LARGEST_SEED)),
+        parse_value("--max-trials", arguments.max_trials, whole_number(1)),
+        _methods(arguments.search, arguments.warm_start),
+        arguments.json,
+        arguments.warm_start,
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="tune replay",
+        usage="[options] TABLE.csv",
+        description="Search a recorded table as `tune run` searches a server. Show how many deployments each\n"
+        "method needs to come within 5 % and 1 % of the best configuration that meets the SLA,\n"
+        "and the regret of its recommendation.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "table", metavar="TABLE.csv", help="Table, such as the trials.csv of `tune run --search grid`"
+    )
+    parser.add_options(SLA_OPTIONS)
+    parser.add_argument(
+        "--search", metavar="S[,S...]", help=f"Search methods: {', '.join(SEARCHERS)} (default: all installed)"
+    )
+    parser.add_argument(
+        "--seeds", default="1", metavar="N", help="Searches per method, with seeds 0 to N-1 (default: 1)"
+    )
+    parser.add_argument(
+        "--max-trials", default=MAX_TRIALS, metavar="N", help=f"Configurations per search (default: {MAX_TRIALS})"
+    )
+    parser.add_argument("--warm-start", metavar="RUN", help="Learn from a run or a table of another machine")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    return parser
+
+
+def _methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
+    if text is None:
+        from optimizer.search import installed_methods
+
+        return tuple(name for name in installed_methods() if warm_start is None or name != GRID)
+    names = tuple(text.split(","))
+    if any(name not in SEARCHERS or names.count(name) > 1 for name in names):
+        raise BadInputError(f"--search {quote(text)}: give one or more of {', '.join(SEARCHERS)}, each once")
+    if warm_start is not None and GRID in names:
+        raise BadInputError(
+            f"--warm-start: --search {GRID} measures every configuration anyway; leave one of the two out"
+        )
+    return names
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune replay`` and return its exit code. Raises TuneError."""
+    from pathlib import Path
+
+    from rich.console import Console
+
+    arguments = read_replay_arguments(words)
+    from optimizer.replay.engine import Comparison, closest, compare, document, print_comparison, recorded_problem
+    from optimizer.store.recording import read_recordings
+    from optimizer.study.searcher_factory import read_transfer
+
+    recordings, comparisons = read_recordings(Path(arguments.table)), dict[str, Comparison]()
+    if len(recordings) > 1:
+        several = f"measured on {len(recordings)} devices or servers, which are searched separately"
+        print(f"{one_line(arguments.table)}: {several}", file=sys.stderr)
+    for recording in recordings:
+        problem = recorded_problem(recording, arguments.latency_bounds_ms)
+        best = recording.best(problem)
+        if best is None:
+            fail(closest(recording, problem), 1)
+            continue
+        transferred, notes = read_transfer(arguments.warm_start, problem)
+        for note in notes:
+            print(note, file=sys.stderr)
+        with Console(stderr=True).status("") as status:
+            comparisons[recording.fingerprint] = compare(
+                recording,
+                problem,
+                best,
+                arguments.methods,
+                seeds=range(arguments.seeds),
+                max_trials=arguments.max_trials,
+                transferred=transferred,
+                say=status.update,
+            )
+    if arguments.as_json and comparisons:
+        import json
+
+        documents = {fingerprint: document(comparison) for fingerprint, comparison in comparisons.items()}
+        print(json.dumps(documents if len(recordings) > 1 else next(iter(documents.values())), indent=2))
+    elif comparisons:
+        for comparison in comparisons.values():
+            print_comparison(Console(), comparison)
+    return 0 if comparisons else 1

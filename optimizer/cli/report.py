@@ -1,0 +1,89 @@
+"""``tune report RUN…``: write runs as an HTML page, as Markdown, as tables and as plots."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.options.command_line import Parser
+
+if TYPE_CHECKING:
+    from optimizer.results.finished_run import FinishedRun
+
+
+FORMATS = ("html", "markdown", "csv", "parquet", "png", "svg")
+NO_RUNS = 2
+MAX_RUNS = 200
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune report`` and return its exit code: 0 if any run has measurements. A line reports each other run."""
+    parser = Parser(
+        prog="tune report",
+        usage="[options] RUN [RUN ...]",
+        description="Write runs as one HTML page, as Markdown, as tables and as plots.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="Folder of a run, or <model>/<run> in --out")
+    parser.add_argument(
+        "--format",
+        action="append",
+        metavar="FORMAT",
+        help=f"{', '.join(FORMATS)}; several separated by commas, or repeated (default: html)",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR|FILE",
+        help="Folder or file to write (default: the folder of the run; the current one for several)",
+    )
+    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    arguments = parser.read(words)
+    formats = _formats(arguments.format or ["html"])
+    if len(arguments.runs) > MAX_RUNS:
+        raise BadInputError(f"{len(arguments.runs):,} runs are too many for one page; give up to {MAX_RUNS}")
+    runs = _readable(arguments.runs, arguments.out)
+    if not runs:
+        return NO_RUNS
+    from optimizer.results.report.write import write
+
+    output = Path(arguments.output) if arguments.output else runs[0].folder.path if len(runs) == 1 else Path()
+    for path in write(runs, formats, output):
+        print(one_line(str(path)))
+    return 0
+
+
+def _formats(texts: list[str]) -> list[str]:
+    names = [name.strip() for text in texts for name in text.split(",")]
+    unknown = next((name for name in names if name not in FORMATS), None)
+    if unknown is not None:
+        raise BadInputError(f"--format {one_line(unknown, 100) or ascii(unknown)}: write one of {', '.join(FORMATS)}")
+    return names
+
+
+def _readable(names: list[str], out: str) -> list[FinishedRun]:
+    """Return the runs that have measurements, each once. Print a line for each other run and each unfinished run."""
+    from optimizer.results.finished_run import read_run, remark
+
+    runs: dict[Path, FinishedRun] = {}
+    for name in names:
+        try:
+            run = read_run(name, out)
+        except BadInputError as error:
+            _say(str(error))
+            continue
+        if run.outcome is None or run.outcome.measurements == 0:
+            _say(f"{name}: nothing was measured: {run.info.get('reason') or run.status}")
+            continue
+        if text := remark(run):
+            _say(f"{name}: {text}")
+        runs[run.folder.path.resolve()] = run
+    models = sorted({run.problem.model for run in runs.values()})
+    if len(models) > 1:
+        _say(f"runs of different models ({', '.join(models)}): each has a section of its own")
+    return list(runs.values())
+
+
+def _say(line: str) -> None:
+    print(f"tune: {one_line(line, 600)}", file=sys.stderr)

@@ -1,0 +1,162 @@
+"""``tune run``, or without a name: find the best configuration."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
+from optimizer.core.errors import BadInputError
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option_reader import parse_values
+from optimizer.options.table import BY_NAME
+from optimizer.study.run_request import RunRequest, read_run_request
+
+if TYPE_CHECKING:
+    from objectives.confidence import Verdict
+    from optimizer.study.tuning_run import RunResult, RunStatus
+
+
+EPILOG = """\
+commands:
+  tune [run] MODEL    find the best configuration (this page)
+  tune verify RUN     continue the test of a recommendation, or test it again
+  tune plan MODEL|RUN compute the replicas that a request rate needs, and their cost
+  tune sweep MODEL    measure given configurations at given loads
+  tune batch SUITE    tune several models within one budget, compare with the last time
+  tune replay TABLE   run the search on a recorded table, without a server
+  tune explain RUN    explain what limits the throughput, and what would help
+  tune emit RUN       write files for Docker, Kubernetes, Helm, KServe
+  tune report RUN...  write runs as one page, as Markdown, as tables and plots
+  tune models         list the built-in models
+  tune setup          install the embedded server now rather than at the first run
+  tune doctor         check what this machine lacks
+
+The search space is defined in a profile.yaml (see configs/ and docs/): settings of
+the model and, under space: server:, options of a server that tune starts.
+
+exit codes: 0 PASS (without any bound: found), 1 no configuration meets the SLA,
+2 bad input, 3 environment, 4 UNDECIDED, 130 interrupted
+
+examples:
+  tune --sla-p95 20ms dlrm
+  tune --sla-p99 50ms --model-repository ./models my_model
+  tune --resume results/dlrm/20261120-231154
+"""
+
+
+@dataclass(frozen=True)
+class RunArguments(RunRequest):
+    """The command line of ``tune run``.
+
+    Attributes:
+        as_json: Print one JSON document.
+        print_profile: Print Model Analyzer's file as a profile and run nothing.
+        log: One of LOGS; None chooses by the kind of terminal.
+        report: Write the report page.
+    """
+
+    as_json: bool = False
+    print_profile: bool = False
+    log: str | None = None
+    report: bool = True
+
+
+def read_run_arguments(words: list[str]) -> RunArguments:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    namespace = _parser().read(words)
+    values = values_of(namespace)
+    if "print-profile" in values and "from-model-analyzer" not in values:
+        raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")
+    request = read_run_request(namespace.model, values)
+    parsed = parse_values(values)
+    return RunArguments(
+        **vars(request),
+        as_json="json" in parsed,
+        print_profile="print-profile" in parsed,
+        log=parsed.get("log"),
+        report="no-report" not in parsed,
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "tune",
+        "[run] [options] MODEL",
+        "Find the Triton Inference Server configuration that serves the most requests within a latency bound: "
+        "try configurations on a real server, measure each with perf_analyzer.",
+        EPILOG,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="A name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder",
+    )
+    parser.add_options(BY_NAME)
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune run`` and return its exit code. Raises TuneError."""
+    arguments = read_run_arguments(words)
+    options, mapped = arguments.options, arguments.mapped
+    if mapped is not None and arguments.print_profile:
+        from pathlib import Path
+
+        from optimizer.deploy.target_factory import visible_gpus
+        from optimizer.model.default_space import DeviceAssignment
+        from optimizer.model.model_analyzer.reader import profile_text
+
+        assignment = DeviceAssignment.of(options, visible_gpus(options).names)
+        gpu = assignment.stored_on_gpu(Path(options.model_repository or "."), mapped.model)
+        print(profile_text(mapped, options, gpu=gpu), end="")
+        return 0
+    for note in mapped.notes if mapped is not None and not arguments.as_json else ():
+        print(note, file=sys.stderr, flush=True)
+    from optimizer.study.tuning_run import tune
+
+    result = tune(options, arguments.resumed, *progress_on(terminal(), arguments.log), report=arguments.report)
+    return finish(result, as_json=arguments.as_json)
+
+
+def finish(result: RunResult, *, as_json: bool) -> int:
+    """Print the result of a run and return its exit code."""
+    _print(result, as_json=as_json)
+    return exit_code(result.status, result.outcome.verdict)
+
+
+def exit_code(status: RunStatus, verdict: Verdict) -> int:
+    """Return the exit code of a run: that of its verdict, unless it was interrupted or others continue its study."""
+    ended_early = {"left": 0, "interrupted": INTERRUPTED}
+    return ended_early.get(status, EXIT_CODES[verdict.value])
+
+
+def _print(result: RunResult, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(result.document, indent=2))
+        return
+    if result.status == "left":
+        print(f"{result.continued_by}; the measurements of this run are in {result.folder.path}")
+        return
+    from rich.console import Console
+
+    from optimizer.results.terminal_summary import print_best_so_far, print_outcome
+
+    if result.status == "interrupted":
+        print_best_so_far(Console(), result.outcome, result.task.problem, results_dir=result.folder.path)
+        return
+    print_outcome(
+        Console(),
+        result.outcome,
+        result.task.problem,
+        hardware=str(result.hardware),
+        notes=result.notes,
+        facts=result.task.source.facts,
+        results_dir=result.folder.path,
+        command=result.command,
+        config_path=result.folder.best_config if result.outcome.recommended else None,
+    )

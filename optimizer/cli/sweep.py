@@ -1,0 +1,256 @@
+"""``tune sweep MODEL``: measure given configurations at given loads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from objectives.sla import parse_duration_ms
+from optimizer.cli.main import INTERRUPTED, progress_on, terminal
+from optimizer.config.batching import parse_policy
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import is_folder
+from optimizer.core.trial import FieldValue
+from optimizer.options.addresses import redact_words
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.run_options import RunOptions
+from optimizer.options.table import BY_NAME, OPTIONS, RESULTS
+from optimizer.options.values import (
+    LARGEST_INT32,
+    parse_optional,
+    parse_rates,
+    parse_value,
+    parse_whole_numbers,
+    parse_words,
+    quote,
+    whole_number,
+)
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.run_request import read_run_request
+from optimizer.study.sweep_output import FILE, read_words
+from optimizer.study.sweep_plan import SweepChoices, SweepRequest
+
+T = TypeVar("T")
+
+OWN_OPTIONS = (
+    *("max_batch_size", "max_queue_delay", "preferred_batch_size", "instances", "config"),
+    *("concurrency", "rates", "repeat"),
+)
+DEFAULT_CONCURRENCY = "1,2,4,8,16"
+MAX_CONCURRENCY = 2**16
+MAX_REPEATS = 100
+MAX_INSTANCES = 1024
+EPILOG = """\
+A LIST is 1,2,4 or perf_analyzer's start:end:step (2:16:2) or doubled (1..256).
+Every combination of the listed values is deployed and measured at every load. A
+setting that is not listed keeps the value of the model's own configuration. A
+failed configuration is a row with its reason. The results are in
+results/MODEL/RUN/: sweep.json and trials.csv (with several request batch sizes
+one table each, such as trials-b8.csv), which `tune replay` reads.
+
+exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3 environment,
+130 interrupted (the measurements so far are printed; --resume continues)
+
+examples:
+  static against dynamic batching, one instance against two:
+    tune sweep --max-queue-delay off,0 --instances 1,2 --concurrency 2:16:2 dlrm
+  throughput by request batch size:
+    tune sweep --max-batch-size 4096 --request-batch-size 1,8,64,512 \\
+      --concurrency 1 dlrm
+  settings of ONNX Runtime:
+    tune sweep --config parameters.intra_op_thread_count.string_value=1,2 mlp
+"""
+
+
+@dataclass(frozen=True)
+class SweepArguments:
+    """The command line of ``tune sweep``; ``resumed`` is the folder of the sweep to continue."""
+
+    options: RunOptions
+    request: SweepRequest
+    resumed: RunFolder | None
+    csv: Path | None
+    as_json: bool
+
+
+def read_sweep_arguments(words: list[str]) -> SweepArguments:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    arguments = _parser().read(words)
+    values = values_of(arguments)
+    csv = None if arguments.csv is None else _csv(arguments.csv)
+    if arguments.resume is None:
+        return _read(arguments, values, tuple(words), csv)
+    del values["resume"]
+    as_json = values.pop("json", False) is True
+    own = [f"--{name.replace('_', '-')}" for name in OWN_OPTIONS if getattr(arguments, name)]
+    others = own + [f"--{name}" for name in values] + ([arguments.model] if arguments.model is not None else [])
+    if others:
+        raise BadInputError(
+            f"--resume {quote(arguments.resume)} keeps the options of the sweep; leave {others[0]} out"
+        )
+    folder = Path(arguments.resume)
+    if not is_folder(folder):
+        raise BadInputError(f"--resume {quote(arguments.resume)}: no such folder; give that of a sweep, with {FILE}")
+    RunFolder(folder).refuse_links()
+    first_words = read_words(folder)
+    first = _parser().read(first_words)
+    if first.resume is not None:
+        raise BadInputError(f"{folder / FILE}: not the record of a sweep")
+    first_arguments = _read(first, values_of(first), tuple(first_words), csv)
+    return replace(first_arguments, resumed=RunFolder(folder), as_json=as_json)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="tune sweep",
+        usage="[options] MODEL",
+        description="Measure given configurations at given loads on a real server, without a search: throughput,\n"
+        "average and percentile latencies, and the time that a request spends in each stage.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
+    configurations = parser.add_argument_group("configurations")
+    configurations.add_argument("--max-batch-size", metavar="LIST", help="Values of max_batch_size: 1,8")
+    configurations.add_argument(
+        "--max-queue-delay",
+        metavar="LIST",
+        help="Queue delays of dynamic batching in µs or as 5ms; off: no batching (off,0,5ms)",
+    )
+    configurations.add_argument(
+        "--preferred-batch-size",
+        metavar="LIST",
+        help="Preferred batch sizes of dynamic batching: none, 8, 4+8, max/2 (none,4+8)",
+    )
+    configurations.add_argument("--instances", metavar="LIST", help="Counts of the instance group: 1,4")
+    configurations.add_argument(
+        "--config",
+        metavar="PATH=V,V",
+        action="append",
+        help="Values of any other field of ModelConfig, by its path; repeatable",
+    )
+    loads = parser.add_argument_group("loads")
+    loads.add_argument(
+        "--concurrency",
+        "--concurrency-range",
+        metavar="LIST",
+        help=f"Numbers of requests in flight (default: {DEFAULT_CONCURRENCY})",
+    )
+    loads.add_argument(
+        "--rates",
+        "--request-rate-range",
+        metavar="LIST",
+        help="Fixed request rates per second instead: 100,200",
+    )
+    loads.add_argument(
+        "-b", "--request-batch-size", metavar="LIST", help="Samples in each request: 1,8 (1*9|8: a mix)"
+    )
+    loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
+    shared = {option.name for option in OPTIONS if "S" in option.also} - {"request-batch-size"}
+    groups = parser.add_options(shared, hidden=BY_NAME.keys() - shared - {"request-batch-size"})
+    groups[RESULTS].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
+    return parser
+
+
+def _read(
+    arguments: argparse.Namespace, values: dict[str, object], words: tuple[str, ...], csv: Path | None
+) -> SweepArguments:
+    if arguments.rates is not None and arguments.concurrency is not None:
+        raise BadInputError("--concurrency and --rates are two kinds of load; give one of them")
+    for name in values:
+        if "S" not in BY_NAME[name].also:
+            raise BadInputError(
+                f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
+            )
+    values = {name: value for name, value in values.items() if name not in ("json", "request-batch-size")}
+    sizes = arguments.request_batch_size
+    if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
+        values["request-batch-size"], sizes = sizes, None
+    if arguments.rates is not None:
+        values["load"] = "rate"
+    options = read_run_request(arguments.model, values).options
+    rates = parse_optional("--rates", arguments.rates, parse_rates) or ()
+    concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
+    request = SweepRequest(
+        choices=_choices(arguments),
+        concurrency=() if rates else _parse_numbers("--concurrency", concurrency, 1, MAX_CONCURRENCY),
+        request_rate=rates,
+        request_batch_size=_parse_numbers("--request-batch-size", sizes, 1),
+        repeat=parse_value("--repeat", arguments.repeat or "1", whole_number(1, MAX_REPEATS)),
+        words=tuple(redact_words(words)),
+    )
+    return SweepArguments(replace(options, output_check=False), request, None, csv, arguments.json is True)
+
+
+def _choices(arguments: argparse.Namespace) -> SweepChoices:
+    choices = SweepChoices(
+        max_batch_size=_parse_numbers("--max-batch-size", arguments.max_batch_size, 0),
+        max_queue_delay_us=_parse_list("--max-queue-delay", arguments.max_queue_delay, _delay),
+        preferred_batch_size=_parse_list("--preferred-batch-size", arguments.preferred_batch_size, _policy),
+        instance_count=_parse_numbers("--instances", arguments.instances, 1, MAX_INSTANCES),
+        fields=dict(_field(text) for text in arguments.config or ()),
+    )
+    choices.check()
+    return choices
+
+
+def _parse_numbers(flag: str, text: str | None, least: int, most: int = LARGEST_INT32) -> tuple[int, ...]:
+    return parse_optional(flag, text, lambda list_: parse_whole_numbers(list_, least, most)) or ()
+
+
+def _parse_list(flag: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    return parse_optional(flag, text, lambda list_: tuple(parse(word) for word in parse_words(list_))) or ()
+
+
+def _delay(text: str) -> int | None:
+    if text == "off":
+        return None
+    microseconds = float(text) if text.isdecimal() and len(text) < 20 else 1000 * parse_duration_ms(text, "5ms")
+    if microseconds > LARGEST_INT32:
+        raise ValueError("longer than Triton's maximum queue delay")
+    return round(microseconds)
+
+
+def _policy(text: str) -> str:
+    return parse_policy(text.split("+"))
+
+
+def _field(text: str) -> tuple[str, tuple[FieldValue, ...]]:
+    path, equals, values = text.partition("=")
+    if not equals or not path:
+        raise BadInputError(f"--config {quote(text)}: write the path of a field and its values, PATH=V1,V2")
+    return path, parse_value(f"--config {path}", values, parse_words)
+
+
+def _csv(text: str) -> Path:
+    path = Path(text)
+    if is_folder(path) or not is_folder(path.parent):
+        raise BadInputError(f"--csv {quote(text)}: write the name of a file in a folder that exists")
+    return path
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune sweep`` and return its exit code. Raises TuneError."""
+    arguments = read_sweep_arguments(words)
+    from optimizer.study.sweep_output import SweepProgress, print_sweep, write_csv
+    from optimizer.study.sweeper import sweep
+
+    say, _ = progress_on(terminal())
+    result = sweep(
+        arguments.options, arguments.request, arguments.resumed, say, lambda plan: SweepProgress(say, plan)
+    )
+    if arguments.csv is not None:
+        write_csv(arguments.csv, result.cells)
+    if arguments.as_json:
+        import json
+
+        print(json.dumps(result.document, indent=2))
+    else:
+        from rich.console import Console
+
+        print_sweep(Console(), result.cells, result.document)
+    if result.status == "interrupted":
+        return INTERRUPTED
+    return 0 if any(cell.has_figures for cell in result.cells) else 1

@@ -1,0 +1,141 @@
+"""``tune verify RUN``: continue the test of a recommendation, or test it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from optimizer.cli.main import progress_on, terminal
+from optimizer.core.errors import BadInputError
+from optimizer.options.addresses import server_address
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option import DEFAULTS
+from optimizer.options.option_reader import retarget
+from optimizer.options.run_options import RunOptions
+from optimizer.options.table import BY_NAME, OF_TARGET
+from optimizer.options.values import parse_budget_seconds, parse_optional
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.run_request import read_run_request, read_stored_options
+
+EPILOG = """\
+The test of the recommendation goes on where the run ended it: with the same loads and
+error shares, and with all windows that were measured so far. It is repeated until PASS
+without more errors than one test makes. The new measurements are part of the run, so
+trials.csv, run.json and the report change. The machine and the server have to be those
+of the run.
+
+With --fresh the recommendation and the two next best configurations are measured in a
+separate test: in turn on fresh servers, without the windows of the run. The
+recommendation holds if it meets the SLA at the confidence of the run and neither of the
+others has a significantly higher throughput within the SLA. The results are in the
+folder verify/ of the run.
+
+With --fresh --target remote the measurements take place on a running server, for example
+on the production server before a release. The model is reloaded with each configuration
+and restored at the end. The server must run with --model-control-mode=explicit and
+get no other requests meanwhile.
+
+exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3 environment,
+4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does not hold
+
+examples:
+  tune verify results/dlrm/20261120-231154
+  tune verify --budget 10m results/dlrm/20261120-231154
+  tune verify --fresh --target remote --url triton:8001 results/dlrm/20261120-231154
+"""
+
+
+@dataclass(frozen=True)
+class VerifyArguments:
+    """The command line of ``tune verify``.
+
+    Attributes:
+        run: The folder of the run.
+        options: Those of the run, with the target options of the command line.
+        budget_seconds: Time of the measurements; None for the default.
+        is_fresh: Make a separate test.
+        as_json: Print one JSON document.
+    """
+
+    run: RunFolder
+    options: RunOptions
+    budget_seconds: float | None
+    is_fresh: bool
+    as_json: bool
+
+
+def read_verify_arguments(words: list[str]) -> VerifyArguments:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    parser = Parser(
+        prog="tune verify",
+        usage="[options] RUN",
+        description="Continue the test of the recommendation of a run on fresh servers, or test it again (--fresh).",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", metavar="RUN", help="Folder of a run, such as results/dlrm/20261120-231154")
+    parser.add_argument(
+        "--fresh", action="store_true", help="Make a separate test, also on another server or machine"
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="Wall time of the measurements: 5m, 90s (default: 3m; with --fresh twice the expected time)",
+    )
+    parser.add_options(
+        {*(option.name for option in OF_TARGET), "out", "storage", "json"},
+        defaults={"target": "that of the run", "storage": "that of the run"},
+    )
+    arguments = parser.read(words)
+    budget_seconds = parse_optional("--budget", arguments.budget, parse_budget_seconds)
+    values = values_of(arguments)
+    values.pop("budget", None)
+    run = RunFolder.find(arguments.run, str(values.get("out", DEFAULTS.out)), "RUN")
+    as_json = values.pop("json", False) is True
+    options = _fresh_options(run, values) if arguments.fresh else _continued_options(run, values)
+    return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json)
+
+
+def _continued_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
+    changed = next((name for name in values if "R" not in BY_NAME[name].also), None)
+    if changed is not None:
+        raise BadInputError(f"--{changed}: the test of a run continues on the server of that run; give --fresh too")
+    return read_run_request(None, {**values, "resume": str(run.path)}).options
+
+
+def _fresh_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
+    options = retarget(read_stored_options(run), {name: values[name] for name in values if name != "out"})
+    if options.target == "remote":
+        protocol = server_address(options.url).protocol
+        if options.protocol != protocol:
+            other = "http://host:port" if protocol == "grpc" else "the host:port of its gRPC"
+            raise BadInputError(f"{run.path} was measured over {options.protocol}: give --url {other}")
+        options = replace(options, server_cpus=None)
+    return options
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune verify`` and return its exit code. Raises TuneError."""
+    arguments = read_verify_arguments(words)
+    progress = progress_on(terminal())
+    if not arguments.is_fresh:
+        from optimizer.cli.run import finish
+        from optimizer.results.summary import VERIFY_BUDGET
+        from optimizer.study.tuning_run import continue_confirmation
+
+        seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
+        return finish(
+            continue_confirmation(arguments.run, arguments.options, seconds, *progress), as_json=arguments.as_json
+        )
+    from optimizer.results.verification import document, print_verification
+    from optimizer.study.verification import verify
+
+    result = verify(arguments.run, arguments.options, arguments.budget_seconds, *progress)
+    folder = str(result.folder.path)
+    if arguments.as_json:
+        import json
+
+        print(json.dumps(document(result.verified, result.before, folder, result.notes), indent=2))
+    else:
+        from rich.console import Console
+
+        print_verification(Console(), result.verified, result.before, result.problem, folder, result.notes)
+    return 0 if result.verified.holds else 1

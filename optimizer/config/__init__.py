@@ -1,0 +1,1 @@
+"""Triton model configurations: search space, problem, candidates, field paths, GPU placement."""

@@ -1,0 +1,304 @@
+"""Read config.pbtxt, convert between ModelConfig and Candidate, and compare a served configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import field_path, gpu_placement
+from optimizer.config.batching import is_batcher_field, normalize
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import check_shell_word, format_value, is_shell_path, one_line, read_bytes
+from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server_field
+
+FILENAME = "default_model_filename"
+ENVIRONMENT = "parameters.EXECUTION_ENV_PATH.string_value"  # Triton's Python backend sources its bin/activate
+MAX_BYTES = 1 << 20
+MOST_BACKSLASHES = 100  # in a row: protobuf's parser takes quadratic time
+NO_ACCELERATOR = "none"
+_MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
+_ACCELERATOR = re.compile(r"optimization\.execution_accelerators\.[cg]pu_execution_accelerator\.0\.name")
+_LONGEST_CAUSE = 200
+_64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+# backends with two instances on a CPU by default (Triton's model_config_utils.cc)
+_TWO_ON_CPU = {
+    "onnxruntime",
+    "onnxruntime_onnx",
+    "tensorflow",
+    "tensorflow_graphdef",
+    "tensorflow_savedmodel",
+}
+
+
+def read(path: Path) -> ModelConfig:
+    """Return the content of a config.pbtxt. Raises BadInputError naming the file and the faulty line."""
+    data, name = read_bytes(path, MAX_BYTES, "is this a config.pbtxt?"), one_line(str(path))
+    try:
+        text = data.decode()
+        if "\\" * MOST_BACKSLASHES in text:
+            raise BadInputError(f"{name}: has {MOST_BACKSLASHES} backslashes in a row; is this a config.pbtxt?")
+        return text_format.Parse(text, ModelConfig())
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{name}: not UTF-8 text at byte {error.start}; is this a config.pbtxt?") from None
+    except text_format.ParseError as error:
+        line = error.GetLine()
+        where = f"{name}:{line}" if line is not None else name
+        cause = one_line(" ".join(str(error).split(" : ", 1)[-1].split()), _LONGEST_CAUSE)
+        raise BadInputError(f"{where}: not a model configuration of Triton: {cause}") from None
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # protobuf does not convert all its errors, such as an unknown enum number
+        cause = one_line(str(error), _LONGEST_CAUSE)
+        raise BadInputError(f"{name}: not a model configuration of Triton: {cause}") from None
+
+
+def check_shell_value(path: str, value: str) -> None:
+    """Raise ValueError if the field at ``path`` is passed through a shell that would not take ``value`` literally.
+
+    Triton's Python backend does that. In the embedded server all backends are based on it, so this is checked for
+    every model.
+    """
+    if path == FILENAME:
+        check_shell_word(value or "model")
+    elif path == ENVIRONMENT and not is_shell_path(value.removeprefix(_MODEL_FOLDER)):
+        raise ValueError(
+            f"{format_value(value)} has characters that the shell which starts the model would not take literally; "
+            "rename it with letters, digits and / . _ -"
+        )
+
+
+def with_explicit_counts(config: ModelConfig, *, gpu: bool) -> ModelConfig:
+    """Return a copy in which instance counts that Triton would choose are set explicitly.
+
+    The default count is 1, but 2 for ONNX Runtime and TensorFlow on a CPU. An ensemble has no instances and stays as
+    it is.
+
+    Args:
+        config: Configuration as in config.pbtxt.
+        gpu: Whether the server will see a GPU.
+    """
+    result = copy(config)
+    if config.HasField("ensemble_scheduling"):
+        return result
+    if not result.instance_group:
+        result.instance_group.add()
+    for group in result.instance_group:
+        if group.count < 1:
+            on_cpu = group.kind == group.KIND_CPU or (group.kind == group.KIND_AUTO and not gpu)
+            two = on_cpu and (config.backend in _TWO_ON_CPU or config.platform in _TWO_ON_CPU)
+            group.count = 2 if two else 1
+    return result
+
+
+def candidate_of(config: ModelConfig, field_paths: Iterable[str] = ()) -> Candidate:
+    """Return the candidate that a configuration describes.
+
+    Its fields are those of ``field_paths`` that exist in ``config``. ``instance_count`` is the count of each instance
+    group (1 if none is set, see ``with_explicit_counts``).
+
+    Raises:
+        BadInputError: The instance groups have different counts.
+        ValueError: A path does not exist in ModelConfig.
+    """
+    counts = _counts(config)
+    if len(set(counts)) > 1:
+        raise BadInputError(
+            f"{config.name or 'config.pbtxt'}: the instance groups have different counts "
+            f"({', '.join(map(str, counts))}); give all of them the same count, because tune sets one count"
+        )
+    return _candidate(config, counts[0], field_paths)
+
+
+def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
+    """Return a copy of ``base`` with exactly the settings of ``candidate``.
+
+    The count is set for every instance group; without a group, one is added. Without dynamic batching the whole
+    message is removed, including its queue policies. All other settings are kept:
+    ``apply(candidate_of(base), base) == base``.
+
+    Raises:
+        BadInputError: The scheduler of the model does not allow the setting.
+        ValueError: A field does not exist, or a value has the wrong type.
+    """
+    config = copy(base)
+    config.max_batch_size = candidate.max_batch_size
+    scheduler = base.WhichOneof("scheduling_choice")
+    if candidate.dynamic_batching:
+        if scheduler not in (None, "dynamic_batching"):
+            raise BadInputError(f'{base.name}: has {scheduler}, which excludes dynamic batching; tune it "off"')
+        batching = config.dynamic_batching
+        batching.SetInParent()
+        batching.max_queue_delay_microseconds = candidate.max_queue_delay_us
+        if tuple(sorted(set(batching.preferred_batch_size))) != candidate.preferred_batch_sizes:
+            batching.preferred_batch_size[:] = candidate.preferred_batch_sizes
+    else:
+        config.ClearField("dynamic_batching")
+    for path, value in candidate.proto_fields:
+        if _ACCELERATOR.fullmatch(path) and value == NO_ACCELERATOR:
+            config.optimization.execution_accelerators.ClearField(path.split(".")[2])
+        elif candidate.dynamic_batching or not is_batcher_field(path):
+            field_path.set_value(config, path, value)
+    if set(_counts(config)) != {candidate.instance_count}:
+        if scheduler == "ensemble_scheduling":
+            raise BadInputError(f"{base.name}: an ensemble has no instances; tune the models that it calls")
+        if not config.instance_group:
+            config.instance_group.add()
+        for group in config.instance_group:
+            if not group.passive:
+                group.count = candidate.instance_count
+    if candidate.instance_gpus is not None:
+        gpu_placement.set_gpus(config, candidate.instance_count, gpu_placement.parse(candidate.instance_gpus))
+    return config
+
+
+def has_fixed_shapes(config: ModelConfig) -> bool:
+    """Return whether all inputs have one fixed shape. If not, Triton compares the shapes of incoming requests."""
+    return not any(
+        (-1 in tensor.dims and not tensor.allow_ragged_batch) or tensor.is_shape_tensor for tensor in config.input
+    )
+
+
+def to_text(config: ModelConfig) -> str:
+    """Return the text of config.pbtxt, with characters escaped that are not printable (bidirectional marks too)."""
+    text = str(text_format.MessageToString(config, as_utf8=True))
+    return re.sub(r"[^\x20-\x7e\n]", lambda match: _escaped(match[0]), text)
+
+
+def to_override_json(config: ModelConfig) -> str:
+    """Return the parameter ``config`` of Triton's load request, which replaces config.pbtxt, as JSON."""
+    plain = json_format.MessageToDict(config, preserving_proto_field_name=True)
+    return json.dumps(_integers(plain, config.DESCRIPTOR))
+
+
+def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
+    """Return descriptions of the settings of ``wanted`` that ``serving`` does not have; an empty list if it has all.
+
+    Settings that Triton adds (names, kinds, preferred size {max_batch_size}, defaults) do not count as differences.
+
+    Args:
+        wanted: Candidate that should be served.
+        serving: Configuration that the server reports.
+    """
+    counts = _counts(serving)
+    want, have = normalize(wanted), normalize(_candidate(serving, counts[0]))
+    pairs: list[tuple[str, object, object]] = [
+        ("max_batch_size", want.max_batch_size, have.max_batch_size),
+        ("dynamic_batching", _on(want.dynamic_batching), _on(have.dynamic_batching)),
+    ]
+    if want.dynamic_batching and have.dynamic_batching:
+        sizes = _sizes(want.preferred_batch_sizes), _sizes(have.preferred_batch_sizes)
+        pairs.append(("max_queue_delay_microseconds", want.max_queue_delay_us, have.max_queue_delay_us))
+        pairs.append(("preferred_batch_size", *sizes))
+    pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
+    if want.instance_gpus is not None:
+        pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
+    for path, value in want.proto_fields:
+        normal = field_path.normalize_value(serving.DESCRIPTOR, path, value)
+        if normal == "KIND_AUTO":  # Triton reports the kind that it chose
+            continue
+        served = _served(serving, path)
+        if served is not None or normal:  # an absent field is its default: empty, zero or false
+            pairs.append((path, normal, "absent" if served is None else served))
+    return [f"{name} is {has}, wanted {wants}" for name, wants, has in pairs if wants != has]
+
+
+def without_response_cache(config: ModelConfig) -> ModelConfig:
+    """Return a copy without the response cache, which would answer repeated requests without the model."""
+    result = copy(config)
+    result.ClearField("response_cache")
+    return result
+
+
+def with_warmup(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> ModelConfig:
+    """Return a copy whose ``model_warmup`` runs the preferred and the largest batch size on zeros.
+
+    ``dims`` are sizes for inputs with variable dimensions, by name; 1 for others. Other warm-up samples are kept.
+    """
+    result = copy(config)
+    preferred = [size for size in config.dynamic_batching.preferred_batch_size if size <= config.max_batch_size]
+    sizes = sorted({1, *preferred, config.max_batch_size} if config.max_batch_size else {0})
+    names = {size: f"tritune: batch of {size}" for size in sizes}
+    kept = [sample for sample in config.model_warmup if not sample.name.startswith("tritune: ")]
+    result.ClearField("model_warmup")
+    result.model_warmup.extend(kept)
+    for size in sizes:
+        sample = result.model_warmup.add(name=names[size], batch_size=size)
+        for tensor in config.input:
+            entry = sample.inputs[tensor.name]
+            entry.data_type, entry.zero_data = tensor.data_type, True
+            entry.dims.extend(dims.get(tensor.name) or [max(1, dim) for dim in tensor.dims])
+    return result
+
+
+def _served(config: ModelConfig, path: str) -> FieldValue | None:
+    """Return the value at ``path``; None if it is absent. An absent accelerator is ``NO_ACCELERATOR``."""
+    if path == INSTANCE_GPUS:
+        return gpu_placement.get_gpus(config)
+    value = field_path.get_value(config, path)
+    return NO_ACCELERATOR if value is None and _ACCELERATOR.fullmatch(path) else value
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else "".join(f"\\{byte:03o}" for byte in character.encode())
+
+
+def _candidate(config: ModelConfig, count: int, field_paths: Iterable[str] = ()) -> Candidate:
+    batching = config.dynamic_batching
+    on = config.HasField("dynamic_batching")
+    values: dict[str, FieldValue] = {}
+    for path in field_paths:
+        value = None if is_server_field(path) else _served(config, path)
+        if value is not None:
+            values[path] = value
+    return Candidate(
+        max_batch_size=config.max_batch_size,
+        dynamic_batching=on,
+        max_queue_delay_us=batching.max_queue_delay_microseconds if on else 0,
+        preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))) if on else (),
+        instance_count=count,
+        fields=tuple(sorted(values.items())),
+    )
+
+
+def _counts(config: ModelConfig) -> list[int]:
+    """Return the count of each instance group that is not passive; 0 in the file means Triton's default."""
+    return [group.count or 1 for group in config.instance_group if not group.passive] or [1]
+
+
+def copy(config: ModelConfig) -> ModelConfig:
+    """Return a copy that can be changed."""
+    result = ModelConfig()
+    result.CopyFrom(config)
+    return result
+
+
+def _integers(value: dict[str, Any], message: Descriptor) -> dict[str, Any]:
+    """Return the JSON of ``message`` with 64-bit integers as numbers, which protobuf writes as strings."""
+
+    def plain(item: Any, field: FieldDescriptor) -> Any:
+        if field.message_type is not None:
+            return _integers(item, field.message_type)
+        return int(item) if field.cpp_type in _64_BITS else item
+
+    def whole(item: Any, field: FieldDescriptor) -> Any:
+        if field_path.is_map(field):
+            return {key: plain(child, field_path.map_entry_field(field, "value")) for key, child in item.items()}
+        return [plain(child, field) for child in item] if field_path.is_repeated(field) else plain(item, field)
+
+    return {name: whole(item, message.fields_by_name[name]) for name, item in value.items()}
+
+
+def _on(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return " ".join(map(str, sizes)) or "none"

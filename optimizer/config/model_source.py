@@ -1,0 +1,179 @@
+"""A model in a Triton repository with the models that it uses, and the configurations that a candidate gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import model_config
+from optimizer.config.batching import resolve_policy
+from optimizer.config.search_space import OFF
+from optimizer.core.errors import DeploymentError
+from optimizer.core.trial import VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model in a repository, and the other models that are served with it.
+
+    A model has the folder ``repository/name`` with ``config.pbtxt`` and numbered versions.
+
+    Attributes:
+        repository: Folder of the models.
+        name: Model that receives the requests.
+        config: Its config.pbtxt.
+        input_data: perf_analyzer JSON file with inputs; None for random data.
+        facts: Properties for results (precision, rows, bytes, content hash, ...).
+        composing: Configurations of the models that it calls: steps of an ensemble, or models of a BLS model.
+        batcher: The composing model that the candidate configures; empty for the model itself.
+        concurrent: Composing models that receive load of their own at the same time on the same device.
+        variants: Configurations of models with the same inputs and outputs, one of which is served in its place. The
+            model itself is one of them.
+        warm_up: If not None, the server runs the batch sizes before it accepts requests. The value has the sizes of
+            inputs with variable dimensions, by name.
+    """
+
+    repository: Path
+    name: str
+    config: ModelConfig
+    input_data: Path | None = None
+    facts: dict[str, str | int | float] = field(default_factory=dict)
+    composing: Mapping[str, ModelConfig] = field(default_factory=dict)
+    batcher: str = ""
+    concurrent: tuple[str, ...] = ()
+    variants: Mapping[str, ModelConfig] = field(default_factory=dict)
+    warm_up: Mapping[str, tuple[int, ...]] | None = None
+
+    @property
+    def tuned_model(self) -> str:
+        """The model that the candidate configures."""
+        return self.batcher or self.name
+
+    @property
+    def tuned_config(self) -> ModelConfig:
+        """The config.pbtxt of the model that the candidate configures."""
+        return self.composing[self.batcher] if self.batcher else self.config
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """The config.pbtxt of every model that may be served, by name."""
+        return {**self.composing, **self.variants, self.name: self.config}
+
+    def folder(self, model: str) -> Path:
+        """Return the folder with the versions of a model."""
+        return self.repository / model
+
+
+MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT = (
+    "max_batch_size",
+    "max_queue_delay_microseconds",
+    "preferred_batch_size",
+    "instance_group_count",
+)
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    """The models that a candidate serves, with their configurations.
+
+    ``model`` receives the requests, and the batches of ``batcher`` are counted. ``settings`` and ``configs`` are by
+    model, in the order of loading.
+    """
+
+    model: str
+    batcher: str
+    settings: Mapping[str, Candidate]
+    configs: Mapping[str, ModelConfig]
+
+    def differences(self, serving: Mapping[str, ModelConfig]) -> list[str]:
+        """Return descriptions of the settings that the server does not have; see ``model_config.differences``."""
+        differences = []
+        for name, wanted in self.settings.items():
+            prefix = f"{name}: " if len(self.settings) > 1 else ""
+            differences += [f"{prefix}{words}" for words in model_config.differences(wanted, serving[name])]
+        return differences
+
+
+def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:
+    """Return the models that ``candidate`` serves, with their configurations.
+
+    Raises DeploymentError if settings of one model contradict each other, and the errors of ``model_config.apply``.
+    """
+    model = str(dict(candidate.fields).get(VARIANT, source.name))
+    batcher = source.batcher or model
+    own = replace(candidate, fields=candidate.config_fields)
+    settings = {
+        name: own if name == batcher else _settings(name, config, fields_of_model(candidate.fields, name))
+        for name, config in source.composing.items()
+    }
+    top = source.variants.get(model, source.config)
+    settings[model] = own if model == batcher else _settings(model, top, fields_of_model(candidate.fields, model))
+    bases = {**source.composing, model: top}
+    for name, config in bases.items():  # an ensemble accepts no larger requests than each of its steps
+        for step in config.ensemble_scheduling.step:
+            least = min(settings[name].max_batch_size, settings[step.model_name].max_batch_size)
+            settings[name] = replace(settings[name], max_batch_size=least)
+    configs = {name: model_config.apply(own, bases[name]) for name, own in settings.items()}
+    if source.warm_up is not None:
+        configs[batcher] = model_config.with_warmup(configs[batcher], source.warm_up)
+    return ServedModels(model, batcher, settings, configs)
+
+
+def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate:
+    """Return the candidate that the files config.pbtxt describe, with the fields of ``paths`` that they have.
+
+    Raises the errors of ``model_config.candidate_of``.
+    """
+    paths = list(paths)
+    fields: dict[str, FieldValue] = {VARIANT: source.name} if VARIANT in paths else {}
+    for name, config in {**source.composing, source.name: source.config}.items():
+        parameters = [path.removeprefix(f"{name}/") for path in paths if model_of_field(path) == name]
+        if parameters:
+            fields |= {f"{name}/{path}": value for path, value in _parameters_of(config, parameters).items()}
+    own = model_config.candidate_of(
+        source.tuned_config, [path for path in paths if path != VARIANT and not model_of_field(path)]
+    )
+    return replace(own, fields=tuple(sorted({**dict(own.fields), **fields}.items())))
+
+
+def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) -> Candidate:
+    """Return the candidate that ``config`` describes, with ``fields`` in place of its settings."""
+    paths = {
+        path: value
+        for path, value in fields.items()
+        if path not in (MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT)
+    }
+    own = replace(model_config.candidate_of(config), fields=tuple(sorted(paths.items())))
+    own = replace(
+        own,
+        max_batch_size=int(fields.get(MAX_BATCH_SIZE, own.max_batch_size)),
+        instance_count=int(fields.get(INSTANCE_COUNT, own.instance_count)),
+    )
+    if (delay := fields.get(MAX_QUEUE_DELAY)) == OFF:
+        return replace(own, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=())
+    if delay is not None:
+        own = replace(own, dynamic_batching=True, max_queue_delay_us=int(delay))
+    sizes = tuple(size for size in own.preferred_batch_sizes if size <= own.max_batch_size)
+    if own.dynamic_batching and PREFERRED_BATCH_SIZE in fields:
+        resolved = resolve_policy(str(fields[PREFERRED_BATCH_SIZE]), own.max_batch_size)
+        if resolved is None:
+            raise DeploymentError(
+                f"{name}: preferred_batch_size {fields[PREFERRED_BATCH_SIZE]} does not fit {own.max_batch_size}"
+            )
+        sizes = resolved
+    return replace(own, preferred_batch_sizes=sizes)
+
+
+def _parameters_of(config: ModelConfig, paths: Iterable[str]) -> dict[str, FieldValue]:
+    """Return the parameters ``paths`` of a model, as ``_settings`` reads them; absent ones are left out."""
+    rest = [
+        path for path in paths if path not in (MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT)
+    ]
+    own = model_config.candidate_of(config, rest)
+    every = {MAX_BATCH_SIZE: own.max_batch_size, INSTANCE_COUNT: own.instance_count, **dict(own.fields)}
+    every[MAX_QUEUE_DELAY] = own.max_queue_delay_us if own.dynamic_batching else OFF
+    every[PREFERRED_BATCH_SIZE] = ",".join(map(str, own.preferred_batch_sizes)) or "none"
+    return {path: value for path, value in every.items() if path in paths}

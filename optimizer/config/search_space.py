@@ -1,0 +1,304 @@
+"""The search space: choices, valid combinations and one canonical candidate for each behaviour; and the problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, TypeVar
+
+from objectives.metrics import METRICS, Metric, PointT
+from objectives.sla import CONFIDENCE, Sla
+from optimizer.config import gpu_placement, model_config
+from optimizer.config.batching import ONE_BY_ONE, behaviour, is_batcher_field, normalize, parse_policy, resolve_policy
+from optimizer.core.errors import ParameterError
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX, Candidate, FieldValue
+from optimizer.options import server_options
+from optimizer.options.values import format_cpus, parse_cpus
+
+T = TypeVar("T")
+OFF = "off"
+_LARGEST = 2**31 - 1
+# ModelConfig fields that are dimensions of their own
+_OWN = (
+    "max_batch_size",
+    "dynamic_batching",
+    "dynamic_batching.max_queue_delay_microseconds",
+    "dynamic_batching.preferred_batch_size",
+)
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The choices for every tuned setting. Not every combination of choices is a valid candidate.
+
+    Repeated choices count once. Raises ParameterError if a choice is invalid or no combination is valid.
+
+    Attributes:
+        max_batch_size: Samples. 0 (no batch dimension) must be the only choice.
+        max_queue_delay_us: Microseconds from 0, or ``"off"`` (also None) for no dynamic batching.
+        preferred_batch_sizes: Policies, see ``batching.parse_policy``.
+        instance_count: Instances for each instance group, on each of its GPUs.
+        fields: Choices of other settings by name; see ``Candidate.fields`` for the names.
+        request_batch_size: Samples of a request.
+    """
+
+    max_batch_size: tuple[int, ...]
+    max_queue_delay_us: tuple[int | str | None, ...] = (OFF,)
+    preferred_batch_sizes: tuple[Any, ...] = ("none",)
+    instance_count: tuple[int, ...] = (1,)
+    fields: Mapping[str, tuple[FieldValue, ...]] = field(default_factory=dict, hash=False)
+    request_batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("request_batch_size", self.request_batch_size, 1)
+        sizes = [_whole("max_batch_size", value, 0) for value in self.max_batch_size]
+        delays = [OFF if value in (None, OFF) else _delay(value) for value in self.max_queue_delay_us]
+        policies = [parse_policy(value) for value in self.preferred_batch_sizes]
+        counts = [_whole("instance_count", value, 1) for value in self.instance_count]
+        normalized = {
+            "max_batch_size": _choices("max_batch_size", sizes),
+            "max_queue_delay_us": _choices("max_queue_delay_us", delays),
+            "preferred_batch_sizes": _choices("preferred_batch_sizes", policies),
+            "instance_count": _choices("instance_count", counts),
+            "fields": {path: _field(path, values) for path, values in sorted(self.fields.items())},
+        }
+        for name, value in normalized.items():
+            object.__setattr__(self, name, value)
+        if 0 in self.max_batch_size and len(self.max_batch_size) > 1:
+            raise ParameterError("max_batch_size", "0 (no batch dimension) cannot be mixed with other sizes")
+        if not self._batchings:
+            raise ValueError(
+                f"no valid configuration: max_batch_size {_words(self.max_batch_size)}, preferred sizes "
+                f"{_words(self.preferred_batch_sizes)}, request batch size {self.request_batch_size}"
+            )
+
+    def parameters(self) -> dict[str, tuple[FieldValue, ...]]:
+        """Return the choices of every parameter: the four of the batcher and the instances, then the fields."""
+        own: dict[str, tuple[Any, ...]] = {
+            "max_batch_size": self.max_batch_size,
+            "max_queue_delay_us": self.max_queue_delay_us,
+            "preferred_batch_sizes": self.preferred_batch_sizes,
+            "instance_count": self.instance_count,
+        }
+        return own | dict(self.fields)
+
+    def candidate(self, values: Mapping[str, FieldValue]) -> Candidate | None:
+        """Return the canonical candidate for one choice of each parameter; None if the combination is invalid.
+
+        Raises KeyError for a missing parameter.
+        """
+        size, delay = values["max_batch_size"], values["max_queue_delay_us"]
+        batching = self._batching(size, delay, values["preferred_batch_sizes"])
+        if batching is None:
+            return None
+        fields = tuple((path, values[path]) for path in self.fields)
+        return self.canonical(replace(batching, instance_count=int(values["instance_count"]), fields=fields))
+
+    def canonical(self, candidate: Candidate) -> Candidate:
+        """Return the one candidate that represents all with the behaviour of ``candidate`` at this request size.
+
+        A batcher that executes single requests is represented by no dynamic batching and the smallest max_batch_size
+        that accepts the request. A candidate outside the space keeps its numbers, in normal form.
+        """
+        key = self._key(candidate)
+        known = self._batchings.get(key)
+        if known is not None:
+            batching = known[0]
+        elif key == ONE_BY_ONE:
+            batching = Candidate(min(self._admitted, default=candidate.max_batch_size))
+        else:
+            batching = candidate
+        fields = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
+        return normalize(replace(batching, instance_count=candidate.instance_count, fields=fields))
+
+    def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
+        """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
+        known = self._batchings.get(self._key(candidate))
+        fields = {path: self._choice(path, value) for path, value in candidate.fields}
+        if known is not None and not known[0].dynamic_batching:
+            # without dynamic batching its fields do not exist: any choice gives the candidate
+            fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
+        inside = fields.keys() == self.fields.keys() and all(fields[p] in self.fields[p] for p in fields)
+        if known is None or not inside or candidate.instance_count not in self.instance_count:
+            return None
+        rest = {path: fields[path] for path in self.fields}
+        return {**known[1], "instance_count": candidate.instance_count, **rest}
+
+    def allowed_concurrencies(self, candidate: Candidate) -> tuple[int, ...] | None:
+        """Return the concurrencies at which ``candidate`` can be measured, ascending; None for any.
+
+        Recorded tables override it.
+        """
+        return None
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return all canonical candidates, ordered by batching, then by the order of the other choices."""
+        return tuple(self._enumerate())
+
+    def __len__(self) -> int:
+        """Return the number of canonical candidates."""
+        every = math.prod(map(len, self.fields.values()))
+        without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
+        batchings = [batching.dynamic_batching for batching, _ in self._batchings.values()]
+        return len(self.instance_count) * sum(every if on else without_batcher for on in batchings)
+
+    def _enumerate(self) -> Iterator[Candidate]:
+        for batching, _ in self._batchings.values():
+            paths = [path for path in self.fields if batching.dynamic_batching or not is_batcher_field(path)]
+            for count in self.instance_count:
+                for values in product(*(self.fields[path] for path in paths)):
+                    fields = tuple(zip(paths, values, strict=True))
+                    yield replace(batching, instance_count=count, fields=fields)
+
+    @cached_property
+    def _admitted(self) -> tuple[int, ...]:
+        return tuple(size for size in self.max_batch_size if size >= max(1, self.request_batch_size))
+
+    @cached_property
+    def _batchings(self) -> dict[object, tuple[Candidate, dict[str, FieldValue]]]:
+        """Map each behaviour of the batcher to its canonical candidate (batching only) and its first choices."""
+        batchings: dict[object, tuple[Candidate, dict[str, FieldValue]]] = {}
+        combinations = product(self.max_batch_size, self.max_queue_delay_us, self.preferred_batch_sizes)
+        for size, delay, policy in combinations:
+            assert delay is not None
+            batching = self._batching(size, delay, policy)
+            if batching is None:
+                continue
+            key = self._key(batching)
+            normal = Candidate(min(self._admitted)) if key == ONE_BY_ONE else normalize(batching)
+            values: dict[str, FieldValue] = {
+                "max_batch_size": size,
+                "max_queue_delay_us": delay,
+                "preferred_batch_sizes": policy,
+            }
+            simplest, first = batchings.get(key, (normal, values))
+            batchings[key] = (min(simplest, normal, key=_simplicity), first)
+        return dict(sorted(batchings.items(), key=lambda item: _simplicity(item[1][0])))
+
+    def _batching(self, size: Any, delay: Any, policy: Any) -> Candidate | None:
+        """Return the candidate (batching only) of three choices; None if the server would refuse a request."""
+        r = self.request_batch_size
+        if delay == OFF:
+            return Candidate(size) if size >= r or (size, r) == (0, 1) else None
+        sizes = resolve_policy(policy, size)
+        # a preferred size below one request is never reached
+        if size < r or sizes is None or any(not r <= s <= size for s in sizes):
+            return None
+        return Candidate(size, dynamic_batching=True, max_queue_delay_us=delay, preferred_batch_sizes=sizes)
+
+    def _key(self, candidate: Candidate) -> object:
+        return behaviour(candidate, self.request_batch_size, queued=any(map(is_batcher_field, self.fields)))
+
+    def _choice(self, path: str, value: FieldValue) -> FieldValue:
+        """Return the choice of ``path`` that equals ``value``: config.pbtxt has "4" for a 4 in the profile."""
+        return next((choice for choice in self.fields.get(path, ()) if _text(choice) == _text(value)), value)
+
+
+def _simplicity(batching: Candidate) -> tuple[object, ...]:
+    sizes = batching.preferred_batch_sizes
+    return batching.max_batch_size, batching.dynamic_batching, batching.max_queue_delay_us, len(sizes), sizes
+
+
+def _choices(name: str, values: Any) -> tuple[Any, ...]:
+    """Return the values without repetitions, in their order. 1 and True are different choices."""
+    distinct = tuple({(type(value), value): value for value in values}.values())
+    if not distinct:
+        raise ParameterError(name, "give at least one value")
+    return distinct
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise ParameterError(name, f"{value!r} is not a whole number from {least} to {_LARGEST}")
+    return value
+
+
+def _delay(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError("max_queue_delay_us", f'{value!r} is neither whole microseconds nor "off" (in quotes)')
+    return _whole("max_queue_delay_us", value, 0)
+
+
+def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
+    if path in _OWN or (path.startswith("instance_group") and path.endswith(".count")):
+        raise ParameterError(path, "is a setting of its own; use its name in the space (instance_count, …)")
+    for value in values:
+        if not isinstance(value, (str, int, float)) or value != value:
+            raise ParameterError(path, f"{value!r} is not a text, a number or true/false")
+        try:
+            model_config.check_shell_value(path.rpartition("/")[2], str(value))
+        except ValueError as error:
+            raise ParameterError(path, str(error)) from None
+    if path == SERVER_CPUS:  # one text for each set of CPUs
+        values = [format_cpus(_parsed(path, parse_cpus, value)) for value in values]
+    if path.startswith(SERVER_OPTION_PREFIX):
+        values = _options(path, values)
+    if path == INSTANCE_GPUS:
+        values = [gpu_placement.to_text(_parsed(path, gpu_placement.parse, value)) for value in values]
+    return _choices(path, values)
+
+
+def _options(path: str, values: Any) -> list[FieldValue]:
+    try:
+        name = server_options.check_option_name(path.removeprefix(SERVER_OPTION_PREFIX))
+        return [server_options.normalize_value(name, value) for value in values]
+    except ValueError as error:
+        raise ParameterError(path, str(error)) from None
+
+
+def _parsed(path: str, parse: Callable[[str], T], value: object) -> T:
+    try:
+        return parse(str(value))
+    except ValueError as error:
+        raise ParameterError(path, f"{value!r}: {error}") from None
+
+
+def _text(value: FieldValue) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _words(values: tuple[object, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The problem for a search method: the search space and the goal, without how candidates are measured.
+
+    Attributes:
+        model: Name of the model.
+        space: Search space. With a ``request_mix``, it counts a request of the mix as single samples.
+        request_batch_size: Samples of a request; the mean with a ``request_mix``.
+        max_concurrency: Largest concurrency of the load search.
+        objectives: Metrics to optimize, the most important first.
+        sla: The constraints that the recommendation has to meet.
+        open_loop: Whether requests are sent at a rate, regardless of the answers, instead of at a concurrency.
+        cpu_count: CPUs of the server if it serves on the CPU; None if it does not or that is unknown.
+        confidence: Confidence of the verdict on the SLA.
+        fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
+        request_mix: Distribution of the samples of a request; None if all requests have the same number.
+        client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
+    """
+
+    model: str
+    space: SearchSpace
+    request_batch_size: float
+    max_concurrency: int
+    objectives: tuple[Metric, ...] = field(default=(METRICS["throughput"],))
+    sla: Sla = field(default_factory=Sla)
+    open_loop: bool = False
+    cpu_count: int | None = None
+    confidence: float = CONFIDENCE
+    fixed_shapes: bool = True
+    request_mix: SizeDistribution | None = None
+    client_shares_cpus: bool = False
+
+    def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
+        """Return the best stable point within the SLA, see ``Sla.best_point``."""
+        return self.sla.best_point(points, self.objectives, unstable=unstable)

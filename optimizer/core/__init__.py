@@ -1,0 +1,1 @@
+"""Errors, interfaces, trials, processes, files and texts: what all packages share."""

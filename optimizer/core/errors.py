@@ -1,0 +1,74 @@
+"""The errors that ``tune`` reports, with the exit code of each.
+
+    TuneError
+    ├── BadInputError        2   a value, file or flag of the user is wrong
+    ├── EnvironmentFault     3   this machine lacks something
+    │   └── ServerFault      3   the server did not start or died
+    ├── DeploymentError      –   one candidate cannot be deployed: the trial fails, the search continues
+    │   └── LoadRefused      –   the server refuses its configuration or its model
+    └── MeasurementError     –   one measurement failed: its point is recorded as failed, the search continues
+        (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server)
+
+A message is one line: what is wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TuneError(Exception):
+    """Base class of all errors. ``log`` is the log file that shows the cause; None if there is none."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, log: Path | None = None) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class BadInputError(TuneError):
+    """A value, file or flag of the user is wrong."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(TuneError):
+    """This machine lacks a requirement of the run, such as disk space, a program or a driver."""
+
+    exit_code = 3
+
+
+class ServerFault(EnvironmentFault):
+    """The server did not start or died, so no candidate can be served."""
+
+
+class DeploymentError(TuneError):
+    """One candidate cannot be deployed; its trial fails."""
+
+
+class LoadRefused(DeploymentError):
+    """The server refuses the configuration or the model of a candidate. For the user's own one that is bad input."""
+
+
+class MeasurementError(TuneError):
+    """One measurement failed and has no values."""
+
+
+class ServerCrashed(DeploymentError, MeasurementError):
+    """The server or its model died or hangs, while the model was loaded or measured."""
+
+
+class ParameterError(ValueError):
+    """A parameter of a search space, or a field of ModelConfig, cannot have the values given for it.
+
+    Its text is ``parameter: problem``. Callers that know where the parameter was given report it as BadInputError.
+    """
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(parameter, problem)
+        self.parameter = parameter
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.parameter}: {self.problem}"

@@ -1,0 +1,409 @@
+"""Notes for people on a run, a sweep or a verification: a closed list of facts, each with its sentence.
+
+A note is an object of one of the classes below. ``str(note)`` is its sentence, which only people read: what a later
+step needs is a field of ``run.json`` or of a measurement.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+
+class Note(ABC):
+    """A fact that readers of a result should know."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Return the sentence."""
+
+
+def present(notes: Iterable[Note | None]) -> tuple[Note, ...]:
+    """Return the notes that are not None."""
+    return tuple(note for note in notes if note is not None)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# -- the server, its CPUs and its GPUs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateCpus(Note):
+    """The server and the load generator run on different CPUs, each a list such as ``0-3``."""
+
+    server: str
+    client: str
+
+    def __str__(self) -> str:
+        return f"the server runs on {_cpus(self.server)}, the load generator on {_cpus(self.client)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCpus(Note):
+    """The server and the load generator share the CPUs of a list that the user gave."""
+
+    cpus: str
+
+    def __str__(self) -> str:
+        return f"server and load generator share {_cpus(self.cpus)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedQuota(Note):
+    """The server and the load generator share a quota of CPUs."""
+
+    quota: float
+
+    def __str__(self) -> str:
+        return f"a quota of {self.quota:g} CPUs: server and load generator share it"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMachine(Note):
+    """The server and the load generator share all CPUs, because there are too few to divide."""
+
+    cpu_count: int
+    core_count: int
+
+    def __str__(self) -> str:
+        cores = "" if self.core_count == self.cpu_count else f" on {_count(self.core_count, 'core')}"
+        them = "them" if self.cpu_count > 1 else "it"
+        return f"{_count(self.cpu_count, 'CPU')}{cores}: server and load generator share {them}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOfNode(Note):
+    """Each trial used ``share`` of a node; 0 ``client_cpus`` are those of the server."""
+
+    share: str
+    client_cpus: int
+
+    def __str__(self) -> str:
+        own = f", {self.client_cpus} of them for the load generator" if self.client_cpus else ""
+        return f"each trial used {self.share} of a node of the cluster{own}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBackend(Note):
+    """The model was served by a Python backend of tritune."""
+
+    backend: str
+
+    def __str__(self) -> str:
+        own = f"tritune's own Python-based {self.backend} backend"
+        return f"served by {own}: a production build's native one is faster"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteServerUsed(Note):
+    """The measured server was not started by tune."""
+
+    address: str
+
+    def __str__(self) -> str:
+        return f"measured on the server at {self.address}: it was not restarted, only the model was loaded again"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOnCpu(Note):
+    """The model is served on the CPU although there is a GPU."""
+
+    cause: Literal[
+        "config asks for the CPU", "config does not ask for the GPU", "no CUDA provider", "torch without CUDA"
+    ]
+
+    def __str__(self) -> str:
+        reasons = {
+            "config asks for the CPU": "config.pbtxt asks for the CPU (KIND_CPU): served on the CPU",
+            "config does not ask for the GPU": "config.pbtxt does not ask for it (kind: KIND_GPU): served on the CPU",
+            "no CUDA provider": "the installed onnxruntime has no CUDA provider: served on the CPU (to change that, "
+            "install onnxruntime-gpu instead)",
+            "torch without CUDA": "the installed torch has no CUDA: served on the CPU (to change that, install its "
+            "CUDA build)",
+        }
+        return f"there is a GPU, but {reasons[self.cause]}"
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstanceUsed(Note):
+    """Figures of one instance of a GPU cannot be read."""
+
+    def __str__(self) -> str:
+        return "under MIG, utilization, power and clocks of one instance cannot be read"
+
+
+@dataclass(frozen=True, slots=True)
+class GpusNotRead(Note):
+    """NVML gives no figures of the GPUs; ``fault`` is its error with advice."""
+
+    fault: str
+
+    def __str__(self) -> str:
+        return self.fault
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherTuned(Note):
+    """The settings of candidates are those of the model ``name``, which has the batcher."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"settings without a model's name are those of {self.name}"
+
+
+# -- the measurements -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedByPerfAnalyzer(Note):
+    """perf_analyzer, not tune's own load client, measures the confirmation; ``reason`` is a clause that says why."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"perf_analyzer measures the confirmation instead of tune's own client, because {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesLeftOut(Note):
+    """perf_analyzer sends only ``sent`` of the recorded samples, in requests of ``batch_size``."""
+
+    sent: int
+    recorded: int
+    batch_size: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sent:,} of the {self.recorded:,} samples are sent: perf_analyzer takes long to prepare requests "
+            f"of {self.batch_size:,} from more (--load rate sends all)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsNotCompared(Note):
+    """The outputs were not compared with the baseline's. An empty ``reason``: the user turned the check off."""
+
+    reason: str = ""
+
+    def __str__(self) -> str:
+        reason = f": {self.reason}" if self.reason else " (--no-output-check)"
+        return f"outputs were not compared with the baseline's{reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class OfModels(Note):
+    """Notes on several models, each with the name of its model."""
+
+    notes: tuple[tuple[str, Note], ...]
+
+    def __str__(self) -> str:
+        return "; ".join(f"{model}: {note}" for model, note in self.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class LateRequests(Note):
+    """A share of the requests was sent late; ``worst_p99_ms`` is the highest p99 lateness of a measurement."""
+
+    share: float
+    late_ms: float
+    worst_p99_ms: float
+
+    def __str__(self) -> str:
+        return (
+            f"the load generator sent {self.share:.2%} of the requests more than {self.late_ms:g} ms late (the "
+            f"highest p99 of the lateness in a measurement was {self.worst_p99_ms:.3g} ms); latency counts from the "
+            "planned time, so it includes the lateness"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClocksLowered(Note):
+    """The GPU lowered its clocks in some of the measurements."""
+
+    lowered: int
+    measured: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        reasons = ", ".join(self.reasons)
+        return f"the GPU lowered its clocks in {self.lowered} of {self.measured} measurements: {reasons}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedVaried(Note):
+    """The slowest probe of the machine took ``factor`` times as long as the fastest."""
+
+    factor: float
+
+    def __str__(self) -> str:
+        return f"the machine's speed varied by a factor {self.factor:.1f} during the run"
+
+
+@dataclass(frozen=True, slots=True)
+class UnstableCells(Note):
+    """Cells of a sweep whose windows disagreed."""
+
+    unstable: int
+    measured: int
+
+    def __str__(self) -> str:
+        return f"unstable, marked *: {self.unstable} of {self.measured} cells, whose windows disagreed"
+
+
+@dataclass(frozen=True, slots=True)
+class DisturbedCells(Note):
+    """Cells of a sweep during which others took a share of the CPUs; ``worst_share`` is the largest."""
+
+    disturbed: int
+    measured: int
+    worst_share: float
+
+    def __str__(self) -> str:
+        return (
+            f"disturbed: {self.disturbed} of {self.measured} cells, while other processes or machines took up to "
+            f"{self.worst_share:.0%} of the CPUs"
+        )
+
+
+# -- the search -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConverged(Note):
+    """The search ended because another trial promised less than ``smallest_gain`` of the throughput."""
+
+    smallest_gain: float
+
+    def __str__(self) -> str:
+        return (
+            f"search converged: expected gain of another trial below about {self.smallest_gain:.0%} of the throughput"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStarted(Note):
+    """The search began with configurations of another study; ``machine`` is empty if it is unknown."""
+
+    configurations: int
+    study: str
+    machine: str
+
+    def __str__(self) -> str:
+        on = f" on {self.machine}" if self.machine else ""
+        return f"warm start: {_count(self.configurations, 'configuration')} of {self.study}{on}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherModelTransferred(Note):
+    """The transferred study tuned another model."""
+
+    study: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.study} tuned the model {self.model}: the search learns how far its trials apply here"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLeftOut(Note):
+    """What of a transferred study does not fit: configurations of another space or other request batch sizes."""
+
+    count: int
+    kind: Literal["configuration", "measurement"]
+    study: str
+
+    def __str__(self) -> str:
+        reason = "not in this space" if self.kind == "configuration" else "other request batch sizes"
+        was = "was" if self.count == 1 else "were"
+        return f"{_count(self.count, self.kind)} of {self.study} {was} left out: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartMissing(Note):
+    """A resumed run continued without the study that it began with."""
+
+    error: str
+
+    def __str__(self) -> str:
+        return f"continued without the warm start: {self.error}"
+
+
+# -- the confirmation -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationComplete(Note):
+    """No further server can change a verdict of the confirmation."""
+
+    def __str__(self) -> str:
+        return "the tests are complete: more servers cannot change the verdict; `tune verify --fresh` tests again"
+
+
+@dataclass(frozen=True, slots=True)
+class NextVerdictNeeds(Note):
+    """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``."""
+
+    servers: int
+    seconds: float
+
+    def __str__(self) -> str:
+        servers = _count(self.servers, "more fresh server")
+        return f"the next verdict needs {servers}, about {self.seconds:.0f} s: `tune verify` continues"
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeftOut(Note):
+    """A node of the cluster was not used."""
+
+    host: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.host} is left out: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class FewerCpusThanRayCounts(Note):
+    """Ray counts more CPUs than the node has."""
+
+    host: str
+    counted: int
+    available: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.host}: Ray counts {self.counted} CPUs, but the node has {self.available}: trials there share them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CpusUsedByOthers(Note):
+    """Trials outside this Ray cluster use the CPUs of the node too."""
+
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: trials outside this Ray cluster use its CPUs too: all trials there share them"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationIncomplete(Note):
+    """The confirmation lost its worker too often."""
+
+    crashes: int
+
+    def __str__(self) -> str:
+        return f"the confirmation is incomplete: it lost its worker {self.crashes} times"
+
+
+def _cpus(cpus: str) -> str:
+    return f"CPU{'' if cpus.isdigit() else 's'} {cpus}"

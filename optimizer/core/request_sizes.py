@@ -1,0 +1,166 @@
+"""Sizes and value ranges of generated inputs, as users write them: ``ids:16..128`` and ``ids:0..30521``.
+
+    shape    NAMES:DIM,DIM,...            as perf_analyzer's --shape, without the batch dimension
+    NAMES    NAME or NAME,NAME,...        these inputs have the same sizes in each request
+    DIM      CHOICE or CHOICE|CHOICE|...
+    CHOICE   SIZE or LOW..HIGH, then *WEIGHT (1 by default)
+    range    NAMES:LOW..HIGH              both bounds included
+
+The number of samples of a request (the request batch size) is a DIM too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+DISTRIBUTION_MARKS = ("*", "|", "..")  # a DIM with one of these has several sizes
+MAX_SIZE = 2**31 - 1
+MAX_CHOICES = 64
+ValueRange: TypeAlias = "tuple[int, int] | tuple[float, float]"
+_CHOICE = re.compile(r"([0-9]{1,10})(?:\.\.([0-9]{1,10}))?(?:\*([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeDistribution:
+    """The distribution of the sizes of one dimension.
+
+    ``choices`` are ``(low, high, weight)``: sizes are uniform within each interval, both bounds included.
+    """
+
+    choices: tuple[tuple[int, int, float], ...]
+
+    @property
+    def fixed(self) -> int | None:
+        """The size if there is only one, otherwise None."""
+        low = min(low for low, _, _ in self.choices)
+        return low if low == self.largest else None
+
+    @property
+    def largest(self) -> int:
+        """The largest size."""
+        return max(high for _, high, _ in self.choices)
+
+    @property
+    def mean(self) -> float:
+        """The mean size."""
+        weights = sum(weight for _, _, weight in self.choices)
+        return self.fixed or sum(weight * (low + high) / 2 for low, high, weight in self.choices) / weights
+
+    def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return ``count`` sizes in random order, shape [count].
+
+        The distribution is divided into ``count`` equally likely parts, and one size is drawn from each (stratified
+        sampling). So the sizes follow the distribution closely for every seed.
+        """
+        lows, highs, weights = (np.array(column) for column in zip(*self.choices, strict=True))
+        edges = np.cumsum(weights) / weights.sum()
+        places = (rng.permutation(count) + rng.random(count)) / count
+        chosen = np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)
+        shares = (places - (edges - weights / weights.sum())[chosen]) / (weights / weights.sum())[chosen]
+        spans = (highs - lows + 1)[chosen]
+        sizes: npt.NDArray[np.int64] = lows[chosen] + np.clip((shares * spans).astype(np.int64), 0, spans - 1)
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of the inputs ``names``, which is the user's text and may list several inputs."""
+
+    names: str
+    dims: tuple[SizeDistribution, ...]
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        """The sizes if every request has the same, otherwise None."""
+        sizes = tuple(size for dim in self.dims if (size := dim.fixed) is not None)
+        return sizes if len(sizes) == len(self.dims) else None
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The largest size of each dimension."""
+        return tuple(dim.largest for dim in self.dims)
+
+    def fits_model(self, model_dims: Collection[int]) -> bool:
+        """Return whether a model with ``model_dims`` accepts all these sizes; -1 accepts any size."""
+        if len(model_dims) != len(self.dims):
+            return False
+        return all(own in (-1, dim.fixed) for own, dim in zip(model_dims, self.dims, strict=True))
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
+        """Return the sizes of ``count`` requests, see ``SizeDistribution.draw``."""
+        columns = [dim.draw(count, rng).tolist() for dim in self.dims]
+        return list(zip(*columns, strict=True))
+
+
+def parse_shape(text: str) -> Shape:
+    """Return the shape in ``text``, such as ``ids:16..128``. Raises ValueError with an example."""
+    names, _, dims = text.rpartition(":")
+    if not names.strip():
+        raise ValueError("write NAME:SIZES, such as input_ids:128 or input_ids:16..128")
+    return Shape(names, parse_size_distributions(dims))
+
+
+def parse_size_distributions(text: str) -> tuple[SizeDistribution, ...]:
+    """Return the distributions in ``text``, such as ``3,16..128``. Raises ValueError with an example."""
+    return tuple(parse_size_distribution(part.strip()) for part in text.split(","))
+
+
+def parse_range(text: str) -> tuple[str, ValueRange]:
+    """Return the input names and the value range in ``text``. Raises ValueError with an example."""
+    names, _, bounds = text.rpartition(":")
+    if not names.strip():
+        raise ValueError("write NAME:LOW..HIGH, such as input_ids:0..30521")
+    return names, parse_bounds(bounds)
+
+
+def parse_bounds(text: str) -> ValueRange:
+    """Return the bounds in ``text``, as integers if both are. Raises ValueError with an example."""
+    low, dots, high = (part.strip() for part in text.partition(".."))
+    if dots and all(re.fullmatch("[+-]?[0-9]{1,20}", bound) for bound in (low, high)):
+        bounds: ValueRange = (int(low), int(high))
+    else:
+        bounds = (_number(low), _number(high))
+    if not dots or not bounds[0] <= bounds[1] or not all(map(math.isfinite, bounds)):
+        raise ValueError("write LOW..HIGH, such as 0..30521")
+    return bounds
+
+
+def select_inputs(names: str, inputs: Collection[str]) -> tuple[str, ...]:
+    """Return the inputs that the text ``names`` lists; an input's own name may contain a comma.
+
+    Raises ValueError if one is not an input of the model.
+    """
+    if names in inputs:
+        return (names,)
+    selected = tuple(name.strip() for name in names.split(","))
+    if any(name not in inputs for name in selected):
+        raise ValueError(f"the model's inputs are {', '.join(inputs)}")
+    return selected
+
+
+def parse_size_distribution(text: str) -> SizeDistribution:
+    """Return the distribution in ``text``, such as ``16*3|64..128``. Raises ValueError with an example."""
+    choices = []
+    for part in text.split("|"):
+        match = _CHOICE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError("write sizes such as 128, 16..128 or 16*3|128*1")
+        low, high = int(match[1]), int(match[2] or match[1])
+        weight = float(match[3] or 1)
+        if not 1 <= low <= high <= MAX_SIZE or weight <= 0:
+            raise ValueError(f"sizes are from 1 to {MAX_SIZE}, the lower one first, and weights are greater than 0")
+        choices.append((low, high, weight))
+    if len(choices) > MAX_CHOICES:
+        raise ValueError(f"give at most {MAX_CHOICES} choices")
+    return SizeDistribution(tuple(choices))
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"[0-9.eE+-]{1,40}", text) else math.nan

@@ -1,0 +1,155 @@
+"""Bounded reading of untrusted files, names and paths that stay in their folder, and texts safe for a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from optimizer.core.errors import BadInputError
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """Return ``text`` on one line, safe for a terminal.
+
+    Characters that are not printable (control characters, line ends, bidirectional marks) become Python escapes. A
+    text longer than ``most`` characters loses its middle, as the end of a message often has the cause.
+    """
+    line = text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if most is None or len(line) <= most:
+        return line
+    head = most // 3
+    return f"{line[:head]}…{line[head + 1 - most :]}"
+
+
+def printable(value: Any) -> Any:
+    """Return a JSON value in which every text, also each key, is as ``one_line`` returns it."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, dict):
+        return {one_line(key): printable(element) for key, element in value.items()}
+    return [printable(element) for element in value] if isinstance(value, list) else value
+
+
+def read_bytes(path: Path, most: int, hint: str) -> bytes:
+    """Return the content of a file.
+
+    Raises BadInputError if it cannot be read, is not a regular file (a pipe would block, a device has no end), or has
+    more than ``most`` bytes. ``hint`` ends the message about a file that is too large.
+    """
+    name = one_line(str(path))
+    try:
+        if path.exists() and not path.is_file():
+            raise BadInputError(f"{name}: not a file")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = getattr(error, "strerror", None) or "not a path"
+        raise BadInputError(f"{name}: cannot be read: {reason}") from None
+    if len(data) > most:
+        raise BadInputError(f"{name}: larger than {most >> 20} MiB; {hint}")
+    return data
+
+
+def read_tail(path: Path, most: int, start: int = 0) -> str:
+    """Return the last ``most`` bytes of a file as text, ignoring those before offset ``start``. Raises OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - most))
+        return file.read(most).decode(errors="replace")
+
+
+def check_file_name(text: str) -> str:
+    """Return ``text`` if it can be the name of a file in a folder. Raises ValueError with the reason if not."""
+    if not text:
+        raise ValueError("'' is not a name")
+    if not text.isprintable():
+        raise ValueError(f"{format_value(text)} has control characters")
+    if "/" in text or "\\" in text:
+        raise ValueError(f"{format_value(text)} has a separator; write the name alone, without folders")
+    if text.startswith(".") or ".." in text:
+        raise ValueError(f"{format_value(text)} must not begin with a dot or have '..' in it")
+    return text
+
+
+# what a shell takes literally, outside quotes: shlex.quote's characters, and letters of any language
+_NOT_LITERAL = re.compile(r"[^\w.@%+=:,-]")
+
+
+def check_shell_word(text: str) -> str:
+    """Return ``text`` if it can be the name of a file and a shell takes it literally without quotes.
+
+    Triton's Python backend starts the process of a model through bash, with names that it does not quote. Raises
+    ValueError with the reason.
+    """
+    if special := _NOT_LITERAL.search(check_file_name(text)):
+        raise ValueError(
+            f"{format_value(text)} has {format_value(special[0])}, which the shell that starts a model would not "
+            "take literally; rename it with letters, digits and . _ -"
+        )
+    return text
+
+
+def is_shell_path(path: str | Path) -> bool:
+    """Return whether a shell takes the absolute ``path`` literally without quotes."""
+    return not _NOT_LITERAL.search(str(path).replace(os.sep, ""))
+
+
+def resolve_inside(folder: Path, text: str) -> Path:
+    """Return the absolute path of ``text`` in ``folder``, with links resolved.
+
+    Raises ValueError if ``text`` is absolute, leads out of ``folder`` (by ``..`` or a link) or does not exist.
+    """
+    if not text or not text.isprintable():
+        raise ValueError(f"{format_value(text)} is not a path")
+    if Path(text).is_absolute() or "\\" in text:
+        raise ValueError(f"{format_value(text)} must be a relative path, with / between its parts")
+    try:
+        root = folder.resolve()
+        path = (root / text).resolve()
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, no permission
+        raise ValueError(f"{format_value(text)} cannot be followed") from None
+    if not path.is_relative_to(root):
+        raise ValueError(f"{format_value(text)} leads out of its folder; give a path inside it")
+    if not exists:
+        raise ValueError(f"{format_value(text)} does not exist in {one_line(str(root))}")
+    return path
+
+
+def is_file(path: Path) -> bool:
+    """Return whether ``path`` is a file. False also for an impossible path: a name too long, or a NUL byte."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether ``path`` is a folder. False also for an impossible path."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def exists(path: Path) -> bool:
+    """Return whether ``path`` exists, also as a device or a pipe. False also for an impossible path."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def format_value(value: object) -> str:
+    """Return ``value`` as it would be written in YAML, on one line of at most 60 characters."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, tuple):
+        text = f"[{', '.join(format_value(item) for item in value[:8])}{', …' if len(value) > 8 else ''}]"
+    elif isinstance(value, str):
+        text = repr(value) if value.isprintable() else ascii(value)
+    else:
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

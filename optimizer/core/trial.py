@@ -1,0 +1,222 @@
+"""Candidates, load points, trials and measured points: the frozen data of a study, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from objectives.metrics import Measurement
+
+FieldValue: TypeAlias = str | int | float | bool
+# names in Candidate.fields that are not paths in ModelConfig
+SERVER_CPUS = "server_cpus"  # CPUs that the server runs on, as parse_cpus reads them
+SERVER_OPTION_PREFIX = "server."  # prefix of options of tritonserver, see optimizer.options.server_options
+VARIANT = "variant"  # which of several equivalent models is served
+INSTANCE_GPUS = "instance_group_gpus"  # GPUs of the instances, as gpu_placement.parse reads them
+
+CROSS_CHECKING = "perf_analyzer"  # load generator of the measurements that check tune's own client
+SETTING_COLUMNS = (  # the attributes of a candidate other than its fields, as columns of trials.csv
+    "max_batch_size",
+    "dynamic_batching",
+    "max_queue_delay_us",
+    "preferred_batch_sizes",
+    "instance_count",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration of the model, in Triton's terms.
+
+    Attributes:
+        max_batch_size: Samples; 0 if the model has no batch dimension.
+        dynamic_batching: Whether the dynamic batcher is on. If not, the delay is 0 and no sizes are preferred.
+        max_queue_delay_us: ``max_queue_delay_microseconds`` of the dynamic batcher.
+        preferred_batch_sizes: Ascending; empty if none are set.
+        instance_count: Instances for each instance group, on each of its GPUs.
+        fields: Other settings as (name, value), sorted by name. A name is a path in ModelConfig (such as
+            ``parameters.intra_op_thread_count.string_value``), ``<model>/<parameter>`` for another model that is
+            served, INSTANCE_GPUS, SERVER_CPUS, VARIANT, or an option of the server.
+    """
+
+    max_batch_size: int
+    dynamic_batching: bool = False
+    max_queue_delay_us: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
+    instance_count: int = 1
+    fields: tuple[tuple[str, FieldValue], ...] = ()
+
+    @property
+    def config_fields(self) -> tuple[tuple[str, FieldValue], ...]:
+        """The fields that change this model's config.pbtxt."""
+        return tuple(field for field in self.fields if not is_server_field(field[0]) and not model_of_field(field[0]))
+
+    @property
+    def proto_fields(self) -> tuple[tuple[str, FieldValue], ...]:
+        """The fields whose name is a path in ModelConfig."""
+        return tuple(field for field in self.config_fields if field[0] != INSTANCE_GPUS)
+
+    @property
+    def instance_gpus(self) -> str | None:
+        """The GPUs of the instances, as text; None if they are those of the base configuration."""
+        chosen = dict(self.fields).get(INSTANCE_GPUS)
+        return None if chosen is None else str(chosen)
+
+    @property
+    def instances(self) -> int:
+        """The total number of instances: ``instance_count`` on each of its GPUs."""
+        return self.instance_count * (self.instance_gpus.count(",") + 1 if self.instance_gpus else 1)
+
+    @property
+    def server_cpus(self) -> str | None:
+        """The CPUs of the server, as text; None if the search does not vary them."""
+        chosen = dict(self.fields).get(SERVER_CPUS)
+        return None if chosen is None else str(chosen)
+
+    def __str__(self) -> str:
+        batching = "no dynamic batching"
+        if self.dynamic_batching:
+            preferred = (
+                f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""
+            )
+            batching = f"delay {self.max_queue_delay_us} µs{preferred}"
+        extra = "".join(f" · {short_path(path)}={value}" for path, value in self.fields)
+        return f"max_batch_size {self.max_batch_size} · {batching} · instances {self.instance_count}{extra}"
+
+
+def is_server_field(path: str) -> bool:
+    """Return whether a field of a candidate concerns the server or the variant, not a model's configuration."""
+    return path in (SERVER_CPUS, VARIANT) or path.startswith(SERVER_OPTION_PREFIX)
+
+
+def model_of_field(path: str) -> str:
+    """Return the model of a field ``<model>/<parameter>``; an empty string for a field of the tuned model."""
+    return "" if path.startswith("parameters.") or "/" not in path else path.partition("/")[0]
+
+
+def fields_of_model(fields: Iterable[tuple[str, FieldValue]], model: str) -> dict[str, FieldValue]:
+    """Return the fields of the other model ``model``, by parameter."""
+    return {path.removeprefix(f"{model}/"): value for path, value in fields if model_of_field(path) == model}
+
+
+def short_path(path: str) -> str:
+    """Return a short name for a field, such as ``threads`` for ``parameters.threads.string_value``.
+
+    A field of another model keeps the prefix ``<model>/``.
+    """
+    if model := model_of_field(path):
+        return f"{model}/{short_path(path.removeprefix(f'{model}/'))}"
+    parts = path.split(".")
+    return parts[1] if parts[0] == "parameters" and len(parts) > 1 else parts[-1]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LoadPoint:
+    """A load: requests of ``request_batch_size`` samples each (the mean for mixed sizes).
+
+    In a closed loop, ``concurrency`` requests are in flight at any time. In an open loop ``concurrency`` is 0, and
+    ``request_rate`` requests per second are sent regardless of the answers.
+    """
+
+    request_batch_size: float
+    concurrency: int = 0
+    request_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """A window that was measured on a fresh server.
+
+    Attributes:
+        server: Number of the fresh server among those of its trial, from 1.
+        load: Load of the window.
+        measurement: What was measured.
+        error: Error probability of the test of this load; 0 if the candidate is measured for comparison only.
+    """
+
+    server: int
+    load: LoadPoint
+    measurement: Measurement
+    error: float = 0.0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has no values: the server crashed, or the load generator failed or could not keep the rate."""
+        return self.measurement.throughput_infer_per_sec is None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One candidate with its measurements.
+
+    Attributes:
+        number: Number of the trial in its study, from 0.
+        candidate: Configuration that was deployed.
+        measurements: Pairs of load and measurement of the search, in the order of measuring.
+        status: ``failed`` if the candidate could not be deployed.
+        reason: Why it failed; empty otherwise.
+        deploy_seconds: Time of the deployment; None if unknown.
+        confirmations: Measurements on fresh servers. Only these count for the verdict.
+        cross_checks: Measurements of perf_analyzer on the same servers, which check tune's own load client.
+    """
+
+    number: int
+    candidate: Candidate
+    measurements: tuple[tuple[LoadPoint, Measurement], ...] = ()
+    status: Literal["ok", "failed"] = "ok"
+    reason: str = ""
+    deploy_seconds: float | None = None
+    confirmations: tuple[Confirmation, ...] = ()
+    cross_checks: tuple[Confirmation, ...] = ()
+
+    def with_confirmation(self, confirmation: Confirmation) -> Trial:
+        """Return the trial with one more confirmation.
+
+        It replaces the last one if that was lost on the same server at the same load.
+        """
+        kept = self.confirmations
+        if kept and kept[-1].is_lost and (kept[-1].server, kept[-1].load) == (confirmation.server, confirmation.load):
+            kept = kept[:-1]
+        return replace(self, confirmations=(*kept, confirmation))
+
+    def with_row(self, confirmation: Confirmation, load_generator: str) -> Trial:
+        """Return the trial with one more row of a fresh server; ``load_generator`` is the column of that name."""
+        if load_generator:
+            return replace(self, cross_checks=(*self.cross_checks, confirmation))
+        return self.with_confirmation(confirmation)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The measurement of one candidate at one load. Pareto fronts and recommendations consist of points."""
+
+    trial: int
+    candidate: Candidate
+    load: LoadPoint
+    measurement: Measurement
+
+    @property
+    def throughput_infer_per_sec(self) -> float:
+        """The throughput; 0 if it is unknown."""
+        return self.measurement.throughput_infer_per_sec or 0.0
+
+
+def all_points(trials: Sequence[Trial]) -> Iterator[Point]:
+    """Yield every measured point of every trial."""
+    for trial in trials:
+        for load, measurement in trial.measurements:
+            yield Point(trial.number, trial.candidate, load, measurement)
+
+
+def latest_points(trials: Sequence[Trial]) -> list[Point]:
+    """Return the measured points, with the latest measurement of each load of each trial.
+
+    An unstable measurement does not replace an earlier stable one.
+    """
+    latest: dict[tuple[int, LoadPoint], Point] = {}
+    for point in all_points(trials):
+        before = latest.get((point.trial, point.load))
+        if before is None or point.measurement.stable or not before.measurement.stable:
+            latest[point.trial, point.load] = point
+    return list(latest.values())

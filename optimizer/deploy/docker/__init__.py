@@ -1,1 +1,0 @@
-"""The docker target: servers in containers of this machine."""

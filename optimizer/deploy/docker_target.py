@@ -1,0 +1,246 @@
+"""The docker target: a tritonserver in a container, with the model repository mounted into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.config.model_source import ModelSource
+from optimizer.core import interrupts
+from optimizer.core.interfaces import Endpoint, ResourceUsage, TargetSettings, Telemetry
+from optimizer.core.safe_text import read_tail
+from optimizer.core.timing import Stopwatch
+from optimizer.deploy import docker_engine
+from optimizer.deploy.docker_container import (
+    NO_GPUS,
+    SHM_SIZE,
+    ULIMITS,
+    Bind,
+    Container,
+    ContainerSettings,
+    read_gpus,
+    read_mount,
+    read_shm_size,
+    read_ulimits,
+)
+from optimizer.deploy.docker_engine import connect, remove_named, remove_orphaned_containers
+from optimizer.deploy.managed_target import (
+    LOAD_SECONDS,
+    ManagedTarget,
+    RepositoryCopy,
+    load_limit_seconds,
+    server_options,
+)
+from optimizer.deploy.server_process import Server, remove_leftovers
+from optimizer.measure.server_health import LOG_BYTES
+from optimizer.options.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+
+REPOSITORY = "/models"  # path of the repository in the container
+
+
+class MountedCopy(RepositoryCopy):
+    """A copy of the model repository for a container: its shared files are mounted below ``/models`` by ``binds``.
+
+    They cannot be links, because a container does not see the paths of this machine. Links in the original
+    repository work, because their targets are mounted where they point to.
+    """
+
+    def __init__(self, source: ModelSource) -> None:
+        self._shared: list[Bind] = []
+        super().__init__(source)
+        self.path.joinpath("repository").chmod(0o755)  # the container may run as any user
+
+    @property
+    def binds(self) -> tuple[Bind, ...]:
+        return (Bind(self.repository, REPOSITORY), *self._shared)
+
+    def _share(self, entry: Path, at: Path) -> None:
+        source = entry.resolve()
+        if source.is_dir():
+            at.mkdir()
+        else:
+            at.touch()
+        seen_at = f"{REPOSITORY}/{at.relative_to(self.repository).as_posix()}"
+        self._shared.append(Bind(source, seen_at))
+        for link in _links(source):
+            folder = Path(seen_at, link.relative_to(source)).parent
+            leads_to = os.path.normpath(folder / link.readlink())
+            inside = Path(leads_to).is_relative_to(REPOSITORY)
+            if not inside and link.exists() and leads_to not in {bind.at for bind in self._shared}:
+                self._shared.append(Bind(link.resolve(), leads_to))
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink())
+
+
+HTTP_PORT, GRPC_PORT = 8000, 8001  # Triton's own
+
+
+class DockerTarget(ManagedTarget):
+    """Serves candidates in a container of the image and with the settings of ``options``.
+
+    Its shared memory and resource limits add to or replace NVIDIA's recommended values. ``base_url`` is the address
+    of the engine, by default that of the ``docker`` command.
+
+    Raises BadInputError for a value that is not valid, EnvironmentFault if Docker is not available.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        options: RunOptions,
+        *,
+        log: Path,
+        stopwatch: Stopwatch | None = None,
+        base_url: str | None = None,
+        cpus: frozenset[int] | None = None,
+        load_timeout_seconds: float = LOAD_SECONDS,
+    ) -> None:
+        settings = read_settings(options)
+        with contextlib.ExitStack() as undo:
+            client = undo.enter_context(contextlib.closing(connect(base_url)))
+            remove_orphaned_containers(client)
+            remove_leftovers()
+            folder = MountedCopy(source)
+            undo.callback(folder.remove)
+            settings = replace(settings, binds=folder.binds + settings.binds)
+            flags = [*server_options(source), *options.server_args]
+            image = str(options.docker_image)
+            server = ContainerServer(client, image, folder.path.name, settings, log=log, options=flags, cpus=cpus)
+            super().__init__(
+                source,
+                server,
+                folder,
+                stopwatch=stopwatch,
+                load_timeout_seconds=load_timeout_seconds,
+                gpus=bool(settings.gpus),
+            )
+            self._open = undo.pop_all()
+
+    def close(self) -> None:
+        """Remove the container and the copy of the repository.
+
+        Raises EnvironmentFault if the container cannot be removed; the next run removes it.
+        """
+        with interrupts.deferred(), self._open:
+            super().close()
+
+
+def read_settings(options: RunOptions) -> ContainerSettings:
+    """Return the settings of the container. Raises BadInputError."""
+    return ContainerSettings(
+        binds=tuple(read_mount(text, taken=[REPOSITORY]) for text in options.docker_mounts),
+        ports=(HTTP_PORT, GRPC_PORT),
+        gpus=read_gpus(options.docker_gpus or NO_GPUS),
+        shm_size=read_shm_size(options.docker_shm_size or SHM_SIZE),
+        ulimits=read_ulimits([*ULIMITS, *options.docker_ulimits]),
+    )
+
+
+def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+    """Raise BadInputError for wrong settings of the container, EnvironmentFault if Docker or the image is missing."""
+    read_settings(options)
+    server_identity(options, say)
+
+
+def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+    """Return the id of the image."""
+    assert options.docker_image is not None
+    return docker_engine.image_id(options.docker_image)
+
+
+def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> DockerTarget:
+    """Return the target on a server in a container of ``--docker-image``."""
+    return DockerTarget(
+        source,
+        options,
+        log=settings.log,
+        stopwatch=settings.stopwatch,
+        cpus=settings.cpus,
+        load_timeout_seconds=load_limit_seconds(options.budget_seconds),
+    )
+
+
+class ContainerTelemetry:
+    """Telemetry that adds the server's memory as the engine counts it, if ``telemetry`` cannot see its process."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        with self._telemetry.record(endpoint) as samples:
+            yield samples
+        if samples.server_memory_bytes is None and endpoint.memory_bytes is not None:
+            samples.server_memory_bytes = endpoint.memory_bytes()
+
+
+class ContainerServer(Server):
+    """A tritonserver in a container of ``image``, a new one with each start, with its ports published on loopback."""
+
+    def __init__(
+        self,
+        client: DockerClient,
+        image: str,
+        name: str,
+        settings: ContainerSettings,
+        *,
+        log: Path,
+        options: Sequence[str] = (),
+        cpus: frozenset[int] | None = None,
+    ) -> None:
+        super().__init__(name, image, "--docker-image", log=log, cpus=cpus)
+        self._engine = client
+        self._image = image
+        self._settings = settings
+        self._options = options
+
+    def memory_bytes(self) -> float | None:
+        return self.running.memory_bytes() if isinstance(self.running, Container) else None
+
+    def stop(self) -> None:
+        """Stop the server; also remove containers that an interrupted start has left."""
+        super().stop()
+        remove_named(self._engine, self._name)
+
+    def _launch(self) -> Container:
+        restriction = self._restriction()
+        command = [
+            "tritonserver",
+            f"--id={self._name}",
+            f"--model-repository={REPOSITORY}",
+            "--model-control-mode=explicit",
+            *(restriction or ["--allow-http=false"]),
+            f"--http-port={HTTP_PORT}",
+            f"--grpc-port={GRPC_PORT}",
+            "--allow-metrics=false",
+            *self._options,
+            *self._chosen,
+        ]
+        settings = replace(self._settings, cpus=self._cpus)
+        container = Container(self._engine, self._image, command, settings, log=self.log, name=self._name)
+        self.grpc = container.address(GRPC_PORT)
+        self.http = container.address(HTTP_PORT) if restriction else ""
+        return container
+
+    def _restriction(self) -> list[str]:
+        """Return the option that protects the load of models over HTTP by a secret header.
+
+        A web page can send requests to loopback, and a load request can carry code. The result is empty if the log
+        says that the server is too old for this option.
+        """
+        option = "--http-restricted-api"
+        if self.log.exists() and f"unrecognized option '{option}" in read_tail(self.log, LOG_BYTES):
+            return []
+        return [f"{option}=model-repository:tritune={secrets.token_hex(16)}"]

@@ -1,0 +1,346 @@
+"""A tritonserver on this machine, run as a process, and the embedded target, which uses the pinned server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault
+from optimizer.core.interfaces import TargetSettings
+from optimizer.core.process import SupervisedProcess
+from optimizer.core.timing import Stopwatch
+from optimizer.deploy import runtime
+from optimizer.deploy.managed_target import (
+    CALL_SECONDS,
+    LOAD_SECONDS,
+    ManagedTarget,
+    RepositoryCopy,
+    load_limit_seconds,
+    load_model,
+    server_options,
+)
+from optimizer.deploy.runtime import Runtime
+from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
+from optimizer.machine.nvml import VISIBLE_DEVICES
+from optimizer.measure.server_health import without_traceback
+from optimizer.options.run_options import RunOptions
+
+STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
+NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model; apt-get install bash"
+LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
+MORE_ADDRESS_SPACE = "ulimit -v unlimited"
+WITHOUT_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}  # its thread and requests would disturb measurements
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver program and how it is started.
+
+    ``backends`` is its backend directory. If it is None, a directory is assembled in the server's folder, from the
+    ``runtime`` and tune's own backends. ``options`` are the names of the options that this version knows; None means
+    all that tune uses. ``arguments`` are the user's.
+    """
+
+    tritonserver: Path
+    environment: Mapping[str, str]
+    backends: Path | None = None
+    options: frozenset[str] | None = None
+    arguments: tuple[str, ...] = ()
+    runtime: Runtime | None = None
+
+    def knows(self, word: str) -> bool:
+        """Return whether ``--name`` or ``--name=value`` is an option of this version."""
+        return self.options is None or word.removeprefix("--").partition("=")[0] in self.options
+
+
+BACKENDS = Path(__file__).parent / "backends"
+
+
+class ServerFolder(RepositoryCopy):
+    """A copy of the model repository whose shared files are symbolic links, with the backends of the server."""
+
+    def __init__(self, source: ModelSource, installation: Installation) -> None:
+        super().__init__(source)
+        self.backends = installation.backends or self.path / "backends"
+        with self._removed_on_error():
+            self.packages.mkdir()
+            if installation.runtime is not None:
+                self._assemble_backends(installation.runtime)
+                self._link_packages(installation.runtime)
+
+    @property
+    def packages(self) -> Path:
+        """The working directory of the server, which is first on the stub's search path for packages.
+
+        It holds the packages of which the stub needs another version than this environment has, and no user files.
+        """
+        return self.path / "packages"
+
+    @property
+    def shared_memory_prefix(self) -> str:
+        return shared_memory_prefix(self.path)
+
+    def _share(self, entry: Path, at: Path) -> None:
+        at.symlink_to(entry.resolve())
+
+    def _assemble_backends(self, runtime: Runtime) -> None:
+        """Copy the backends: Triton refuses a library that is a link out of the backend directory."""
+        shutil.copytree(runtime.python_backend, self.backends / "python")
+        shutil.copy(runtime.stub, self.backends / "python")
+        for backend in BACKENDS.iterdir():
+            if backend.joinpath("model.py").exists():
+                shutil.copytree(backend, self.backends / backend.name)
+
+    def _link_packages(self, runtime: Runtime) -> None:
+        folder = runtime.stub_packages
+        for package in folder.iterdir() if folder else ():
+            self.packages.joinpath(package.name).symlink_to(package)
+
+
+def free_port() -> int:
+    """Return a free TCP port of 127.0.0.1. Another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class TritonServer(Server):
+    """A tritonserver process that serves the repository in ``folder``.
+
+    ``options`` are added to its command line. Over HTTP, models are loaded only with the header
+    ``tritune: <http_secret>``. Without ``gpus`` it sees no GPU.
+    """
+
+    def __init__(
+        self,
+        folder: ServerFolder,
+        installation: Installation,
+        *,
+        log: Path,
+        options: Sequence[str] = (),
+        choose_port: Callable[[], int] = free_port,
+        cpus: frozenset[int] | None = None,
+        gpus: bool = True,
+    ) -> None:
+        program = str(installation.tritonserver)
+        super().__init__(folder.path.name, program, "--tritonserver", log=log, cpus=cpus)
+        self.http_secret = secrets.token_hex(16)
+        self._folder = folder
+        self._installation = installation
+        self._environment = {**installation.environment, **({} if gpus else {VISIBLE_DEVICES: ""})}
+        self._options = options
+        self._choose_port = choose_port
+
+    def _launch(self) -> SupervisedProcess:
+        http_port, grpc_port = self._choose_port(), self._choose_port()
+        self.http, self.grpc = "", f"127.0.0.1:{grpc_port}"
+        # A web page can send requests to loopback, and a load request can carry code: it now needs a secret header.
+        http = [f"--http-restricted-api=model-repository:tritune={self.http_secret}"]
+        if self._installation.knows(http[0]):
+            self.http = f"127.0.0.1:{http_port}"
+            http += ["--http-address=127.0.0.1", f"--http-port={http_port}"]
+        else:
+            http = ["--allow-http=false"]
+        command: list[str | Path] = [
+            self._installation.tritonserver,
+            f"--id={self._folder.path.name}",
+            f"--model-repository={self._folder.repository}",
+            "--model-control-mode=explicit",
+            *http,
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={grpc_port}",
+            "--allow-metrics=false",
+            f"--backend-directory={self._folder.backends}",
+            # also read by backends that are based on the Python backend
+            f"--backend-config=python,shm-region-prefix-name={self._folder.shared_memory_prefix}",
+            *filter(self._installation.knows, self._options),
+            *self._installation.arguments,
+            *self._chosen,
+        ]
+        return SupervisedProcess(
+            command,
+            log=self.log,
+            env=self._environment,
+            cwd=self._folder.packages,
+            cpus=self._cpus,
+            shm_prefix=self._folder.shared_memory_prefix,
+        )
+
+
+class ServerSettings(TypedDict, total=False):
+    """Optional settings of an installed server.
+
+    ``load_timeout_seconds`` limits a load. With ``gpus`` (the default) it sees the GPUs that this process sees.
+    Without, it sees none, and a model without a fixed device is served on the CPU.
+    """
+
+    stopwatch: Stopwatch | None
+    load_timeout_seconds: float
+    choose_port: Callable[[], int]
+    cpus: frozenset[int] | None
+    gpus: bool
+
+
+class InstalledTarget(ManagedTarget):
+    """Serves candidates on a tritonserver of this machine; ``log`` gets its output.
+
+    The server's metrics are off, because NVML provides the same GPU data.
+    """
+
+    def __init__(
+        self, source: ModelSource, installation: Installation, *, log: Path, **settings: Unpack[ServerSettings]
+    ) -> None:
+        remove_leftovers()
+        folder = ServerFolder(source, installation)
+        with contextlib.ExitStack() as undo:
+            undo.callback(folder.remove)
+            options = server_options(source)
+            gpus = settings.get("gpus", True)
+            server = TritonServer(
+                folder,
+                installation,
+                log=log,
+                options=options,
+                choose_port=settings.get("choose_port", free_port),
+                cpus=settings.get("cpus"),
+                gpus=gpus,
+            )
+            super().__init__(
+                source,
+                server,
+                folder,
+                stopwatch=settings.get("stopwatch"),
+                load_timeout_seconds=settings.get("load_timeout_seconds", LOAD_SECONDS),
+                gpus=gpus,
+            )
+            undo.pop_all()
+
+
+def embedded_installation(installed: Runtime) -> Installation:
+    """Return the pinned tritonserver. Raises EnvironmentFault if Python has no shared library, or bash is missing."""
+    return Installation(installed.tritonserver, server_environment(installed), runtime=installed)
+
+
+def server_environment(installed: Runtime) -> dict[str, str]:
+    """Return the environment of the server and its Python stubs.
+
+    Raises EnvironmentFault if Python has no shared library, bash is missing or the address space is too small.
+    """
+    libpython = runtime.libpython_folder()
+    if libpython is None:
+        raise EnvironmentFault(runtime.libpython_advice())
+    search_path = stub_search_path()
+    if shutil.which(STUB_SHELL, path=search_path) is None:
+        raise EnvironmentFault(NO_STUB_SHELL)
+    if problem := address_space_problem():
+        raise EnvironmentFault(f"{problem}; {MORE_ADDRESS_SPACE}")
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    return {
+        **WITHOUT_TELEMETRY,
+        **os.environ,  # Python models may need variables of the user
+        "LD_LIBRARY_PATH": f"{installed.libraries}{os.pathsep}{libpython}",
+        # the stub embeds this Python and finds the packages of this environment by PYTHONPATH and PATH
+        "PYTHONPATH": os.pathsep.join(packages),
+        "PATH": search_path,
+    }
+
+
+def address_space_problem() -> str:
+    """Return why the limit on the address space, which the server inherits, is too low; empty if it is not."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY or soft >= LEAST_ADDRESS_SPACE:
+        return ""
+    needed = LEAST_ADDRESS_SPACE >> 30
+    return f"the address space is limited to {soft / 2**30:.1f} GiB, and the server needs {needed} GiB"
+
+
+def stub_search_path() -> str:
+    """Return the PATH of the server and its stubs, which has the system's programs even if PATH is empty."""
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), os.defpath)
+    return os.pathsep.join(filter(None, folders))
+
+
+class EmbeddedTarget(InstalledTarget):
+    """Serves candidates on the pinned tritonserver, which is installed on first use; ``say`` gets its progress."""
+
+    def __init__(
+        self, source: ModelSource, *, log: Path, say: Callable[[str], None], **settings: Unpack[ServerSettings]
+    ) -> None:
+        super().__init__(source, embedded_installation(runtime.ensure(say)), log=log, **settings)
+
+
+def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+    """Accept all options: the pinned server is installed when the model is known."""
+
+
+def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+    """Return the version of the pinned server."""
+    return runtime.TRITON_VERSION
+
+
+def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> EmbeddedTarget:
+    """Return the target on the pinned server."""
+    return EmbeddedTarget(
+        source,
+        log=settings.log,
+        say=settings.say,
+        stopwatch=settings.stopwatch,
+        cpus=settings.cpus,
+        gpus=settings.gpus,
+        load_timeout_seconds=load_limit_seconds(options.budget_seconds),
+    )
+
+
+def complete_config(
+    source: ModelSource, find: Callable[[], Installation], limit_seconds: float = LOAD_SECONDS
+) -> ModelSource:
+    """Return ``source`` with the inputs and outputs that Triton's auto-completion finds in the model.
+
+    ``find`` returns the server to start for it; the model has to load within ``limit_seconds``. A source that is
+    complete is returned unchanged. Raises BadInputError if the model does not load, or has no inputs or outputs
+    either.
+    """
+    if source.config.input and source.config.output:
+        return source
+    from tritonclient.utils import InferenceServerException
+
+    where = source.repository / source.name / "config.pbtxt"
+    installation = find()
+    folder = ServerFolder(source, installation)
+    with contextlib.ExitStack() as undo:
+        undo.callback(folder.remove)
+        server = TritonServer(folder, installation, log=folder.path / "tritonserver.log")
+        undo.callback(server.stop)
+        client = server.client()
+        try:
+            load_model(server, client, source.name, None, limit_seconds)
+            completed = client.get_model_config(source.name, client_timeout=CALL_SECONDS).config
+        except (InferenceServerException, DeploymentError) as error:
+            reason = str(error) if isinstance(error, DeploymentError) else without_traceback(error.message() or "")
+            raise BadInputError(f"{where}: has no inputs or outputs, and {reason}") from None
+    if not (completed.input and completed.output):
+        raise BadInputError(
+            f"{where}: has no inputs or outputs, and the model does not declare them either; write them"
+        )
+    config = model_config.with_explicit_counts(source.config, gpu=True)  # a copy
+    for name in ("input", "output"):
+        config.ClearField(name)
+        getattr(config, name).extend(getattr(completed, name))
+    config.max_batch_size = completed.max_batch_size
+    for name in ("dynamic_batching", "model_transaction_policy"):
+        if completed.HasField(name) and not (name == "dynamic_batching" and config.WhichOneof("scheduling_choice")):
+            getattr(config, name).CopyFrom(getattr(completed, name))
+    if list(config.dynamic_batching.preferred_batch_size) == [config.max_batch_size]:  # added by Triton
+        config.dynamic_batching.ClearField("preferred_batch_size")
+    return replace(source, config=config)

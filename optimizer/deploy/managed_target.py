@@ -1,0 +1,342 @@
+"""The target whose server tune starts: a copy of the model repository, and the loading of candidates into it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
+
+from optimizer.config import gpu_placement, model_config
+from optimizer.config.model_source import ModelSource, ServedModels, served_models
+from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.process import RunningProcess
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import Candidate
+from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
+from optimizer.measure.server_health import lacks_memory, model_died, without_traceback
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
+
+class RepositoryCopy(ABC):
+    """A copy of a model repository in a temporary folder, with a config.pbtxt of its own for each model.
+
+    All other files are shared with the original. Raises EnvironmentFault if the folder cannot be written.
+    """
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        with _disk_errors():
+            self.path = new_folder()
+        with self._removed_on_error():
+            for name, config in source.models.items():
+                self._add_model(name, ensemble=config.HasField("ensemble_scheduling"))
+                self.write_config(name, config)
+
+    @property
+    def repository(self) -> Path:
+        return self.path / "repository"
+
+    def write_config(self, model: str, config: Message) -> None:
+        """Write the config.pbtxt of ``model``. Raises EnvironmentFault if the disk refuses it."""
+        with _disk_errors():
+            self.repository.joinpath(model, "config.pbtxt").write_text(model_config.to_text(config))
+
+    def remove(self) -> None:
+        """Remove the folder; no effect if it does not exist."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @abstractmethod
+    def _share(self, entry: Path, at: Path) -> None:
+        """Make the file or folder ``entry`` of the original repository visible to the server at ``at``."""
+
+    @contextlib.contextmanager
+    def _removed_on_error(self) -> Iterator[None]:
+        try:
+            with _disk_errors():
+                yield
+        except BaseException:
+            self.remove()
+            raise
+
+    def _add_model(self, name: str, *, ensemble: bool) -> None:
+        model = self.repository / name
+        model.mkdir(parents=True)
+        for entry in self._source.folder(name).iterdir():
+            if entry.name != "config.pbtxt":
+                self._share(entry, model / entry.name)
+        if ensemble:  # Triton needs its version folder, which is empty and therefore often not in the repository
+            model.joinpath("1").mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or "it cannot be written"
+        raise EnvironmentFault(
+            f"no temporary folder for the server: {reason}; free space there or set TMPDIR"
+        ) from error
+
+
+CHECK_SECONDS = 2.0  # between two checks whether a server that loads a model still responds
+TIMEOUT_FACTOR = 20.0  # a load is given up after this multiple of the slowest one so far
+SHORTEST_TIMEOUT_SECONDS = 20.0
+CALL_SECONDS = 10.0
+
+
+class ModelLoader:
+    """Loads the models of a deployment into ``server``, from ``folder``.
+
+    ``timeout_seconds`` limits a load. After the first one the limit is lower: a multiple of the slowest load so far.
+    """
+
+    def __init__(self, server: Server, folder: RepositoryCopy, log: Path, timeout_seconds: float) -> None:
+        self._server = server
+        self._folder = folder
+        self._log = log
+        self._timeout_seconds = timeout_seconds
+        self._slowest_seconds: float | None = None
+        self._loaded: dict[str, str] = {}  # model -> its config.pbtxt
+        self._loaded_by: RunningProcess | None = None
+
+    def load(self, wanted: ServedModels, *, as_written: bool) -> None:
+        """Load the models of ``wanted`` that are not loaded with this configuration yet, and unload all others.
+
+        With ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. Raises
+        LoadRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
+        ServerFault if the server fails.
+        """
+        client = self._server.client()
+        if self._server.running is not self._loaded_by:
+            self._loaded, self._loaded_by = {}, self._server.running
+        self._server.mark_log()
+        for name in [name for name in self._loaded if name not in wanted.configs]:
+            self._unload(name, client)
+        configs = {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
+        texts = {name: model_config.to_text(config) for name, config in configs.items()}
+        changed = [name for name in texts if self._loaded.get(name) != texts[name]]
+        if as_written:
+            for name in changed:
+                self._folder.write_config(name, configs[name])
+            if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
+                changed = [wanted.model]  # loading an ensemble loads its steps, too
+        for name in changed:
+            self._loaded.pop(name, None)
+            config = None if as_written else model_config.to_override_json(configs[name])
+            self._load(client, name, config)
+        self._loaded = texts
+        self._check(wanted, client)
+
+    def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
+        from tritonclient.utils import InferenceServerException
+
+        started = time.monotonic()
+        try:
+            load_model(self._server, client, name, config, self._limit_seconds())
+        except InferenceServerException as error:
+            raise self._fault(error) from error
+        self._slowest_seconds = max(self._slowest_seconds or 0.0, time.monotonic() - started)
+
+    def _unload(self, name: str, client: InferenceServerClient) -> None:
+        """Unload a model and wait for the end of the unload, which runs in the background."""
+        from tritonclient.utils import InferenceServerException
+
+        self._loaded.pop(name)
+        deadline = time.monotonic() + self._limit_seconds()
+        try:
+            client.unload_model(name, client_timeout=CALL_SECONDS)
+            while client.is_model_ready(name, client_timeout=CALL_SECONDS):
+                if time.monotonic() > deadline:
+                    raise self._server.crashed("unloading", f"{name} was not unloaded")
+                time.sleep(0.02)
+        except InferenceServerException as error:
+            raise self._fault(error) from error
+
+    def _limit_seconds(self) -> float:
+        if self._slowest_seconds is None:
+            return self._timeout_seconds
+        limit = max(SHORTEST_TIMEOUT_SECONDS, round(TIMEOUT_FACTOR * self._slowest_seconds))
+        return min(self._timeout_seconds, limit)
+
+    def _check(self, wanted: ServedModels, client: InferenceServerClient) -> None:
+        """Raise DeploymentError unless the configuration is served: a failed reload may leave the old one ready."""
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            serving = {
+                name: client.get_model_config(name, client_timeout=CALL_SECONDS).config for name in wanted.configs
+            }
+            ready = all(client.is_model_ready(name, client_timeout=CALL_SECONDS) for name in wanted.configs)
+        except InferenceServerException as error:
+            raise self._fault(error) from error
+        wrong = wanted.differences(serving)
+        if wrong or not ready:
+            self._loaded = {}
+            raise DeploymentError(
+                f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
+            )
+
+    def _fault(self, error: InferenceServerException) -> DeploymentError:
+        """Return the error to raise: the server refuses this configuration, or it has crashed."""
+        if model_died(error.message()):
+            return self._server.crashed("loading", "the model's process died while loading")
+        if not self._server.answers():
+            return self._server.crashed("loading")
+        if lacks_memory(error.message()):
+            self._server.stop()  # a new process has all of the memory for the next candidate
+            return DeploymentError(without_traceback(error.message()), log=self._log)
+        return LoadRefused(without_traceback(error.message()), log=self._log)
+
+
+def load_model(
+    server: Server, client: InferenceServerClient, name: str, config: str | None, limit_seconds: float
+) -> None:
+    """Load a model with the configuration ``config`` (JSON), or with its file if that is None.
+
+    A load ends as soon as the server or the process of the model has died. Raises ServerCrashed for that,
+    DeploymentError after ``limit_seconds``, and InferenceServerException if the server refuses the model.
+    """
+    from tritonclient.utils import InferenceServerException
+
+    died_before = server.dead_model_processes()
+    died: frozenset[int] = frozenset()
+    loading = _in_background(lambda: client.load_model(name, config=config, client_timeout=limit_seconds))
+    while not wait_for([loading], CHECK_SECONDS).done:
+        if not server.answers():
+            raise server.crashed("loading")
+        # the server itself notices most of these deaths; between two checks it has the time to do so
+        died, died_earlier = server.dead_model_processes() - died_before, died
+        if died & died_earlier:
+            raise server.crashed("loading", "the model's process died while loading")
+    try:
+        loading.result()
+    except InferenceServerException as error:
+        if "DEADLINE" not in str(error.status()):
+            raise
+        server.stop()  # a load cannot be cancelled
+        raise DeploymentError(f"loading took longer than {limit_seconds:g} s", log=server.log) from error
+
+
+def _in_background(call: Callable[[], None]) -> Future[None]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call)
+    pool.shutdown(wait=False)
+    return future
+
+
+LOAD_SECONDS = 120.0  # the default limit of a load
+
+
+def load_limit_seconds(budget_seconds: float) -> float:
+    """Return the limit of a load in a run with this budget: at least SHORTEST_TIMEOUT_SECONDS."""
+    return min(LOAD_SECONDS, max(SHORTEST_TIMEOUT_SECONDS, budget_seconds))
+
+
+class ManagedTarget:
+    """Serves candidates of ``source`` on a server that tune starts, from a copy of the model repository.
+
+    A candidate is deployed by loading the model with its configuration as an override, and verified by reading the
+    configuration back. With several models the configurations are written to files, because an override does not
+    apply to the steps of an ensemble. The server starts with the first deployment, or earlier with ``start()``. It is
+    restarted when it has died or no longer responds, and for a candidate with other CPUs or server options.
+
+    A ServerCrashed that the load generator raises while a candidate is served stops the server, and is raised again
+    with the error in the server's log. ``load_timeout_seconds`` limits a load, see ModelLoader. ``gpus`` is whether
+    the server sees GPUs.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        server: Server,
+        folder: RepositoryCopy,
+        *,
+        stopwatch: Stopwatch | None = None,
+        load_timeout_seconds: float = LOAD_SECONDS,
+        gpus: bool = True,
+    ) -> None:
+        self.source = source
+        self._gpus = gpus
+        self.log = server.log
+        self._server = server
+        server.start_seconds = min(server.start_seconds, load_timeout_seconds)
+        self._folder = folder
+        self._stopwatch = stopwatch or Stopwatch()
+        self._loader = ModelLoader(server, folder, server.log, load_timeout_seconds)
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        """Serve ``candidate`` and yield where it is reached. Raises DeploymentError, ServerCrashed or ServerFault."""
+        with self._serving(candidate, as_written=len(self.source.models) > 1) as endpoint:
+            yield endpoint
+
+    @contextlib.contextmanager
+    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
+        """Serve ``candidate`` on a fresh server from config.pbtxt on disk, which proves that the file loads."""
+        with self._stopwatch.count("server"):
+            self._server.stop()
+        with self._serving(candidate, as_written=True) as endpoint:
+            yield endpoint
+
+    def close(self) -> None:
+        """Stop the server and remove the copy of the repository."""
+        with self._stopwatch.count("server"):
+            self._server.stop()
+        self._folder.remove()
+        remove_environment_folders()
+
+    def start(self) -> None:
+        """Launch the server without waiting for it; no effect while it is running."""
+        self._server.start()
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` of the running server."""
+        return self._server.grpc
+
+    @property
+    def server_version(self) -> str:
+        """The version that the server reports; empty before the first deployment."""
+        return self._server.version
+
+    @contextlib.contextmanager
+    def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
+        wanted, server = served_models(self.source, candidate), self._server
+        with self._stopwatch.count("server"):
+            server.run_for(candidate)
+            self._loader.load(wanted, as_written=as_written)
+        at = (server.grpc, server.http, server.running.pid if server.running else None)
+        endpoint = Endpoint(
+            wanted.model,
+            candidate,
+            *at,
+            batcher=wanted.batcher,
+            max_batch_size=wanted.configs[wanted.model].max_batch_size,
+            concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
+            memory_bytes=server.memory_bytes,
+            gpus=gpu_placement.used_gpus(wanted.configs.values()) if self._gpus else (),
+        )
+        try:
+            yield endpoint
+        except ServerCrashed as error:
+            raise server.crashed("measuring", str(error) if server.answers() else "") from error
+
+
+def server_options(source: ModelSource) -> list[str]:
+    """Return the options of a server for ``source``."""
+    # Auto-completion costs a Python model one more stub process a load, so it is only on where it is needed.
+    complete = all(config.input and config.output for config in source.models.values())
+    return ["--disable-auto-complete-config"] if complete else []

@@ -1,1 +1,0 @@
-"""The remote target: a server that runs already, left as it was."""

@@ -1,0 +1,289 @@
+"""The server of the remote target: its models are loaded and restored, and its state is saved to a file."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from google.protobuf import json_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import model_config
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
+from optimizer.core.files import file_lock, write_atomically
+from optimizer.core.interfaces import Connection
+from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.measure.inference import is_responding, open_client
+from optimizer.measure.server_client import CALL_SECONDS, CallError
+from optimizer.measure.server_health import diagnose_connection, without_traceback
+
+
+def listener_pid(address: str) -> int | None:
+    """Return the id of the process that listens at ``host:port`` of this machine's loopback.
+
+    Returns None if the address is on another machine, or the process belongs to another user.
+    """
+    host, _, port = address.rpartition(":")
+    if not is_loopback(host.strip("[]")):
+        return None
+    try:
+        sockets = [socket for socket in psutil.net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
+    except psutil.Error:
+        return None
+    return next((socket.pid for socket in sockets if socket.laddr and socket.laddr.port == int(port)), None)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is ``localhost`` or a loopback address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+FOLDER = "remote"  # in tune's cache
+MAX_BYTES = 16 << 20
+_UNREADABLE = (
+    BadInputError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    json_format.ParseError,
+)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The models that a server had loaded before tuning.
+
+    ``configs`` has the models that may be changed, by name, each after its composing models; the value is None if
+    the model was not loaded. ``ready`` are the names of all loaded models.
+    """
+
+    configs: Mapping[str, ModelConfig | None]
+    ready: frozenset[str]
+
+
+class ServerStateFile:
+    """The file in ``folder`` with the state to restore on the server at ``address``.
+
+    A process that is killed leaves it for the next one, which restores the state first.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._address = address
+        self.path = folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', address)}.json"
+
+    @contextlib.contextmanager
+    def lock_server(self) -> Iterator[None]:
+        """Keep other processes from tuning on the server. Raises EnvironmentFault if one does already."""
+
+        def busy(holder: str) -> None:
+            raise EnvironmentFault(
+                f"the server at {self._address}: {holder} is tuning on it; wait until it ends, or stop it"
+            )
+
+        lock = self.path.with_suffix(".lock")
+        with contextlib.ExitStack() as held:
+            try:
+                lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                held.enter_context(file_lock(lock, busy))
+            except OSError as error:
+                raise EnvironmentFault(f"cannot write {lock}: {error.strerror}; check that disk") from error
+            yield
+
+    def write(self, state: ServerState) -> None:
+        """Save ``state``. Raises EnvironmentFault if the file cannot be written."""
+        configs = {
+            name: None if config is None else json_format.MessageToDict(config)
+            for name, config in state.configs.items()
+        }
+        document = {"address": self._address, "configs": configs, "ready": sorted(state.ready)}
+        write_atomically(self.path, json.dumps(document))
+
+    def read(self) -> ServerState | None:
+        """Return the saved state; None if there is none. Raises EnvironmentFault if the file is damaged."""
+        if not self.path.exists():
+            return None
+        try:
+            document = json.loads(read_bytes(self.path, MAX_BYTES, "remove it"))
+            configs = {
+                str(name): None if config is None else json_format.ParseDict(config, ModelConfig())
+                for name, config in document["configs"].items()
+            }
+            return ServerState(configs, frozenset(map(str, document["ready"])))
+        except _UNREADABLE as error:
+            raise EnvironmentFault(
+                f"{self.path}: cannot be read ({one_line(str(error), 200)}); check what the server at "
+                f"{self._address} serves, then remove that file"
+            ) from None
+
+    def remove(self) -> None:
+        """Remove the file; no effect if there is none."""
+        self.path.unlink(missing_ok=True)
+
+
+UNLOAD_SECONDS = 30.0
+ROUNDS = 3
+NO_MODEL = "tritune-asks-for-the-mode"  # a name that no repository has
+MANAGED_BY_ITSELF = "explicit model load / unload is not allowed"  # the answer in the modes NONE and POLL
+
+
+class RemoteServer:
+    """A tritonserver in explicit mode, whose models can be loaded with other configurations and restored.
+
+    ``timeout_seconds`` limits a load. Every method raises EnvironmentFault if the server cannot be used, ServerFault
+    if it no longer responds, DeploymentError if a load takes too long, and LoadRefused if it refuses a request.
+    """
+
+    def __init__(self, connection: Connection, timeout_seconds: float = CALL_SECONDS) -> None:
+        self.address = connection.address
+        self._connection = connection
+        self._timeout_seconds = timeout_seconds
+        self._client = open_client(connection)
+        self._loaded: dict[
+            str, tuple[str, ModelConfig]
+        ] = {}  # by model: the override, and the configuration that the server reports for it
+
+    def close(self) -> None:
+        self._client.close()
+
+    def check(self) -> None:
+        """Raise EnvironmentFault unless models can be loaded and unloaded on the server; nothing is changed."""
+        try:
+            self._client.check()
+        except CallError as error:
+            raise self._fault(error) from error
+        with self._calling():
+            self._client.unload(NO_MODEL)  # the server checks its mode before it looks for the model
+
+    def check_has(self, models: list[str]) -> None:
+        """Raise EnvironmentFault unless the server's repository has ``models``."""
+        with self._calling():
+            known = self._client.index()
+        for model in models:
+            if model not in known:
+                others = one_line(", ".join(sorted(known)) or "none", 200)
+                raise EnvironmentFault(
+                    f"the server at {self.address} has no model {model!r} in its repository ({others}); put it there "
+                    "under that name"
+                )
+
+    def version(self) -> str:
+        """Return the version of the server."""
+        with self._calling():
+            return one_line(self._client.version(), 30)
+
+    def is_responding(self) -> bool:
+        """Return whether the server responds."""
+        return is_responding(self._client)
+
+    def state(self, models: list[str]) -> ServerState:
+        """Return which models are loaded, and the configurations of ``models``."""
+        with self._calling():
+            ready = frozenset(name for name, loaded in self._client.index().items() if loaded)
+        return ServerState({name: self.config(name) for name in models}, ready)
+
+    def config(self, model: str) -> ModelConfig | None:
+        """Return the configuration that ``model`` is served with; None if it is not loaded."""
+        with self._calling():
+            return self._client.config(model) if self._client.is_ready(model) else None
+
+    def load(self, model: str, config: ModelConfig | None = None) -> None:
+        """Load ``model`` with ``config``, or as its repository has it."""
+        override = None if config is None else model_config.to_override_json(config)
+        self._loaded.pop(model, None)
+        with self._calling():
+            self._client.load(model, override, self._timeout_seconds)
+
+    def unload(self, model: str) -> None:
+        """Unload ``model`` and wait until it is unloaded."""
+        self._loaded.pop(model, None)
+        deadline = time.monotonic() + UNLOAD_SECONDS
+        with self._calling():
+            self._client.unload(model)
+            while self._client.is_ready(model):
+                if time.monotonic() > deadline:
+                    raise ServerFault(f"{model} on {self.address} was not unloaded within {UNLOAD_SECONDS:g} s")
+                time.sleep(0.02)
+
+    def serve(self, wanted: Mapping[str, ModelConfig]) -> None:
+        """Load the models of ``wanted`` that have another configuration; composing models come first."""
+        for left in reversed(range(ROUNDS)):
+            changed = [name for name, config in wanted.items() if not self._serves(name, config)]
+            if not changed:
+                return
+            for name in changed:
+                try:
+                    self.load(name, wanted[name])
+                    if (served := self.config(name)) is not None:
+                        self._loaded[name] = model_config.to_override_json(wanted[name]), served
+                except DeploymentError:
+                    if not left or not wanted[name].HasField("ensemble_scheduling"):
+                        raise  # an ensemble may fail while a step still has its old batch size
+        if lost := [name for name, config in wanted.items() if not self._serves(name, config)]:
+            raise DeploymentError(
+                f"{', '.join(lost)}: not ready, or another configuration is served, after {ROUNDS} loads"
+            )
+
+    def restore(self, state: ServerState) -> None:
+        """Load the models of ``state`` as they were. Raises ServerFault if one is not restored."""
+        before = {name: config for name, config in state.configs.items() if config is not None}
+        for name in [*reversed(list(state.configs)), *self._added_steps(state)]:
+            if name not in before:  # even if it is not ready: an ensemble may have lost its steps
+                self.unload(name)
+        for left in reversed(range(ROUNDS)):
+            if not (changed := [name for name in before if self.config(name) != before[name]]):
+                return
+            if not left:  # an override lacks fields that this client does not know; the repository has them
+                for name in reversed(list(before)):
+                    self.unload(name)
+            for name in before if not left else changed:
+                with contextlib.suppress(DeploymentError):  # the check of the configurations reports it
+                    self.load(name, before[name] if left else None)
+        if lost := [name for name in before if self.config(name) != before[name]]:
+            raise ServerFault(
+                f"the server at {self.address} does not restore the original configuration of {lost[0]}"
+            )
+
+    def _serves(self, model: str, config: ModelConfig) -> bool:
+        override, reported = self._loaded.get(model, ("", None))
+        return override == model_config.to_override_json(config) and self.config(model) == reported
+
+    def _added_steps(self, state: ServerState) -> list[str]:
+        """Return the steps that were loaded with the server's ensemble and are not among the models of ``state``."""
+        served = [config for name in state.configs if (config := self.config(name)) is not None]
+        steps = {step.model_name for config in served for step in config.ensemble_scheduling.step}
+        return sorted(steps - set(state.configs) - state.ready)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        try:
+            yield
+        except CallError as error:
+            raise self._fault(error) from error
+
+    def _fault(self, error: CallError) -> EnvironmentFault | DeploymentError:
+        message = without_traceback(str(error))
+        if error.failure == "denied":
+            return EnvironmentFault(f"the server at {self.address} denies this: {message}; give --header NAME:VALUE")
+        if MANAGED_BY_ITSELF in message:
+            managed = f"the server at {self.address} manages its models by itself"
+            return EnvironmentFault(f"{managed}; start it with --model-control-mode=explicit")
+        if not self.is_responding():
+            return ServerFault(
+                diagnose_connection(self._connection)
+                or f"the server at {self.address} does not answer ({message}); start it again"
+            )
+        if error.failure == "overdue":
+            return DeploymentError(f"no answer within the time that a load may take ({self._timeout_seconds:g} s)")
+        return LoadRefused(message)

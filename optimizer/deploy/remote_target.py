@@ -1,0 +1,264 @@
+"""The remote target: a running tritonserver in explicit mode, reached over gRPC or HTTP.
+
+The models that it served before are restored at the end. Their state is saved to a file before anything is changed:
+if this process is killed, the next target for the same server restores it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource, ServedModels, served_models
+from optimizer.core import interrupts
+from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
+from optimizer.core.files import cache_folder
+from optimizer.core.interfaces import Connection, Endpoint, TargetSettings, Tls
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import VARIANT, Candidate
+from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid
+from optimizer.options.addresses import expand_headers, server_address
+from optimizer.options.run_options import RunOptions
+
+
+class RemoteTarget:
+    """Serves candidates on the server at ``connection``, from its own model repository.
+
+    ``source`` gives only the names of the models and how they are composed. A candidate is loaded with the
+    configuration that the server had, changed by the candidate's settings. ``keep`` is the folder of saved states;
+    ``say`` gets a line if a killed process left one for this server. ``metrics`` is the address of the server's GPU
+    metrics, empty if it has none.
+
+    Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
+    its models itself, or if another process tunes on it. Then nothing is changed on the server.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        source: ModelSource,
+        *,
+        keep: Path,
+        metrics: str = "",
+        say: Callable[[str], None] = lambda _: None,
+        stopwatch: Stopwatch | None = None,
+        load_timeout_seconds: float = 120.0,
+    ) -> None:
+        self.connection, self.source = connection, source
+        self._metrics = metrics
+        self._stopwatch = stopwatch or Stopwatch()
+        self._state_file = ServerStateFile(keep, connection.address)
+        self._bases: dict[str, ModelConfig] = {}
+        self._before: ServerState | None = None  # the state to restore, once something is changed
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._state_file.lock_server())
+            self._server = RemoteServer(connection, load_timeout_seconds)
+            undo.callback(self._server.close)
+            self._open = undo.pop_all()
+        try:
+            with self._stopwatch.count("server"), _as_server_fault():
+                self._server.check()
+                self._before = self._state_file.read()
+                if self._before is not None:
+                    say(f"restoring what a killed run has changed on the server at {connection.address}")
+                self._restore()
+                self._server.check_has(list(source.models))
+                self._initial = self._server.state(list(source.models))
+                for name in (*source.composing, source.name):
+                    self._check_steps(name, self._base(name))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Do nothing: the server is running."""
+
+    @property
+    def server_version(self) -> str:
+        """The version that the server reports."""
+        return self._server.version()
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        """Serve ``candidate`` and yield where it is reached. Raises DeploymentError or ServerFault."""
+        if candidate.server_cpus is not None:
+            raise DeploymentError(f"the CPUs of the server at {self.connection.address} cannot be changed")
+        with self._stopwatch.count("server"):
+            wanted = self._deployment(candidate)
+            self._serve(wanted)
+        try:
+            yield self._endpoint(wanted, candidate)
+        except ServerCrashed as error:
+            if self._server.is_responding():
+                raise
+            raise ServerFault(
+                f"the server at {self.connection.address} no longer answers ({error}); start it again"
+            ) from error
+
+    @contextlib.contextmanager
+    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
+        """Serve ``candidate`` after unloading the models; the server itself is not restarted."""
+        with self._stopwatch.count("server"), _as_server_fault():
+            self._unload([*self.source.models])
+        with self.deploy(candidate) as endpoint:
+            yield endpoint
+
+    def close(self) -> None:
+        """Restore the models that the server had. Raises ServerFault if that fails."""
+        with self._open, self._stopwatch.count("server"):
+            self._restore()
+
+    # -- the state of the server ------------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        """Save the state of the server before its first change; called before each change."""
+        if self._before is None:
+            self._state_file.write(self._initial)
+            self._before = self._initial
+
+    def _restore(self) -> None:
+        before, self._before = self._before, None  # if this fails, the next target restores it
+        if before is None:
+            return
+        with interrupts.deferred():  # loading may take longer than an impatient user waits
+            try:
+                self._server.restore(before)
+            except TuneError as error:
+                raise ServerFault(
+                    f"{', '.join(before.configs)} on {self.connection.address}: not restored: {error}; its state "
+                    f"is saved in {self._state_file.path}, and the next run on it restores it; remove that file to "
+                    "leave the server as it is"
+                ) from error
+            self._state_file.remove()
+
+    def _base(self, name: str) -> ModelConfig:
+        """Return the configuration that the server has for a model, which is loaded if necessary."""
+        if name not in self._bases:
+            config = self._initial.configs[name]
+            if config is None:
+                self._change()
+                try:
+                    self._server.load(name)
+                    config = self._server.config(name)
+                except DeploymentError as error:
+                    raise type(error)(
+                        f"the server cannot load its {name}: {error}; see its log, and fix the model there"
+                    ) from error
+            if config is None:
+                raise DeploymentError(f"the server's {name} is not ready after it was loaded")
+            self._bases[name] = _without_default_size(config)
+        return self._bases[name]
+
+    def _check_steps(self, name: str, served: ModelConfig) -> None:
+        configs = (self.source.models[name], served)
+        ours, theirs = ({step.model_name for step in config.ensemble_scheduling.step} for config in configs)
+        if ours != theirs:
+            raise EnvironmentFault(
+                f"{name} on {self.connection.address} consists of {_listed(theirs)}, but here of {_listed(ours)}; "
+                "tune the model that is served there"
+            )
+
+    # -- serving ------------------------------------------------------------------------------------------------
+
+    def _deployment(self, candidate: Candidate) -> ServedModels:
+        """Return the configurations of ``candidate``, based on those of the server."""
+        model = str(dict(candidate.fields).get(VARIANT, self.source.name))
+        composing = {name: self._base(name) for name in self.source.composing}
+        return served_models(
+            replace(self.source, composing=composing, variants={model: self._base(model)}), candidate
+        )
+
+    def _serve(self, wanted: ServedModels) -> None:
+        self._unload([name for name in self.source.models if name not in wanted.configs])
+        self._change()
+        self._server.serve(
+            {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
+        )
+        serving = {name: self._server.config(name) for name in wanted.configs}
+        ready = {name: config for name, config in serving.items() if config is not None}
+        wrong = wanted.differences(ready) if len(ready) == len(serving) else ["not ready"]
+        if wrong:
+            raise DeploymentError(f"the server serves another configuration: {'; '.join(wrong)}")
+
+    def _unload(self, models: list[str]) -> None:
+        """Unload models, ensembles before their steps."""
+        for name in reversed(models):
+            if self._server.config(name) is not None:
+                self._change()
+                self._server.unload(name)
+
+    def _endpoint(self, wanted: ServedModels, candidate: Candidate) -> Endpoint:
+        pid = listener_pid(self.connection.address)
+        return Endpoint(
+            wanted.model,
+            candidate,
+            server_pid=pid,
+            batcher=wanted.batcher,
+            max_batch_size=wanted.configs[wanted.model].max_batch_size,
+            concurrent_models=tuple(
+                Endpoint(name, wanted.settings[name], server_pid=pid, remote=self.connection)
+                for name in self.source.concurrent
+            ),
+            remote=self.connection,
+            metrics=self._metrics,
+        )
+
+
+def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+    """Accept all options: the server is asked when it is needed."""
+
+
+def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+    """Return the version that the server reports. Raises EnvironmentFault if it does not answer."""
+    with contextlib.closing(RemoteServer(_connection(options))) as server:
+        return server.version()
+
+
+def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> RemoteTarget:
+    """Return the target on the server at ``--url``."""
+    return RemoteTarget(
+        _connection(options),
+        source,
+        keep=cache_folder() / FOLDER,
+        metrics=settings.metrics,
+        say=settings.say,
+        stopwatch=settings.stopwatch,
+    )
+
+
+def _connection(options: RunOptions) -> Connection:
+    """Return the connection to the server, from ``--url`` and the options for headers and TLS."""
+    at = server_address(options.url)
+    tls = Tls(
+        *(
+            None if file is None else Path(file).absolute()
+            for file in (options.tls_ca, options.tls_cert, options.tls_key)
+        )
+    )
+    return Connection(at.host_port, at.protocol, expand_headers(options.headers), tls if at.tls else None)
+
+
+def _without_default_size(config: ModelConfig) -> ModelConfig:
+    """Return ``config`` without the preferred size that Triton adds if none is set."""
+    result = model_config.copy(config)
+    if list(config.dynamic_batching.preferred_batch_size) == [config.max_batch_size]:
+        result.dynamic_batching.ClearField("preferred_batch_size")
+    return result
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing else"
+
+
+@contextlib.contextmanager
+def _as_server_fault() -> Iterator[None]:
+    """Turn a DeploymentError into a ServerFault, because no candidate is involved."""
+    try:
+        yield
+    except DeploymentError as error:
+        raise ServerFault(str(error)) from error

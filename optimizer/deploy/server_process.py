@@ -1,0 +1,290 @@
+"""The process of a tritonserver that a run starts, and the removal of files that a killed run left.
+
+Shared memory is called ``tritune_PID_START_NAMESPACE_…``, temporary folders ``tritune-PID-START-NAMESPACE-…``: a
+process id alone may have been reused, or belong to a container that shares the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.process import RunningProcess, describe_exit_code
+from optimizer.core.safe_text import is_shell_path, one_line
+from optimizer.core.trial import Candidate
+from optimizer.measure.server_health import is_live, last_error, last_output, startup_failure
+from optimizer.options import server_options
+from optimizer.options.values import parse_cpus
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import InferenceServerClient
+
+
+SHARED_MEMORY = Path("/dev/shm")
+_NAME = re.compile(r"tritune[-_](\d+)[-_](\d+)[-_](\d+)[-_]")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process: its id, its start time (clock ticks since boot), and the PID namespace of the id."""
+
+    pid: int
+    start: int
+    namespace: int
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.start}-{self.namespace}"
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; false in another namespace, where that cannot be known."""
+        return self.namespace == _namespace() and _start(self.pid) != self.start
+
+
+def this_process() -> Owner:
+    """Return the running process as an owner."""
+    start = _start(os.getpid())
+    assert start is not None
+    return Owner(os.getpid(), start, _namespace())
+
+
+def read_owner(text: str) -> Owner | None:
+    """Parse the text form of an owner; return None for any other text."""
+    match = re.fullmatch(r"(\d{1,19})-(\d{1,19})-(\d{1,19})", text)
+    return Owner(*map(int, match.groups())) if match else None
+
+
+def temporary_parent() -> Path:
+    """Return the folder for temporary files, or /tmp if a shell would not take its path literally.
+
+    Triton's Python backend starts the process of a model through bash, with paths that it does not quote.
+    """
+    chosen = tempfile.gettempdir()
+    return Path(chosen if is_shell_path(chosen) else "/tmp")
+
+
+def new_folder() -> Path:
+    """Create a temporary folder that only this user can read. Raises OSError."""
+    return Path(tempfile.mkdtemp(prefix=f"tritune-{this_process()}-", dir=temporary_parent()))
+
+
+def shared_memory_prefix(folder: Path) -> str:
+    """Return a unique prefix for the shared memory of the server that uses ``folder``, from ``new_folder``."""
+    return f"{folder.name.replace('-', '_')}_"
+
+
+def remove_leftovers() -> None:
+    """Remove the shared memory and the temporary folders of processes that no longer exist."""
+    for region in SHARED_MEMORY.glob("tritune_*"):
+        if _owner_has_ended(region.name):
+            with contextlib.suppress(OSError):
+                region.unlink()
+    for folder in temporary_parent().glob("tritune-*"):
+        if _owner_has_ended(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+    remove_environment_folders()
+
+
+def remove_environment_folders() -> None:
+    """Remove the empty folders in /tmp that Triton's Python backend creates at each start.
+
+    A server that is killed leaves them. They do not name an owner, so they are removed only if no server runs.
+    """
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if name.read_text().strip() == "tritonserver":
+                return
+    for folder in Path("/tmp").glob("python_env_*"):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _owner_has_ended(name: str) -> bool:
+    match = _NAME.match(name)
+    return match is not None and Owner(*map(int, match.groups())).has_ended()
+
+
+def _start(pid: int) -> int | None:
+    """Return the start time of a process; None if it does not exist or is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])  # fields 3 and 22 of proc(5)
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+OLDEST = (2, 30)  # the first version with the protocol, statistics and options that tune uses
+START_SECONDS = 60.0
+START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
+ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
+
+
+class Server(ABC):
+    """A tritonserver with a life cycle: started on demand, checked, restarted and stopped.
+
+    ``name`` is its ``--id``, ``program`` the program or image, and ``flag`` the option that names another one.
+    ``log`` gets its output. It runs on ``cpus`` (None: any) unless a candidate sets others, see ``run_for``.
+
+    It has to start within ``start_seconds``.
+
+    ``grpc`` and ``http`` are the ``host:port`` of the running server. ``http`` is empty if this version cannot keep
+    others from loading models over HTTP. ``version`` is the version that the server reports. ``running`` is a new
+    object with each start.
+    """
+
+    def __init__(self, name: str, program: str, flag: str, *, log: Path, cpus: frozenset[int] | None = None) -> None:
+        self.log = log
+        self.grpc = self.http = self.version = ""
+        self._name, self._program, self._flag = name, program, flag
+        self._chosen: tuple[str, ...] = ()
+        self._usual_cpus = self._cpus = cpus
+        self._log_start = 0
+        self.running: RunningProcess | None = None
+        self.start_seconds = START_SECONDS
+        self._client: InferenceServerClient | None = None
+
+    @abstractmethod
+    def _launch(self) -> RunningProcess:
+        """Start the server without waiting for it, and set ``grpc`` and ``http``."""
+
+    def memory_bytes(self) -> float | None:
+        """Return the server's memory if only its container engine knows it; otherwise None."""
+        return None
+
+    def start(self) -> None:
+        """Launch the server without waiting for it; no effect while it is running."""
+        if self._is_running():
+            return
+        self.stop()
+        self.mark_log()
+        self.running = self._launch()
+
+    def run_for(self, candidate: Candidate) -> None:
+        """Use the CPUs and server options of ``candidate``, or the defaults, from the next start on.
+
+        A server that runs with other settings is stopped.
+        """
+        chosen = candidate.server_cpus
+        cpus = self._usual_cpus if chosen is None else parse_cpus(chosen)
+        options = server_options.to_arguments(candidate.fields)
+        if (cpus, options) != (self._cpus, self._chosen):
+            self.stop()
+            self._cpus, self._chosen = cpus, options
+
+    def client(self) -> InferenceServerClient:
+        """Return a client of a live server, which is started or restarted if needed.
+
+        Raises ServerFault if it does not start, or DeploymentError if that may be due to the candidate's options.
+        """
+        if self._client is not None:
+            if self.answers():
+                return self._client
+            self.stop()
+        deadline = time.monotonic() + self.start_seconds
+        for _ in range(START_ATTEMPTS):
+            self.start()
+            from tritonclient.grpc import InferenceServerClient  # 0.4 s, while the server starts
+
+            self._client = InferenceServerClient(self.grpc)
+            if self._comes_up(self._client, deadline):
+                self._check_version()
+                return self._client
+            self.stop()
+            if time.monotonic() > deadline:
+                break
+        failure = startup_failure(self.log, self._log_start)
+        if self._chosen:  # the server may start with other options
+            raise DeploymentError(
+                f"tritonserver did not start with {' '.join(self._chosen)}: {failure}", log=self.log
+            )
+        raise ServerFault(f"tritonserver did not start: {failure}", log=self.log)
+
+    def answers(self) -> bool:
+        """Return whether the server runs and responds."""
+        return self._client is not None and self._is_running() and is_live(self._client)
+
+    def dead_model_processes(self) -> frozenset[int]:
+        """Return the processes of models that have ended without being noticed by the server.
+
+        They are zombies below tritonserver. The result is empty if its processes cannot be seen from here.
+        """
+        import psutil
+
+        pid = self.running.pid if self.running else None
+        dead = set()
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(pid).children(recursive=True) if pid else ():
+                with contextlib.suppress(psutil.Error):
+                    parent = process.parent()
+                    if process.status() == psutil.STATUS_ZOMBIE and parent and parent.name() == "tritonserver":
+                        dead.add(process.pid)
+        return frozenset(dead)
+
+    def mark_log(self) -> None:
+        """Remember the end of the log, so that later errors quote only later lines."""
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+
+    def crashed(self, doing: str, cause: str = "") -> ServerCrashed:
+        """Stop the server and return the error to raise.
+
+        ``cause`` is by default that the server died or hangs while ``doing``.
+        """
+        assert self.running is not None
+        if not cause:
+            exit_code = self.running.wait(ENDING_SECONDS)
+            ended = "no longer answers" if exit_code is None else f"died ({describe_exit_code(exit_code)})"
+            cause = f"tritonserver {ended} while {doing}"
+        self.stop()
+        logged = last_error(self.log, self._log_start) or last_output(self.log, self._log_start)
+        return ServerCrashed(f"{cause}: {logged}" if logged else cause, log=self.log)
+
+    def stop(self) -> None:
+        """Stop the server; no process, port or shared memory is left. No effect if it is not running."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+
+    def _is_running(self) -> bool:
+        return self.running is not None and self.running.exit_code() is None
+
+    def _comes_up(self, client: InferenceServerClient, deadline: float) -> bool:
+        """Return whether the server gets ready, and not another server that has taken its port."""
+        from tritonclient.utils import InferenceServerException
+
+        while time.monotonic() < deadline and self._is_running():
+            with contextlib.suppress(InferenceServerException):
+                if client.is_server_ready(client_timeout=2):
+                    metadata = client.get_server_metadata(client_timeout=2)
+                    self.version = one_line(str(metadata.version), 30)
+                    return bool(metadata.name == self._name)
+            time.sleep(0.02)
+        return False
+
+    def _check_version(self) -> None:
+        if is_too_old(self.version):
+            self.stop()
+            raise EnvironmentFault(
+                f"{self._program}: this is Triton {self.version}, and tune needs {'.'.join(map(str, OLDEST))} or "
+                f"newer; name another with {self._flag}"
+            )
+
+
+def is_too_old(version: str) -> bool:
+    """Return whether ``version`` is older than OLDEST; false if it is not a version number."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < OLDEST

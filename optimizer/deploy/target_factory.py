@@ -1,0 +1,158 @@
+"""Create the target that the options name, and find the GPUs that its server sees."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from optimizer.config.model_source import ModelSource
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.interfaces import ServerTarget, TargetSettings
+from optimizer.core.safe_text import is_file, one_line
+from optimizer.core.trial import SERVER_CPUS
+from optimizer.deploy import docker_engine, local_target, runtime
+from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
+from optimizer.deploy.embedded_target import Installation, embedded_installation
+from optimizer.deploy.remote_server import is_loopback
+from optimizer.machine import gpu_telemetry, nvml
+from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
+from optimizer.options import server_options
+from optimizer.options.addresses import expand_headers, server_address
+from optimizer.options.run_options import RunOptions
+
+METRICS_PORT = 8002  # Triton's installation
+
+
+@dataclass(frozen=True)
+class VisibleGpus:
+    """The GPUs that a server sees, in the order of CUDA.
+
+    ``names`` are their names, or their UUIDs for a server on another machine. ``local`` are the GPUs of this machine,
+    which NVML can query. ``metrics`` is the ``host:port`` of the server's metrics, empty if it provides no GPU data.
+    ``fault`` says why the GPUs of this machine provide no data, and what to do; with ``unusable`` a server cannot
+    use them either.
+    """
+
+    names: tuple[str, ...] = ()
+    local: tuple[Gpu, ...] = ()
+    metrics: str = ""
+    fault: str = ""
+    unusable: bool = False
+
+
+def visible_gpus(options: RunOptions) -> VisibleGpus:
+    """Return the GPUs that the server of ``options`` sees, according to NVML or the metrics of a remote server."""
+    if options.target == "docker":
+        ids = read_gpus(options.docker_gpus or NO_GPUS)
+        return _local_gpus(None if ids == (ALL_GPUS,) else ",".join(ids))
+    if options.target != "remote":
+        return _local_gpus(os.environ.get(VISIBLE_DEVICES))
+    host = server_address(options.url).host_port.rpartition(":")[0]
+    metrics = options.metrics_url or f"{host}:{METRICS_PORT}"
+    uuids = tuple(gpu_telemetry.read_gpu_metrics(metrics))
+    gpus = _local_gpus(os.environ.get(VISIBLE_DEVICES)) if is_loopback(host.strip("[]")) else VisibleGpus()
+    return replace(gpus, names=uuids or gpus.names, metrics=metrics if uuids else "")
+
+
+def _local_gpus(chosen: str | None) -> VisibleGpus:
+    """Return the GPUs of this machine that ``chosen`` lists in the form of CUDA_VISIBLE_DEVICES; None means all."""
+    survey = nvml.survey()
+    if chosen == "":
+        return VisibleGpus()
+    gpus = tuple(survey.gpus) if chosen is None else filter_visible(survey.gpus, chosen)
+    return VisibleGpus(tuple(gpu.name for gpu in gpus), gpus, "", survey.message, survey.unusable)
+
+
+ON_THIS_MACHINE = ("embedded", "local")  # targets with a server program, see ``find_installation``
+CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # targets that can vary the options of the whole server
+
+
+def check_target(options: RunOptions, say: Callable[[str], None]) -> None:
+    """Check the target before a model is looked for. Raises BadInputError or EnvironmentFault as ``make_target``."""
+    _module(options).check_options(options, say)
+    if options.perf_analyzer_image is not None:
+        docker_engine.image_id(options.perf_analyzer_image)
+    expand_headers(options.headers)
+    for flag, file in (
+        ("--tls-ca", options.tls_ca),
+        ("--tls-cert", options.tls_cert),
+        ("--tls-key", options.tls_key),
+    ):
+        if file is not None and not is_file(Path(file)):
+            raise BadInputError(f"{flag} {one_line(file)}: no such file; name one in PEM")
+
+
+def make_target(
+    source: ModelSource, space: SearchSpace, options: RunOptions, settings: TargetSettings
+) -> ServerTarget:
+    """Return the target of ``options`` for the models of ``source`` with the settings of ``space``.
+
+    Raises BadInputError if options do not fit the target, EnvironmentFault if the target is not available.
+    """
+    check_space(space, options, settings.say)
+    return _module(options).make_target(source, options, settings)
+
+
+class TargetModule(Protocol):
+    """The functions of the module ``optimizer/deploy/NAME_target.py``, which implements ``--target NAME``."""
+
+    def check_options(self, options: RunOptions, say: Callable[[str], None]) -> None:
+        """Check the options and the server's machine before a model is looked for.
+
+        Raises BadInputError or EnvironmentFault.
+        """
+
+    def server_identity(self, options: RunOptions, say: Callable[[str], None]) -> str:
+        """Return what identifies the server in the fingerprint. Raises EnvironmentFault if it does not answer."""
+
+    def make_target(self, source: ModelSource, options: RunOptions, settings: TargetSettings) -> ServerTarget:
+        """Return the target. Raises BadInputError or EnvironmentFault."""
+
+
+def _module(options: RunOptions) -> TargetModule:
+    return cast(TargetModule, importlib.import_module(f"{__package__}.{options.target}_target"))
+
+
+def find_installation(options: RunOptions, say: Callable[[str], None]) -> Installation:
+    """Return the tritonserver of this machine: the user's for the local target, otherwise the embedded one."""
+    if options.target == "local":
+        return local_target.find_installation(options.tritonserver, options.backend_directory, options.server_args)
+    return embedded_installation(runtime.ensure(say))
+
+
+def check_space(space: SearchSpace, options: RunOptions, say: Callable[[str], None]) -> None:
+    """Raise BadInputError if the target cannot vary a server option of the space."""
+    tried = server_options.option_names(space.fields)
+    if options.target not in CAN_RESTART and (tried or SERVER_CPUS in space.fields):
+        about = f"server: {tried[0]}" if tried else SERVER_CPUS
+        raise BadInputError(
+            f"space: {about}: --target {options.target} cannot restart its server with other options; leave it "
+            f"out, or tune on --target {' or '.join(CAN_RESTART)}"
+        )
+    if tried and options.target != "docker":  # the options of an image are known when it starts
+        installation = find_installation(options, say)
+        known = local_target.known_options(installation.tritonserver, installation.environment)
+        for name in tried:
+            if name not in known:
+                raise BadInputError(
+                    f"space: server: {name}: not an option of {installation.tritonserver}; its --help lists all"
+                )
+
+
+def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+    """Return the identity of the server for the fingerprint: its version, hash or image id.
+
+    Raises EnvironmentFault if the server or Docker does not answer.
+    """
+    return _module(options).server_identity(options, say)
+
+
+def remote_address(options: RunOptions) -> str:
+    """Return the address of a server on another machine; empty if the server runs on this one."""
+    where = server_address(options.url).host_port
+    return "" if options.target != "remote" or is_loopback(where.rpartition(":")[0].strip("[]")) else where

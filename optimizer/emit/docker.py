@@ -1,0 +1,150 @@
+"""Formats ``docker`` and ``compose``: the measured server in a container of one machine."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import Any
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.deploy.docker_container import ULIMITS, read_ulimits
+from optimizer.emit import production
+from optimizer.emit.pbtxt import text_of
+from optimizer.emit.production import (
+    CREDENTIALS,
+    ProductionSettings,
+    commented,
+    deployment_header,
+    name_of,
+    to_yaml,
+)
+from optimizer.emit.recommended import Recommendation
+
+SCRIPT = "run.sh"
+BIND = "${ADDRESS:-127.0.0.1}"  # Triton does not authenticate clients, so other addresses need a decision
+SERVES_ON = "listens on 127.0.0.1 only; set ADDRESS in the environment to listen on another address of this machine"
+
+
+def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+    """Return ``run.sh`` and the config.pbtxt files that it mounts over those of a model folder.
+
+    Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount.
+    """
+    if settings.repository.is_mounted and (colons := [model for model in recommended.configs if ":" in model]):
+        raise BadInputError(f"{one_line(colons[0])}: docker cannot mount a name with a colon; use --format compose")
+    about = commented(deployment_header(recommended, settings, SERVES_ON))
+    command = ["exec docker run", *_flags(recommended, settings), quote(settings.image)]
+    command += [quote(word) for word in production.command(recommended, settings)]
+    script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n' + " \\\n  ".join(command) + "\n"
+    configs = recommended.configs if settings.repository.is_mounted else {}
+    return {SCRIPT: script, **{f"{model}/config.pbtxt": text_of(recommended, model) for model in configs}}
+
+
+def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+    """Return the options of ``docker run``, quoted for a shell."""
+    limits = production.limits(recommended)
+    flags = ["--rm", f"--name={quote(settings.name)}"]
+    flags += [f'--publish="{BIND}:{port}:{port}"' for port in (production.HTTP, production.GRPC, production.METRICS)]
+    if limits.gpus:
+        flags.append(f"--gpus={limits.gpus}")
+    if limits.cpus is not None:
+        flags.append(f"--cpus={production.cpu_amount(limits.cpus)}")
+    if limits.memory_bytes is not None:
+        flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
+    flags.append(f"--shm-size={mebibytes(recommended.shared_memory_bytes)}")
+    flags += [f"--ulimit={limit}" for limit in ULIMITS]
+    if settings.repository.is_mounted:
+        flags.append(quote(f"--volume={settings.repository.text}:{production.MODELS}:ro"))
+        files = [f"{model}/config.pbtxt" for model in recommended.configs]
+        flags += [f'--volume="$PWD"/{quote(f"{file}:{production.MODELS}/{file}:ro")}' for file in files]
+    flags += [f"--env={name}" for name in CREDENTIALS.get(settings.repository.scheme, ())]
+    flags += [
+        f"--health-cmd={quote(' '.join(health(production.READY)))}",
+        "--health-interval=10s",
+        f"--health-timeout={production.PROBE_SECONDS}s",
+        "--health-retries=3",
+        f"--health-start-period={production.start_seconds(recommended)}s",
+    ]
+    return flags
+
+
+def health(path: str) -> list[str]:
+    """Return the command that checks ``path`` of the server's HTTP API inside its container."""
+    return ["curl", "--fail", "--silent", f"http://localhost:{production.HTTP}{path}"]
+
+
+def mebibytes(count: int) -> str:
+    """Return ``count`` bytes in MiB, rounded up, as container engines take a size."""
+    return f"{-(-count // (1 << 20))}m"
+
+
+COMPOSE_FILE = "compose.yaml"
+
+
+def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+    """Return ``compose.yaml``."""
+    names = _config_names(recommended) if settings.repository.is_mounted else {}
+    document: dict[str, Any] = {
+        "name": settings.name,
+        "services": {settings.name: _service(recommended, settings, names)},
+    }
+    if names:
+        document["configs"] = {
+            name: {"content": _literal(text_of(recommended, model))} for model, name in names.items()
+        }
+    return {COMPOSE_FILE: to_yaml(document, header=deployment_header(recommended, settings, SERVES_ON))}
+
+
+def _service(recommended: Recommendation, settings: ProductionSettings, configs: dict[str, str]) -> dict[str, Any]:
+    repository = settings.repository
+    service: dict[str, Any] = {
+        "image": settings.image,
+        "command": [_literal(word) for word in production.command(recommended, settings)],
+        "restart": "unless-stopped",
+        "ports": [f"{BIND}:{port}:{port}" for port in (production.HTTP, production.GRPC, production.METRICS)],
+        "healthcheck": {
+            "test": ["CMD", *health(production.READY)],
+            "interval": "10s",
+            "timeout": f"{production.PROBE_SECONDS}s",
+            "retries": 3,
+            "start_period": f"{production.start_seconds(recommended)}s",
+        },
+        "shm_size": mebibytes(recommended.shared_memory_bytes),
+        "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in read_ulimits(ULIMITS)},
+    }
+    if repository.is_mounted:
+        mount = {"type": "bind", "source": _literal(repository.text), "target": production.MODELS, "read_only": True}
+        service["volumes"] = [mount]
+        service["configs"] = [
+            {"source": name, "target": _literal(f"{production.MODELS}/{model}/config.pbtxt")}
+            for model, name in configs.items()
+        ]
+    if names := CREDENTIALS.get(repository.scheme):
+        service["environment"] = list(names)
+    if resources := _resources(recommended):
+        service["deploy"] = {"resources": resources}
+    return service
+
+
+def _resources(recommended: Recommendation) -> dict[str, Any]:
+    limits = production.limits(recommended)
+    maximum: dict[str, Any] = {}
+    if limits.cpus is not None:
+        maximum["cpus"] = production.cpu_amount(limits.cpus)
+    if limits.memory_bytes is not None:
+        maximum["memory"] = mebibytes(limits.memory_bytes)
+    resources: dict[str, Any] = {"limits": maximum} if maximum else {}
+    if limits.gpus:
+        gpu = {"driver": "nvidia", "count": limits.gpus, "capabilities": ["gpu"]}
+        resources["reservations"] = {"devices": [gpu]}
+    return resources
+
+
+def _config_names(recommended: Recommendation) -> dict[str, str]:
+    """Return the config name of each model. The number keeps similar names apart."""
+    return {model: f"config-{number}-{name_of(model)}" for number, model in enumerate(recommended.configs, 1)}
+
+
+def _literal(text: str) -> str:
+    """Escape ``$``, which Compose would expand."""
+    return text.replace("$", "$$")

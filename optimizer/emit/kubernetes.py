@@ -1,0 +1,343 @@
+"""Formats ``kubernetes``, ``helm-values`` and ``kserve``: manifests, values for the chart, and an InferenceService.
+
+The first two have the same content.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from optimizer.emit import production
+from optimizer.emit.pbtxt import text_of
+from optimizer.emit.production import ProductionSettings, deployment_header, name_of, to_yaml
+from optimizer.emit.recommended import Recommendation
+from optimizer.results import formatting
+
+RATE_WINDOW = "1m"
+
+
+def target_load(recommended: Recommendation, settings: ProductionSettings) -> int:
+    """Return the requests in flight, or per second, that a replica should get on average."""
+    return max(1, math.floor(recommended.knee * settings.target_utilization))
+
+
+def pod_metrics(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
+    """Return the metrics of the HorizontalPodAutoscaler."""
+    if settings.autoscaled_by == "cpu":
+        utilization = round(100 * settings.target_utilization)
+        goal: dict[str, Any] = {"type": "Utilization", "averageUtilization": utilization}
+        return [{"type": "Resource", "resource": {"name": "cpu", "target": goal}}]
+    goal = {"type": "AverageValue", "averageValue": str(target_load(recommended, settings))}
+    return [{"type": "Pods", "pods": {"metric": {"name": metric_name(recommended)}, "target": goal}}]
+
+
+def metric_name(recommended: Recommendation) -> str:
+    """Return the name of the metric of this model. Each model has its own rule in prometheus-adapter."""
+    model = re.sub(r"[^a-z0-9]+", "_", recommended.model.lower()).strip("_")
+    return f"triton_{model}_requests_{'per_second' if recommended.is_rate else 'in_flight'}"
+
+
+def adapter_rule(recommended: Recommendation) -> dict[str, Any]:
+    """Return a rule for prometheus-adapter that computes the metric from Triton's own metrics.
+
+    Requests in flight are the sum of request durations per second (Little's law).
+    """
+    series = "nv_inference_request_success" if recommended.is_rate else "nv_inference_request_duration_us"
+    model = f"model={json.dumps(recommended.model, ensure_ascii=False)}"
+    query = f"sum by (<<.GroupBy>>) (rate(<<.Series>>{{<<.LabelMatchers>>,{model}}}[{RATE_WINDOW}]))"
+    resources = {name: {"resource": name} for name in ("namespace", "pod")}
+    return {
+        "seriesQuery": f'{series}{{namespace!="",pod!="",{model}}}',
+        "resources": {"overrides": resources},
+        "name": {"as": metric_name(recommended)},
+        "metricsQuery": query if recommended.is_rate else f"{query} / 1e6",
+    }
+
+
+def autoscaling_notes(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+    """Return comment lines on how replicas are scaled and the rule that prometheus-adapter needs."""
+    if not settings.is_autoscaled:
+        return []
+    share = f"{100 * settings.target_utilization:g}%"
+    if settings.autoscaled_by == "cpu":
+        return [f"replicas: scaled to keep CPUs at {share}; the measured load is not used"]
+    unit = "per second" if recommended.is_rate else "in flight"
+    kept, measured = (
+        f"{formatting.count(target_load(recommended, settings), 'request')} {unit}",
+        formatting.exact(recommended.knee),
+    )
+    return [
+        f"replicas: scaled to keep each at {kept}, {share} of the measured {measured};",
+        f"prometheus-adapter computes {metric_name(recommended)} with this rule in its rules.custom:",
+        *(f"  {line}" for line in to_yaml([adapter_rule(recommended)]).splitlines()),
+    ]
+
+
+MANIFEST_FILE = "kubernetes.yaml"
+LABEL = "app.kubernetes.io/name"
+TRITON_USER = 1000  # user id in NVIDIA's images
+MEBIBYTE = 1 << 20
+PORTS = {"http": production.HTTP, "grpc": production.GRPC, "metrics": production.METRICS}
+
+
+def emit_kubernetes(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+    """Return ``kubernetes.yaml``."""
+    return {
+        MANIFEST_FILE: to_yaml(*manifests(recommended, settings), header=kubernetes_header(recommended, settings))
+    }
+
+
+def kubernetes_header(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+    """Return the comment lines on top of the file."""
+    return deployment_header(recommended, settings, *autoscaling_notes(recommended, settings))
+
+
+def manifests(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
+    """Return the Kubernetes objects in the order of the file."""
+    objects = [deployment(recommended, settings), service(settings)]
+    if settings.repository.is_mounted:
+        objects.insert(0, config_map(recommended, settings))
+    if settings.is_autoscaled:
+        objects.append(autoscaler(recommended, settings))
+    return objects
+
+
+def config_keys(recommended: Recommendation) -> dict[str, str]:
+    """Return the key of each model's configuration in the ConfigMap. The number keeps similar names apart."""
+    return {model: f"{number}-{name_of(model)}.pbtxt" for number, model in enumerate(recommended.configs, 1)}
+
+
+def config_map(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    """Return the ConfigMap with the config.pbtxt of each model."""
+    data = {key: text_of(recommended, model) for model, key in config_keys(recommended).items()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(settings), "data": data}
+
+
+def deployment(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    """Return the Deployment of the server."""
+    annotations = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(production.METRICS),
+        "prometheus.io/path": "/metrics",
+    }
+    spec: dict[str, Any] = {} if settings.is_autoscaled else {"replicas": settings.min_replicas}
+    spec["selector"] = {"matchLabels": {LABEL: settings.name}}
+    spec["template"] = {
+        "metadata": {"labels": {LABEL: settings.name}, "annotations": annotations},
+        "spec": _pod(recommended, settings),
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(settings), "spec": spec}
+
+
+def service(settings: ProductionSettings) -> dict[str, Any]:
+    """Return the Service with the HTTP, gRPC and metrics ports."""
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
+    spec = {"selector": {LABEL: settings.name}, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(settings), "spec": spec}
+
+
+def autoscaler(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    """Return the HorizontalPodAutoscaler of the Deployment."""
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": settings.name},
+        "minReplicas": settings.min_replicas,
+        "maxReplicas": settings.max_replicas,
+        "metrics": pod_metrics(recommended, settings),
+    }
+    kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
+    return {**kind, "metadata": _metadata(settings), "spec": spec}
+
+
+def _metadata(settings: ProductionSettings) -> dict[str, Any]:
+    return {"name": settings.name, "labels": {LABEL: settings.name}}
+
+
+def _pod(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    account: dict[str, Any] = {"automountServiceAccountToken": False}
+    if settings.service_account:
+        account = {"serviceAccountName": settings.service_account}
+    container = {
+        "name": "triton",
+        "image": settings.image,
+        "args": production.command(recommended, settings),
+        "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
+        **probes(recommended, "http"),
+        "resources": resources(recommended),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": _mounts(recommended, settings),
+    }
+    return {
+        **account,
+        "terminationGracePeriodSeconds": 60,  # Triton itself waits 30 s for requests in flight
+        "securityContext": {"runAsNonRoot": True, "runAsUser": TRITON_USER},
+        "containers": [container],
+        "volumes": _volumes(recommended, settings),
+    }
+
+
+def probes(recommended: Recommendation, port: str | int) -> dict[str, Any]:
+    """Return startup, readiness and liveness probes. A start may take LOADS_ALLOWED times the measured load time."""
+
+    def at(path: str, every_seconds: int, failures: int) -> dict[str, Any]:
+        return {
+            "httpGet": {"path": path, "port": port},
+            "periodSeconds": every_seconds,
+            "timeoutSeconds": production.PROBE_SECONDS,
+            "failureThreshold": failures,
+        }
+
+    return {
+        "startupProbe": at(production.READY, 5, -(-production.start_seconds(recommended) // 5)),
+        "readinessProbe": at(production.READY, 5, 3),
+        "livenessProbe": at(production.LIVE, 10, 6),
+    }
+
+
+def resources(recommended: Recommendation) -> dict[str, Any]:
+    """Return resource requests equal to the limits, which reserves the measured resources for the pod."""
+    limits = production.limits(recommended)
+    amounts: dict[str, Any] = {}
+    if limits.cpus is not None:
+        amounts["cpu"] = str(production.cpu_amount(limits.cpus))
+    if limits.memory_bytes is not None:
+        amounts["memory"] = f"{limits.memory_bytes // MEBIBYTE}Mi"
+    if limits.gpus:
+        amounts["nvidia.com/gpu"] = str(limits.gpus)
+    return {"requests": amounts, "limits": dict(amounts)} if amounts else {}
+
+
+def shared_memory(recommended: Recommendation) -> dict[str, Any]:
+    """Return the volume for shared memory, through which Python models exchange tensors."""
+    size = -(-recommended.shared_memory_bytes // MEBIBYTE)
+    return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}Mi"}}
+
+
+def _mounts(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    if not settings.repository.is_mounted:
+        return mounts
+    models: dict[str, Any] = {"name": "models", "mountPath": production.MODELS, "readOnly": True}
+    if settings.repository.path:
+        models["subPath"] = settings.repository.path
+    configs = [
+        {
+            "name": "configs",
+            "mountPath": f"{production.MODELS}/{model}/config.pbtxt",
+            "subPath": key,
+            "readOnly": True,
+        }
+        for model, key in config_keys(recommended).items()
+    ]
+    return [*mounts, models, *configs]
+
+
+def _volumes(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
+    volumes = [shared_memory(recommended)]
+    if settings.repository.is_mounted:
+        claim = {"claimName": settings.repository.claim, "readOnly": True}
+        volumes.append({"name": "models", "persistentVolumeClaim": claim})
+        volumes.append({"name": "configs", "configMap": {"name": settings.name}})
+    return volumes
+
+
+VALUES_FILE = "values.yaml"
+CHART = Path(__file__).parent / "chart"
+
+
+def emit_values(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+    """Return ``values.yaml`` for the chart."""
+    use = f"helm install {settings.name} ./chart --values {VALUES_FILE}, with the chart that --output writes"
+    return {
+        VALUES_FILE: to_yaml(values(recommended, settings), header=[*kubernetes_header(recommended, settings), use])
+    }
+
+
+def chart() -> dict[str, str]:
+    """Return the files of the chart by path."""
+    return {
+        f"chart/{path.relative_to(CHART).as_posix()}": path.read_text(encoding="utf-8")
+        for path in sorted(CHART.rglob("*"))
+        if path.is_file()
+    }
+
+
+def values(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    """Return the values that make the chart render the same objects as ``manifests``."""
+    chart_values: dict[str, Any] = {
+        "fullnameOverride": settings.name,
+        "image": settings.image,
+        "args": production.command(recommended, settings),
+        "serviceAccountName": settings.service_account,
+        "probes": probes(recommended, "http"),
+        "resources": resources(recommended),
+        "sharedMemory": shared_memory(recommended)["emptyDir"]["sizeLimit"],
+        "replicas": settings.min_replicas,
+        "autoscaling": {"enabled": settings.is_autoscaled},
+    }
+    if settings.repository.is_mounted:
+        chart_values["modelRepository"] = {"claim": settings.repository.claim, "path": settings.repository.path}
+        chart_values["models"] = [
+            {"name": model, "key": key, "config": text_of(recommended, model)}
+            for model, key in config_keys(recommended).items()
+        ]
+    if settings.is_autoscaled:
+        chart_values["autoscaling"] |= {
+            "maxReplicas": settings.max_replicas,
+            "metrics": pod_metrics(recommended, settings),
+        }
+    return chart_values
+
+
+FILE = "inferenceservice.yaml"
+HTTP = 8080  # port of KServe's Triton runtime
+
+
+def emit_kserve(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+    """Return ``inferenceservice.yaml``."""
+    unit = "requests per second" if recommended.is_rate else "requests in flight"
+    share = f"{100 * settings.target_utilization:g}%"
+    scaled = f"replicas: scaled to keep each at {share} of the measured {formatting.exact(recommended.knee)} {unit}"
+    lines = deployment_header(recommended, settings, scaled, mounts_configs=False)
+    return {FILE: to_yaml(inference_service(recommended, settings), header=lines)}
+
+
+def inference_service(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    """Return the InferenceService. Its target is the measured load, which Knative multiplies by the utilization."""
+    share = f"{100 * settings.target_utilization:g}"
+    metadata = {
+        "name": settings.name,
+        "annotations": {"autoscaling.knative.dev/target-utilization-percentage": share},
+    }
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": metadata,
+        "spec": {"predictor": _predictor(recommended, settings)},
+    }
+
+
+def _predictor(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    account = {"serviceAccountName": settings.service_account} if settings.service_account else {}
+    scaled = {
+        "minReplicas": settings.min_replicas,
+        "maxReplicas": settings.max_replicas,
+        "scaleMetric": "rps" if recommended.is_rate else "concurrency",
+        "scaleTarget": max(1, math.floor(recommended.knee)),
+    }
+    if not recommended.is_rate:  # further requests wait in Knative's queue, not in Triton's
+        scaled["containerConcurrency"] = recommended.point.load.concurrency
+    model: dict[str, Any] = {
+        "modelFormat": {"name": "triton"},
+        "protocolVersion": "v2",
+        "storageUri": settings.repository.text,
+        **({"image": settings.image} if settings.image else {}),
+        **({"args": list(recommended.arguments)} if recommended.arguments else {}),
+        **probes(recommended, HTTP),
+        "resources": resources(recommended),
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+    }
+    return {**account, **scaled, "model": model, "volumes": [shared_memory(recommended)]}

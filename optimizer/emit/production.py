@@ -1,0 +1,244 @@
+"""Settings of the production server that the user gives, and the parts that all emitted files share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import yaml
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.emit.recommended import Recommendation
+from optimizer.options.values import quote
+from optimizer.results import formatting
+
+Scheme: TypeAlias = Literal["s3", "gs", "as", "https", "pvc", "path"]
+LONGEST_NAME = 50  # what Kubernetes and KServe add to it stays within 63
+CREDENTIALS = {  # environment variables that Triton reads them from
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"),
+    "as": ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"),
+}
+_URL = re.compile(r"(s3|gs|as|https)://[^\s/]\S*")
+_CLAIM = re.compile(r"pvc://([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)(?:/(.*))?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class ModelRepository:
+    """A model repository of production.
+
+    ``text`` is the user's text, with an absolute path for a folder. ``claim`` and ``path`` are the parts of
+    ``pvc://CLAIM/PATH``.
+    """
+
+    text: str
+    scheme: Scheme
+    claim: str = ""
+    path: str = ""
+
+    @property
+    def is_mounted(self) -> bool:
+        """Return True if the server sees the repository as a folder; otherwise Triton reads from cloud storage."""
+        return self.scheme in ("pvc", "path")
+
+
+@dataclass(frozen=True)
+class ProductionSettings:
+    """Settings of the production server.
+
+    ``target_utilization`` is the share of the measured load that a replica should get on average. ``autoscaled_by``
+    selects the metric of the autoscaler: the requests of a replica, or its CPU time.
+    """
+
+    image: str
+    repository: ModelRepository
+    name: str
+    service_account: str = ""
+    min_replicas: int = 1
+    max_replicas: int = 10
+    target_utilization: float = 0.7
+    autoscaled_by: Literal["requests", "cpu"] = "requests"
+
+    @property
+    def is_autoscaled(self) -> bool:
+        return self.max_replicas > self.min_replicas
+
+
+def read_repository(text: str) -> ModelRepository:
+    """Parse ``--model-repository``. Raises BadInputError."""
+    if not text or not text.isprintable() or len(text) > 2000:
+        raise _refused(text, "give a folder, pvc://CLAIM, s3://BUCKET/PATH or gs://BUCKET/PATH")
+    if text.startswith("pvc:"):
+        claim = _CLAIM.fullmatch(text)
+        path = (claim[2] or "").strip("/") if claim else ""
+        if claim is None or ".." in path.split("/"):
+            raise _refused(text, "write pvc://CLAIM or pvc://CLAIM/PATH, with the name of the claim in lower case")
+        return ModelRepository(text, "pvc", claim[1], path)
+    if url := _URL.fullmatch(text):
+        scheme: Scheme = url[1]  # type: ignore[assignment]
+        return ModelRepository(text, scheme)
+    if "://" in text:
+        raise _refused(text, "write s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/PATH, pvc://CLAIM or a folder")
+    if any(mark in text for mark in ':,"'):
+        raise _refused(text, "a container engine cannot mount a folder with a colon, comma or quote in its name")
+    return ModelRepository(str(Path(text).expanduser().absolute()), "path")
+
+
+def read_image(text: str) -> str:
+    """Check the name of a container image. Raises BadInputError."""
+    if not _IMAGE.fullmatch(text):
+        raise BadInputError(f"--image {quote(text)}: write REPOSITORY:TAG or REPOSITORY@DIGEST")
+    return text
+
+
+def read_name(text: str, flag: str = "--name") -> str:
+    """Check a name of a Kubernetes object. Raises BadInputError."""
+    if not _NAME.fullmatch(text):
+        raise BadInputError(
+            f"{flag} {quote(text)}: write a lower-case letter, then lower-case letters, digits and dashes, at most "
+            f"{LONGEST_NAME} together"
+        )
+    return text
+
+
+def name_of(model: str) -> str:
+    """Return a Kubernetes name for the service of ``model``: ``Tiny_Model v2`` gives ``tiny-model-v2``."""
+    plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    named = plain if plain[:1].isalpha() else f"model-{plain}"
+    return named[:LONGEST_NAME].strip("-")
+
+
+def _refused(text: str, advice: str) -> BadInputError:
+    return BadInputError(f"--model-repository {quote(text)}: {advice}")
+
+
+MODELS = "/models"
+HTTP, GRPC, METRICS = 8000, 8001, 8002
+LIVE, READY = "/v2/health/live", "/v2/health/ready"
+MEMORY_HEADROOM = 1.5  # times the measured memory: production may get larger or more concurrent requests
+MEMORY_STEP = 64 << 20
+LONGEST_START_SECONDS = 300  # allows for GPU initialisation and for a model that is copied over the network
+LOADS_ALLOWED = 10  # times the measured load time
+PROBE_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """CPUs, memory and GPUs of a replica; None if the run did not measure them."""
+
+    cpus: float | None
+    memory_bytes: int | None
+    gpus: int
+
+
+def limits(recommended: Recommendation) -> ResourceLimits:
+    """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM."""
+    memory = recommended.memory_bytes
+    rounded = None if memory is None else math.ceil(memory * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
+    return ResourceLimits(recommended.cpus, rounded, recommended.gpus)
+
+
+def command(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+    """Return the command line of tritonserver, on its default ports."""
+    at = MODELS if settings.repository.is_mounted else settings.repository.text
+    return ["tritonserver", f"--model-repository={at}", *recommended.arguments]
+
+
+def start_seconds(recommended: Recommendation) -> int:
+    """Return how long a server may take to start before it counts as failed."""
+    return max(LONGEST_START_SECONDS, math.ceil(LOADS_ALLOWED * (recommended.load_seconds or 0)))
+
+
+LONGEST_LINE = 400
+
+
+def header(recommended: Recommendation, *more: str) -> list[str]:
+    """Return the comment lines on top of a file, without comment marks; ``more`` are lines about the file itself."""
+    load = recommended.point.load
+    samples = (
+        f"{formatting.exact(load.request_batch_size)} sample{'' if load.request_batch_size == 1 else 's'} a request"
+    )
+    memory = f", memory {formatting.size(recommended.memory_bytes)}" if recommended.memory_bytes else ""
+    tritune = f"tritune {metadata.version('tritune')}"
+    lines = [
+        f"{recommended.model}, as tuned by {tritune}: run {recommended.run}, written {recommended.written}",
+        f"measured: {formatting.performance(recommended.point, recommended.latency)} ({samples}){memory}",
+        f"bound: {recommended.goal or 'none'}",
+        f"verdict: {recommended.verdict}",
+        f"on: {recommended.hardware}, Triton {recommended.triton}",
+        f"by: {recommended.command}",
+    ]
+    if recommended.undecided:
+        lines.append("WARNING: the verdict is UNDECIDED: run `tune verify` before you use this in production")
+    return [one_line(line, LONGEST_LINE) for line in (*lines, *more)]
+
+
+def deployment_header(
+    recommended: Recommendation, settings: ProductionSettings, *more: str, mounts_configs: bool = True
+) -> list[str]:
+    """Return the header with lines on the remaining steps and the origin of the resource limits.
+
+    ``mounts_configs``: the format mounts its own config.pbtxt files into a mounted repository.
+    """
+    names, where = ", ".join(recommended.configs), settings.repository.text
+    if mounts_configs and settings.repository.is_mounted:
+        before = f"{where} contains {names}; the config.pbtxt given here is mounted over the one of each model"
+    else:
+        before = f"copy the config.pbtxt of {names} from `tune emit --format pbtxt` into {where}"
+    lines = [
+        f"before: {before}",
+        f"image: needs the measured Triton {recommended.triton} or newer, and the backends of the models",
+    ]
+    if recommended.memory_bytes is None:
+        lines.append("memory: not measured, so no limit is set")
+    else:
+        lines.append(f"memory limit: {MEMORY_HEADROOM:g} times the measured memory")
+    if recommended.cpus is None:
+        lines.append("CPUs: the server ran on another machine, so no limit is set")
+    return [*header(recommended, *lines), *more]
+
+
+def cpu_amount(cpus: float) -> int | float:
+    """Return a number of CPUs as container engines and Kubernetes take it: 4, or 1.5."""
+    return int(cpus) if cpus == int(cpus) else round(cpus, 3)
+
+
+def commented(lines: Iterable[str]) -> str:
+    """Return ``lines`` as comment lines of a shell, YAML or config.pbtxt file."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes strings in quotes unless no YAML version reads them as another type, long ones as blocks, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    style = "|" if "\n" in text else None if plain else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(*documents: Any, header: Iterable[str] = ()) -> str:
+    """Return ``documents`` as YAML, with keys in their order, below ``header`` as comment lines."""
+    texts = [
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000, default_flow_style=False)
+        for document in documents
+    ]
+    return commented(header) + "---\n".join(texts)

@@ -1,0 +1,212 @@
+"""The recommendation of a finished run: its configurations, measurements and the resources of the measured server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+from optimizer.config import model_config
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import check_file_name, is_file, one_line
+from optimizer.core.trial import VARIANT, Point
+from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, read_gpus
+from optimizer.options import server_options
+from optimizer.options.values import parse_cpus
+from optimizer.results import formatting, summary
+from optimizer.results.finished_run import FinishedRun
+from optimizer.results.recommendation import Outcome
+
+MOST_MODELS = 100
+_BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A configuration for production, and the resources of the server that was measured with it.
+
+    ``configs`` is by model name; ``model`` is the one that clients send requests to. ``arguments`` are the options of
+    the measured tritonserver except repository and ports. ``cpus`` is the number of CPUs it could use,
+    fractional under a CPU quota; ``device`` is the name of its GPU, or else of its CPU. Both are None if it ran on
+    another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
+    ``load_seconds`` is the time that loading the configuration took. ``undecided`` says why the verdict is UNDECIDED
+    and which command continues the test; it is empty for PASS.
+    """
+
+    run: str
+    written: str
+    model: str
+    configs: Mapping[str, ModelConfig]
+    arguments: tuple[str, ...]
+    point: Point
+    latency: str
+    goal: str
+    verdict: str
+    undecided: str
+    hardware: str
+    device: str | None
+    gpus: int
+    cpus: float | None
+    triton: str
+    command: str
+    shapes: tuple[str, ...] = ()
+    image: str | None = None
+    shared_memory_bytes: int = 1 << 30
+    load_seconds: float | None = None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Return the memory of the server's processes; None if it was not measured."""
+        return self.point.measurement.server_memory_bytes
+
+    @property
+    def knee(self) -> float:
+        """Return the highest load that met the SLA: requests in flight, or per second with ``--load rate``."""
+        return self.point.load.request_rate or float(self.point.load.concurrency)
+
+    @property
+    def is_rate(self) -> bool:
+        return bool(self.point.load.request_rate)
+
+
+def read_recommendation(run: FinishedRun) -> Recommendation:
+    """Return what ``run`` recommends.
+
+    Raises BadInputError, in one line, if the run has not ended, recommends nothing or is damaged.
+    """
+    point, outcome = _recommended_point(run)
+    options, hardware = run.options, run.info["hardware"]
+    remote = options.target == "remote"
+    model = str(dict(point.candidate.fields).get(VARIANT, run.problem.model))
+    configs = _read_configs(run, model)
+    _check_measured(run, point, configs)
+    try:
+        gpus = 0 if remote else _gpu_count(run, configs)
+        return Recommendation(
+            run=run.name,
+            written=str(run.info.get("written", "")),
+            model=model,
+            configs=configs,
+            arguments=(
+                *_auto_complete_option(configs),
+                *server_options.to_arguments(point.candidate.fields),
+                *options.server_args,
+            ),
+            point=point,
+            latency=run.problem.sla.judged_latency,
+            goal=formatting.bounds(run.problem.sla),
+            verdict=summary.verdict(outcome),
+            undecided=_undecided(run, outcome),
+            hardware="another machine" if remote else _hardware_line(hardware),
+            device=None if remote else str(hardware["gpus"][0] if gpus else hardware["cpu"]),
+            gpus=gpus,
+            cpus=_cpu_count(run, point),
+            triton=str(run.info.get("versions", {}).get("tritonserver", "unknown")),
+            command=str(run.info.get("command", "")),
+            shapes=options.shapes,
+            image=options.docker_image,
+            shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
+            load_seconds=next((trial.deploy_seconds for trial in run.trials if trial.number == point.trial), None),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
+
+def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
+    folder = run.folder.path
+    if run.status == "left":
+        raise BadInputError(
+            f"{folder}: this worker left the study {run.options.join} before its end; give the run folder of the "
+            "worker that confirmed, or join the study again"
+        )
+    if run.status in ("running", "interrupted", "failed"):
+        state = {"running": "is still running or was killed", "interrupted": "was interrupted", "failed": "failed"}
+        raise BadInputError(
+            f"{folder}: the run {state[run.status]} and has no recommendation yet; continue it with "
+            f"`tune --resume {folder}`"
+        )
+    if run.outcome is None or run.outcome.recommended is None:
+        goal = formatting.bounds(run.problem.sla)
+        raise BadInputError(
+            f"{folder}: no configuration met {goal or 'the SLA'}, so there is nothing to emit; "
+            "tune again with a wider bound, smaller requests or more hardware"
+        )
+    return run.outcome.recommended, run.outcome
+
+
+def _undecided(run: FinishedRun, outcome: Outcome) -> str:
+    command = summary.next_command(outcome, run.folder.path)
+    return f"{summary.undecided_cause(outcome)}; `{command}` continues its test" if command else ""
+
+
+def _read_configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:
+    best = run.folder.best
+    single = best / "config.pbtxt"
+    files = {path.parent.name: path for path in sorted(best.glob("*/config.pbtxt"))[:MOST_MODELS]}
+    if is_file(single):
+        files = {model: single}
+    try:
+        configs = {check_file_name(name): model_config.read(path) for name, path in files.items()}
+    except ValueError as error:
+        raise BadInputError(f"{best}: {error}") from None
+    if model not in configs:
+        raise BadInputError(
+            f"{best}: the configuration of {one_line(model)} was deleted; "
+            f"`tune --resume {run.folder.path}` writes it again"
+        )
+    return configs
+
+
+def _check_measured(run: FinishedRun, point: Point, configs: Mapping[str, ModelConfig]) -> None:
+    """Raise BadInputError if no file in best/ has the settings of the recommended ``point``.
+
+    The measurements would then belong to another configuration.
+    """
+    own = replace(point.candidate, fields=point.candidate.config_fields)
+    if all(model_config.differences(own, config) for config in configs.values()):
+        raise BadInputError(
+            f"{run.folder.best}: differs from the configuration that the run measured, because it was edited or "
+            f"written by another version of tune; `tune --resume {run.folder.path}` writes it again"
+        )
+
+
+def _auto_complete_option(configs: Mapping[str, ModelConfig]) -> list[str]:
+    """Return the auto-completion option of the measured server.
+
+    With auto-completion, backends add dynamic batching if config.pbtxt has none.
+    """
+    complete = all(config.input and config.output for config in configs.values())
+    return ["--disable-auto-complete-config"] if complete else []
+
+
+def _hardware_line(hardware: Mapping[str, Any]) -> str:
+    cpu = f"{hardware['cpu']}, {hardware['cpu_count']} cores"
+    return " · ".join([*map(str, hardware["gpus"]), cpu])
+
+
+def _gpu_count(run: FinishedRun, configs: Mapping[str, ModelConfig]) -> int:
+    count, options = len(run.info["hardware"]["gpus"]), run.options
+    if options.target == "docker":
+        gpus = read_gpus(options.docker_gpus or "none")
+        return count if gpus == (ALL_GPUS,) else len(gpus)
+    groups = [group for config in configs.values() for group in config.instance_group]
+    on_cpu = groups and all(group.kind == ModelInstanceGroup.KIND_CPU for group in groups)
+    return 0 if on_cpu or not run.info["server_uses_gpus"] else count
+
+
+def _cpu_count(run: FinishedRun, point: Point) -> float | None:
+    """Return how many CPUs the measured server could use; None if it ran on another machine.
+
+    A CPU quota limits the server also where the candidate chose its CPUs. Shared CPUs count as the server's.
+    """
+    available = run.info["server_cpus"]
+    if available is None:
+        return None
+    chosen = point.candidate.server_cpus
+    return min(float(available), len(parse_cpus(chosen))) if chosen else float(available)
+
+
+def _parse_bytes(size: str) -> int:
+    return int(size) if size.isdigit() else int(size[:-1]) * _BYTES[size[-1]]

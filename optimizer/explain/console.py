@@ -1,0 +1,183 @@
+"""Prints an explanation of a run."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from objectives.metrics import METRICS
+from objectives.sla import Constraint
+from optimizer.explain.bottleneck import BottleneckKind
+from optimizer.explain.explanation import Explanation, RunnerUp, Simulation
+from optimizer.explain.simulated_changes import Forecast
+from optimizer.results import formatting, summary
+from optimizer.results.formatting import plain_table, print_table
+
+WIDTH = 80
+SLIGHT = 0.02  # smaller gains are within the error of the simulation
+
+BOUNDS: dict[BottleneckKind, str] = {
+    "compute": "computing",
+    "instances": "too few instances",
+    "copying": "copying inputs and outputs",
+    "queue": "the queue",
+    "client": "the client and the network",
+    "unknown": "unknown",
+}
+
+
+def print_explanation(console: Console, explanation: Explanation) -> None:
+    """Print ``explanation`` in at most 80 columns."""
+    _print_subject(console, explanation)
+    _heading(console, f"What limits the throughput: {BOUNDS[explanation.bottleneck.kind]}")
+    _sentences(console, *explanation.bottleneck.reasons)
+    _print_stages(console, explanation)
+    _heading(console, "Which constraint binds")
+    _sentences(console, *_binding(explanation))
+    if explanation.simulation is not None:
+        _print_simulation(console, explanation, explanation.simulation)
+    if explanation.recommended:
+        _heading(console, "Why the runner-up lost")
+        _sentences(console, *_runner_up(explanation, explanation.runner_up))
+    console.print()
+    console.print(Text.assemble(("results  ", "dim"), str(explanation.run.folder.path)), soft_wrap=True)
+
+
+def _print_subject(console: Console, explanation: Explanation) -> None:
+    problem, point = explanation.run.problem, explanation.subject.point
+    outcome = explanation.run.outcome
+    assert outcome is not None
+    headline = summary.headline(outcome, problem)
+    for line in textwrap.wrap(headline, WIDTH):
+        console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
+    latency = problem.sla.judged_latency
+    role = "recommended" if explanation.recommended else "closest"
+    _sentences(console, f"{role}, trial {point.trial}: {formatting.configuration(point.candidate)}")
+    _sentences(console, f"at its best load: {formatting.performance(point, latency)}")
+    if explanation.unfinished:
+        _sentences(console, explanation.unfinished)
+
+
+def _print_stages(console: Console, explanation: Explanation) -> None:
+    stages = explanation.subject.stages_ms
+    total = sum(stages.values())
+    if not total:
+        return
+    table = plain_table("  stage of a request", ">ms", ">share")
+    for stage, milliseconds in stages.items():
+        table.add_row(f"  {stage}", f"{milliseconds:,.3f}", f"{milliseconds / total:.0%}")
+    print_table(console, table)
+
+
+def _binding(explanation: Explanation) -> Iterator[str]:
+    binding = explanation.binding
+    if not explanation.run.problem.sla:
+        yield "None: the run had no SLA."
+        return
+    if not explanation.recommended:
+        yield f"{binding.constraint} is missed: {explanation.holds_back.rstrip('.')}."
+    elif binding.constraint is None or binding.beyond is None:
+        yield "None: no measurement had more throughput, so the capacity of the server is the limit."
+    else:
+        value = formatting.value_of(binding.beyond, binding.constraint.metric)
+        yield (
+            f"{formatting.bound(binding.constraint)}: beyond it, trial {binding.beyond.trial} served "
+            f"{formatting.value_of(binding.beyond, 'throughput')} ({binding.gain:+.1%}), "
+            f"with {formatting.short_metric(binding.constraint.metric)} {value}."
+        )
+    if explanation.recommended:
+        shares = [f"{share:.0%} of {text}" for text, share in binding.used.items()]
+        if shares:
+            yield f"The recommendation uses {', '.join(shares)}."
+
+
+def _print_simulation(console: Console, explanation: Explanation, simulation: Simulation) -> None:
+    _heading(console, "What would help")
+    constraint = Constraint(simulation.latency, simulation.bound_ms)
+    within = f" within {formatting.bound(constraint)}" if math.isfinite(simulation.bound_ms) else ""
+    _sentences(
+        console,
+        f"Simulated{within}, fitted to {formatting.count(simulation.points, 'measurement')} of this run "
+        f"(median error in throughput {simulation.error:.0%}). Each change is simulated alone, at its best load.",
+    )
+    for remedy in simulation.remedies:
+        effect = _gain(remedy.gain, remedy.forecast, simulation, explanation)
+        _sentences(console, f"{remedy.name}: {effect} ({remedy.change})")
+    if simulation.other_slas:
+        latency = formatting.short_metric(simulation.latency)
+        for other in simulation.other_slas:
+            goal = f"{latency} <= {formatting.exact(round(other.bound_ms, 3))} ms"
+            effect = _gain(other.gain, other.forecast, simulation, explanation, of_sla=True)
+            best = f" ({formatting.configuration(other.forecast.candidate)})" if other.forecast else ""
+            _sentences(console, f"another SLA, {goal}: {effect}{best}")
+    if not explanation.recommended and math.isfinite(simulation.bound_ms):
+        _sentences(
+            console,
+            f"The lowest expected {formatting.short_metric(simulation.latency)} of the tried configurations is "
+            f"{formatting.number(simulation.quickest_ms)} ms, with one request at a time.",
+        )
+
+
+def _gain(
+    gain: float | None,
+    forecast: Forecast | None,
+    simulation: Simulation,
+    explanation: Explanation,
+    *,
+    of_sla: bool = False,
+) -> str:
+    if forecast is None:
+        return "no load meets it" if of_sla else "no load meets the bound"
+    throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
+    if gain is None or not explanation.recommended:
+        return (
+            f"{throughput}, {formatting.short_metric(simulation.latency)} {formatting.number(forecast.latency_ms)} ms"
+        )
+    if abs(gain) < SLIGHT:
+        return "makes no difference"
+    if gain < 0 and not of_sla:
+        return "serves less"
+    ours = explanation.subject.point.throughput_infer_per_sec
+    return f"{gain:+.0%}, about {formatting.quantity(METRICS['throughput'], ours * (1 + gain))}"
+
+
+def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
+    if runner_up is None:
+        yield "There is none: no other configuration met the SLA."
+        return
+    yield f"trial {runner_up.point.trial}: {formatting.configuration(runner_up.point.candidate)}"
+    latency = explanation.run.problem.sla.judged_latency
+    yield f"{formatting.performance(runner_up.point, latency)}{'' if runner_up.confirmed else ', in the search'}"
+    if runner_up.confirmed is None:
+        yield (
+            f"It served {_less(runner_up.less)} than the recommendation in single measurements. It was not confirmed "
+            "on fresh servers, so there is no confidence interval."
+        )
+        return
+    low, high = sorted((runner_up.interval.low, runner_up.interval.high), key=abs)
+    interval = "" if math.isinf(high) else f" (from {_less(low)} to {_less(high)})"
+    yield f"On average over its windows it served {_less(runner_up.less)} than the recommendation{interval}."
+    verdict = formatting.verdict(runner_up.confirmed.judged)
+    if runner_up.missed:
+        yield f"{verdict}: {runner_up.missed}."
+    else:
+        yield f"{verdict}. The recommendation serves more."
+
+
+def _less(share: float) -> str:
+    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, "bold"))
+
+
+def _sentences(console: Console, *sentences: str) -> None:
+    for sentence in sentences:
+        for line in textwrap.wrap(sentence, WIDTH - 2, initial_indent="  ", subsequent_indent="    "):
+            console.print(Text(line), soft_wrap=True)

@@ -1,0 +1,240 @@
+"""Forecasts of changes to a configuration or the SLA, by a simulation that is fitted to a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Point
+from optimizer.explain.bottleneck import StageBreakdown
+from optimizer.results import formatting
+from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
+from optimizer.simulator.metrics import (
+    ConfigurationLoad,
+    as_closed_loop,
+    binding_latency,
+    is_complete,
+    log_measured,
+    log_simulated,
+    with_tails,
+)
+from optimizer.simulator.scenario import Array, ServiceTimes
+from optimizer.simulator.server_model import ServerModel, fit
+
+LOADS, FINER = 20, 12  # simulated concurrencies of each configuration, and around its best one
+MOST_POINTS = 500  # points of other candidates to which the simulation is fitted
+LARGER = 4  # largest forecast batches, times the largest max_batch_size of the space
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The simulated best load of a candidate within a bound."""
+
+    candidate: Candidate
+    concurrency: int
+    throughput_infer_per_sec: float
+    latency_ms: float
+
+
+class Forecaster:
+    """Forecasts the throughput within a latency bound, of ``subject`` and of other candidates.
+
+    The simulation of a measured candidate is corrected by the median ratio of measured to simulated figures. A
+    candidate without measurements gets the correction of ``subject``, so that gains over it are ratios of two
+    simulations. ``error`` is the median relative error of the simulated throughput before this correction, over
+    ``points`` points.
+    """
+
+    def __init__(self, measured: Sequence[Point], subject: Point, problem: Problem, seed: int = 0) -> None:
+        """Fit to ``measured``, the search's points. Raises ValueError if none has a throughput and a latency."""
+        self.latency = binding_latency(problem, measured)
+        known = _thinned([point for point in _closed(measured, problem) if is_complete(point, self.latency)], subject)
+        space = problem.space
+        larger = LARGER * max(*space.max_batch_size, subject.candidate.max_batch_size)
+        wider = replace(space, max_batch_size=(*space.max_batch_size, larger)) if larger else space
+        self._batch = space.request_batch_size
+        self._model = fit(known, replace(problem, space=wider), self.latency, seed)
+        self._most = max(problem.max_concurrency, *(point.load.concurrency for point in known))
+        anchors = [point for point in _closed([subject], problem) if is_complete(point, self.latency)]
+        self._ratios = self._corrections([point for point in known if point.candidate != subject.candidate] + anchors)
+        self._usual = self._ratios.get(subject.candidate, np.zeros(2))
+        self.error = statistics.median(abs(math.expm1(-residual[0])) for residual in self._residuals(known))
+        self.points = len(known)
+
+    def best(
+        self,
+        candidates: Sequence[Candidate],
+        bound_ms: float,
+        *,
+        infer_share: float = 1.0,
+        way_share: float = 1.0,
+    ) -> Forecast | None:
+        """Return the best of ``candidates`` at its best load within the bound; None if none meets it.
+
+        ``infer_share`` is a factor on the time of a batch, ``way_share`` on the time between client and server.
+        """
+        model = self._changed(infer_share, way_share)
+        steps = dict.fromkeys(round(step) for step in np.geomspace(1, self._most, LOADS).tolist())
+        best = self._within(model, [(candidate, load) for candidate in candidates for load in steps], bound_ms)
+        if best is None:
+            return None
+        grid = list(steps)
+        place = grid.index(best.concurrency)
+        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        finer = dict.fromkeys(round(load) for load in np.linspace(low, high, FINER).tolist())
+        return self._within(model, [(best.candidate, load) for load in finer], bound_ms)
+
+    def quickest_ms(self, candidates: Sequence[Candidate]) -> float:
+        """Return the lowest latency of any of ``candidates`` at any load."""
+        cells = [(candidate, 1) for candidate in candidates]
+        return min(forecast.latency_ms for forecast in self._forecasts(self._model, cells))
+
+    def _within(self, model: ServerModel, cells: Sequence[ConfigurationLoad], bound_ms: float) -> Forecast | None:
+        met = [forecast for forecast in self._forecasts(model, cells) if forecast.latency_ms <= bound_ms]
+        return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
+
+    def _forecasts(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> list[Forecast]:
+        ratios = np.array([self._ratios.get(candidate, self._usual) for candidate, _ in cells])
+        figures = self._simulated(model, cells) + ratios
+        logs = np.log([load * self._batch for _, load in cells])
+        latency_ms = 1e3 * np.exp(figures[:, 1] - figures[:, 0] + logs)
+        return [
+            Forecast(candidate, load, float(math.exp(log_throughput)), float(latency))
+            for (candidate, load), log_throughput, latency in zip(cells, figures[:, 0], latency_ms, strict=True)
+        ]
+
+    def _simulated(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return log throughput and log tail, the ratio of the latency to its mean, of shape [cells, 2]."""
+        results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
+        figures = np.array([log_simulated(result, self.latency) for result in results]).reshape(-1, 2)
+        return with_tails(figures, cells, self._batch)
+
+    def _residuals(self, points: Sequence[Point]) -> Array:
+        cells = [(point.candidate, point.load.concurrency) for point in points]
+        figures = np.array([log_measured(point, self.latency) for point in points]).reshape(-1, 2)
+        return with_tails(figures, cells, self._batch) - self._simulated(self._model, cells)
+
+    def _corrections(self, points: Sequence[Point]) -> dict[Candidate, Array]:
+        by_candidate: dict[Candidate, list[Array]] = {}
+        for point, residual in zip(points, self._residuals(points) if points else (), strict=True):
+            by_candidate.setdefault(point.candidate, []).append(residual)
+        return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
+
+    def _changed(self, infer_share: float, way_share: float) -> ServerModel:
+        usual, overheads = self._model.times, self._model.overheads
+
+        def times(group: ExecutionSettings) -> ServiceTimes:
+            service = usual(group)
+            return ServiceTimes(infer_share * service.seconds, service.step)
+
+        network_s, gap_s = (max(SMALLEST_S, way_share * part) for part in (overheads.network_s, overheads.gap_s))
+        return replace(self._model, times=times, overheads=replace(overheads, network_s=network_s, gap_s=gap_s))
+
+
+def _thinned(known: Sequence[Point], subject: Point) -> list[Point]:
+    """Return the points of ``subject``'s candidate, and at most MOST_POINTS others from the whole run."""
+    step = max(1, math.ceil(len(known) / MOST_POINTS))
+    return [point for i, point in enumerate(known) if i % step == 0 or point.candidate == subject.candidate]
+
+
+def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
+    return as_closed_loop(points, problem) if problem.open_loop else list(points)
+
+
+FP16_FACTOR = 0.5  # assumed factor on inference time; a run of another precision cannot measure it
+SLA_FACTORS = (0.5, 1.5, 2.0)
+MOST_INSTANCES = 64  # limits the service times that are kept for each number of instances
+RemedyName = Literal["more instances", "FP16", "larger batches", "nearer client", "no copying"]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that could raise the throughput; ``change`` describes it.
+
+    ``forecast`` is None if no load would meet the bound. ``gain`` is relative to the subject at its best load within
+    the same bound, None if either meets it at no load.
+    """
+
+    name: RemedyName
+    change: str
+    forecast: Forecast | None
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSla:
+    """The best tried candidate within ``factor`` times the bound; ``gain`` as in ``Remedy``."""
+
+    factor: float
+    bound_ms: float
+    forecast: Forecast | None
+    gain: float | None
+
+
+def remedies(
+    forecaster: Forecaster, stages: StageBreakdown, bound_ms: float, fp16_factor: float, *, on_gpu: bool
+) -> tuple[Remedy, ...]:
+    """Return the effect of each remedy on its own, the largest gain first."""
+    own = stages.point.candidate
+    usual = forecaster.best([own], bound_ms)
+    assumed = f"assumption: inference takes {fp16_factor:g} of its time"
+    copied = stages.copied_share
+    effects: list[tuple[RemedyName, str, Forecast | None]] = []
+    more = forecaster.best(list(_more_instances(own)), bound_ms)
+    effects.append(("more instances", _instances(more, own), more))
+    faster = forecaster.best([own], bound_ms, infer_share=copied + fp16_factor * (1 - copied))
+    effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
+    if larger := list(_larger_batches(own)):
+        batched = forecaster.best(larger, bound_ms)
+        change = formatting.configuration(batched.candidate if batched else larger[0])
+        effects.append(("larger batches", change, batched))
+    near = forecaster.best([own], bound_ms, way_share=0.0)
+    effects.append(("nearer client", "no time between client and server", near))
+    if copied:
+        kept = forecaster.best([own], bound_ms, infer_share=1 - copied)
+        effects.append(("no copying", "shared memory: inputs and outputs are not copied", kept))
+    listed = [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
+    return tuple(sorted(listed, key=lambda remedy: -(remedy.gain if remedy.gain is not None else -1.0)))
+
+
+def other_slas(forecaster: Forecaster, tried: Sequence[Candidate], bound_ms: float) -> tuple[OtherSla, ...]:
+    """Return the best of ``tried`` within other bounds, with the gain over their best within the given bound."""
+    usual = forecaster.best(tried, bound_ms)
+    best = [(factor, forecaster.best(tried, factor * bound_ms)) for factor in SLA_FACTORS]
+    return tuple(OtherSla(factor, factor * bound_ms, forecast, gain(forecast, usual)) for factor, forecast in best)
+
+
+def gain(forecast: Forecast | None, usual: Forecast | None) -> float | None:
+    """Return the relative gain of ``forecast`` over ``usual``; None if either is."""
+    if forecast is None or usual is None:
+        return None
+    return forecast.throughput_infer_per_sec / usual.throughput_infer_per_sec - 1
+
+
+def _more_instances(own: Candidate) -> Iterator[Candidate]:
+    counts = {own.instance_count + 1, 2 * own.instance_count}
+    for count in sorted(count for count in counts if count <= MOST_INSTANCES) or [own.instance_count + 1]:
+        yield replace(own, instance_count=count)
+
+
+def _instances(more: Forecast | None, own: Candidate) -> str:
+    count = more.candidate.instance_count if more else own.instance_count + 1
+    return f"{count} instances instead of {own.instance_count}"
+
+
+def _larger_batches(own: Candidate) -> Iterator[Candidate]:
+    """Yield larger batches with dynamic batching, each with Triton's defaults and with half of it preferred."""
+    if own.max_batch_size < 1:
+        return
+    batched = replace(own, dynamic_batching=True, preferred_batch_sizes=())
+    sizes = (2 * own.max_batch_size, 4 * own.max_batch_size)
+    for size in sizes if own.dynamic_batching else (own.max_batch_size, *sizes):
+        yield replace(batched, max_batch_size=size)
+        yield replace(batched, max_batch_size=size, preferred_batch_sizes=(size // 2,))

@@ -1,1 +1,0 @@
-"""Loads: which are measured, by what, and what is read of it."""

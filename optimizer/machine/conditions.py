@@ -1,0 +1,281 @@
+"""Conditions on the machine during a run: memory of the server, CPU time of other processes, clocks and speed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from objectives.metrics import Measurement
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.notes import SpeedVaried
+from optimizer.machine.cpus import quota, read_text
+from optimizer.options.values import format_cpus, usable_cpus
+
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second
+_BUSY = (0, 1, 2, 7)  # columns of a line in /proc/stat: user, nice, system, steal
+_TOTAL = range(8)  # and idle, iowait, irq, softirq; guest time is part of user
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """CPU seconds since boot.
+
+    Interrupts count for no process: most of them are network traffic of the load itself, and kernels charge them to
+    different processes.
+
+    Attributes:
+        total: Of the observed CPUs, idle time included.
+        taken: Of the observed CPUs, used by processes or by other virtual machines (steal).
+        own: Of this run's processes, on any CPU.
+    """
+
+    total: float
+    taken: float
+    own: float
+
+    @classmethod
+    def now(cls, cpus: Iterable[int] | None = None, server_pid: int | None = None) -> CpuUsage:
+        """Return the usage of ``cpus`` (by default those of this process) until now.
+
+        The run's processes are this process, ``server_pid`` and their descendants. The time of an ended process is
+        that of its parent.
+        """
+        names = {f"cpu{cpu}" for cpu in (os.sched_getaffinity(0) if cpus is None else cpus)}
+        words = [line.split() for line in read_text(Path("/proc/stat")).splitlines() if line.startswith("cpu")]
+        times = [[int(word) for word in line[1:]] for line in words if line[0] in names]
+        own = process_tree(os.getpid(), *([] if server_pid is None else [server_pid]))
+        return cls(
+            total=sum(line[i] for line in times for i in _TOTAL) / _TICKS,
+            taken=sum(line[i] for line in times for i in _BUSY) / _TICKS,
+            own=sum(_process_ticks(pid) for pid in own) / _TICKS,
+        )
+
+    def others_since(self, before: CpuUsage) -> float:
+        """Return the share of the CPU time since ``before`` that others took, 0 to 1; nan if it is unknown."""
+        total = self.total - before.total
+        if total <= 0:
+            return math.nan
+        return min(1.0, max(0.0, (self.taken - before.taken - (self.own - before.own)) / total))
+
+
+def process_tree(*pids: int) -> set[int]:
+    """Return the processes and all their descendants."""
+    has_children_file = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()  # a kernel option
+    return tree_by_children(pids) if has_children_file else tree_by_parents(pids)
+
+
+def tree_by_children(pids: Iterable[int]) -> set[int]:
+    """Return the process tree from /proc/PID/task/TID/children. Takes 50 µs for each thread of the tree."""
+    tree: set[int] = set()
+    new = set(pids)
+    while new:
+        tree |= new
+        new = {child for pid in new for child in _children(pid)} - tree
+    return tree
+
+
+def tree_by_parents(pids: Iterable[int]) -> set[int]:
+    """Return the process tree from the parent IDs. Takes 30 µs for each process of the machine."""
+    import psutil
+
+    tree = set(pids)
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            tree |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return tree
+
+
+def _children(pid: int) -> set[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  Path.iterdir takes three times as long
+    except OSError:  # it has ended
+        return set()
+    files = (Path(f"/proc/{pid}/task/{thread}/children") for thread in threads)
+    return {int(child) for file in files for child in read_text(file).split()}
+
+
+def _process_ticks(pid: int) -> int:
+    """Return the CPU ticks of a process, including its ended threads and the children that it waited for."""
+    after_name = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(int(word) for word in after_name[11:15])  # utime, stime, cutime, cstime
+
+
+DISTURBANCE_LIMIT = 0.10  # share of the CPU time that others may take without disturbing a measurement
+
+
+def describe_disturbance(measurement: Measurement, limit: float = DISTURBANCE_LIMIT) -> str:
+    """Return a sentence about what disturbed the measurement; empty if nothing did or it is unknown."""
+    share = measurement.other_cpu_share
+    if share is None or share <= limit:
+        return ""
+    return f"other processes or machines took {100 * share:.0f} % of the CPUs while this was measured"
+
+
+class ProcessTelemetry:
+    """Records the memory of the server's process tree and the share of CPU time that others took.
+
+    ``cpus`` are the CPUs of server and load generator; None for those of this process. Both values are unknown if the
+    server's process is.
+    """
+
+    def __init__(self, cpus: frozenset[int] | None = None) -> None:
+        self._cpus = cpus
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        """Record within the context; the values are filled in when it ends."""
+        samples = ResourceUsage()
+        if endpoint.server_pid is None:
+            yield samples
+            return
+        before = CpuUsage.now(self._cpus, endpoint.server_pid)
+        yield samples
+        share = CpuUsage.now(self._cpus, endpoint.server_pid).others_since(before)
+        samples.other_cpu_share = None if math.isnan(share) else round(share, 4)
+        samples.server_memory_bytes = tree_memory_bytes(endpoint.server_pid)
+
+
+def tree_memory_bytes(pid: int | None) -> float | None:
+    """Return the memory of a process and its descendants; None if it cannot be read.
+
+    It is the proportional set size, in which shared pages count once.
+    """
+    import psutil
+
+    if pid is None:
+        return None
+    try:
+        return float(sum(psutil.Process(member).memory_full_info().pss for member in process_tree(pid)))
+    except (psutil.Error, AttributeError):
+        return None
+
+
+ConditionValue: TypeAlias = float | int | str | bool | list[float] | None
+MAX_CPUS_READ = 16  # reading the frequency of a CPU can interrupt it
+
+
+def machine_conditions(root: Path = Path("/")) -> dict[str, ConditionValue]:
+    """Return the conditions of this machine, for ``run.json``. Takes about 1 ms.
+
+    They are the load averages (1, 5, 15 min), frequencies (MHz, means over CPUs), thermal throttling (events since
+    boot), the CPU quota (CPUs), and whether this is a virtual machine. None means unknown, or no quota. ``root`` is
+    the folder that holds ``proc`` and ``sys``.
+    """
+    usable = sorted(usable_cpus())
+    system = root / "sys/devices/system/cpu"
+    folders = [system / f"cpu{cpu}" for cpu in usable[:: -(-len(usable) // MAX_CPUS_READ)]]
+    frequency = [folder / "cpufreq" for folder in folders]
+    processor = _read_bounded(root / "proc/cpuinfo", limit=8192)
+    return {
+        "load_average": [float(word) for word in _read_bounded(root / "proc/loadavg").split()[:3]] or None,
+        "cpus": format_cpus(usable),
+        "cpu_quota": quota(root),
+        "cpu_governor": " ".join(sorted({_read_bounded(folder / "scaling_governor") for folder in frequency} - {""}))
+        or None,
+        "cpu_mhz": _mean_mhz(folder / "scaling_cur_freq" for folder in frequency) or _nominal_mhz(processor),
+        "cpu_max_mhz": _mean_mhz(folder / "cpuinfo_max_freq" for folder in frequency),
+        "core_throttle_count": _sum(folder / "thermal_throttle/core_throttle_count" for folder in folders),
+        "package_throttle_count": _sum(folder / "thermal_throttle/package_throttle_count" for folder in folders[:1]),
+        "virtual_machine": ("hypervisor" in processor.split()) if "flags" in processor else None,
+    }
+
+
+def _mean_mhz(paths: Iterable[Path]) -> float | None:
+    kilohertz = _numbers(paths)
+    return round(statistics.fmean(kilohertz) / 1000) if kilohertz else None
+
+
+def _nominal_mhz(processor: str) -> float | None:
+    """Return the frequency of the first CPU in /proc/cpuinfo; in a virtual machine that is the nominal frequency."""
+    values = [line.partition(":")[2] for line in processor.splitlines() if line.startswith("cpu MHz")]
+    return round(float(values[0])) if values else None
+
+
+def _sum(paths: Iterable[Path]) -> int | None:
+    counts = _numbers(paths)
+    return round(sum(counts)) if counts else None
+
+
+def _numbers(paths: Iterable[Path]) -> list[float]:
+    return [float(text) for text in map(_read_bounded, paths) if text.isdecimal()]
+
+
+def _read_bounded(path: Path, limit: int = 4096) -> str:
+    """Return the first ``limit`` bytes; an empty string on an error. The kernel generates only that part."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, limit).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+SPEED_VARIATION_LIMIT = 1.25  # slowest over fastest probe; beyond it, measurements are not comparable
+MAX_THREADS = 8  # each copies 16 MB arrays, which do not fit the caches
+REST_SECONDS = 0.02  # pause before a probe, in which the previous load ends
+FloatArray = npt.NDArray[np.float64]
+
+
+class SpeedProbe:
+    """Times computing and copying on all CPUs of this process at once, about 20 ms on a fast machine."""
+
+    def __init__(self) -> None:
+        threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(threads)
+        self._work = [(np.full(1_000_000, 2.0), np.zeros(1_000_000)) for _ in range(threads)]
+
+    def seconds(self) -> float:
+        """Run the probe once and return its wall time."""
+        time.sleep(REST_SECONDS)
+        started = time.perf_counter()
+        list(self._pool.map(_work, self._work))
+        return time.perf_counter() - started
+
+
+@dataclass
+class SpeedLog:
+    """Probes of the machine's speed, taken beside the idle server before and after each measurement.
+
+    ``seconds`` runs one probe and returns its time; ``probes`` are the times so far.
+    """
+
+    seconds: Callable[[], float] = field(default_factory=lambda: SpeedProbe().seconds)
+    probes: list[float] = field(default_factory=list)
+
+    def probe(self) -> float:
+        """Return the seconds of the faster of two probes, so that a short disturbance does not count."""
+        self.probes.append(min(self.seconds() for _ in range(2)))
+        return self.probes[-1]
+
+    def variation(self) -> float:
+        """Return the slowest probe divided by the fastest; 1.0 for fewer than two probes."""
+        return max(self.probes) / min(self.probes) if self.probes else 1.0
+
+    def note(self) -> SpeedVaried | None:
+        """Return a note; None if the speed varied by less than the limit."""
+        variation = self.variation()
+        return None if variation < SPEED_VARIATION_LIMIT else SpeedVaried(variation)
+
+
+def _work(arrays: tuple[FloatArray, FloatArray]) -> None:
+    source, target = arrays
+    small = source[:20_000]
+    for _ in range(200):
+        np.sqrt(small, out=target[:20_000])
+    for _ in range(8):
+        np.copyto(target, source)

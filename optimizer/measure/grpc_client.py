@@ -1,0 +1,112 @@
+"""The Triton client over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from optimizer.core.interfaces import Connection
+from optimizer.measure import server_health
+from optimizer.measure.server_client import CALL_SECONDS, CallError, CallFailure, send_all
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+    from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
+
+
+_UNBOUNDED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_FAILURES: dict[str, CallFailure] = {
+    "UNAVAILABLE": "unreachable",
+    "DEADLINE_EXCEEDED": "overdue",
+    "UNAUTHENTICATED": "denied",
+    "PERMISSION_DENIED": "denied",
+}
+
+
+class GrpcClient:
+    """A ServerClient over gRPC."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._headers = connection.sent_headers
+        self._credentials = _credentials(connection)
+        self._client = InferenceServerClient(connection.address, creds=self._credentials)
+
+    def check(self, timeout_seconds: float = CALL_SECONDS) -> None:
+        with self._translated_errors():
+            if not self._client.is_server_live(self._headers, timeout_seconds):
+                raise CallError(self._connection, "unreachable", "the server reports that it is not live")
+
+    def version(self) -> str:
+        return str(self._call("get_server_metadata").version)
+
+    def is_ready(self, model: str) -> bool:
+        return bool(self._call("is_model_ready", model))
+
+    def config(self, model: str) -> ModelConfig:
+        return self._call("get_model_config", model).config
+
+    def metadata(self, model: str) -> ModelMetadataResponse:
+        return self._call("get_model_metadata", model)
+
+    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ModelStatistics | None:
+        statistics = self._call("get_inference_statistics", model, client_timeout=timeout_seconds)
+        return next(iter(statistics.model_stats), None)
+
+    def index(self) -> dict[str, bool]:
+        return {model.name: model.state == "READY" for model in self._call("get_model_repository_index").models}
+
+    def load(self, model: str, override: str | None, timeout_seconds: float) -> None:
+        self._call("load_model", model, config=override, client_timeout=timeout_seconds)
+
+    def unload(self, model: str) -> None:
+        self._call("unload_model", model)
+
+    def infer(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
+        with self._translated_errors(), self._channel() as channel:
+            call = channel.unary_unary(_INFER)
+            send = partial(call.future, timeout=timeout_seconds, metadata=tuple(self._headers.items()))
+            return send_all(messages, send, lambda call: bytes(call.result()), in_flight)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _channel(self) -> Any:
+        address = self._connection.address
+        if self._credentials is None:
+            return grpc.insecure_channel(address, options=_UNBOUNDED)
+        return grpc.secure_channel(address, self._credentials, options=_UNBOUNDED)
+
+    def _call(self, method: str, *arguments: str, client_timeout: float = CALL_SECONDS, **named: str | None) -> Any:
+        """Return the result of a method of tritonclient's client."""
+        with self._translated_errors():
+            call = getattr(self._client, method)
+            return call(*arguments, headers=self._headers, client_timeout=client_timeout, **named)
+
+    @contextlib.contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except InferenceServerException as error:
+            raise self._error(str(error.status()), error.message()) from error
+        except grpc.RpcError as error:
+            raise self._error(str(error.code()), error.details()) from error
+
+    def _error(self, status: str, message: str | None) -> CallError:
+        return CallError(self._connection, _FAILURES.get(status.rpartition(".")[2], "refused"), message)
+
+
+def _credentials(connection: Connection) -> Any:
+    """Return gRPC channel credentials; None for an unencrypted connection."""
+    if connection.tls is None:
+        return None
+    server_health.tls_context(connection.tls)  # raises a better error than gRPC if a file is invalid
+    files = (server_health.ca_file(connection.tls), connection.tls.key, connection.tls.cert)
+    return grpc.ssl_channel_credentials(*(None if file is None else file.read_bytes() for file in files))

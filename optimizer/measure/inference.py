@@ -1,0 +1,82 @@
+"""Inference requests to a served model, one at a time or many in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from optimizer.core.errors import DeploymentError, ServerCrashed
+from optimizer.core.interfaces import Connection, Endpoint
+from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
+from optimizer.measure.server_health import model_died, without_traceback
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.service_pb2 import ModelMetadataResponse
+
+
+def open_client(connection: Connection) -> ServerClient:
+    """Return a client for the connection's protocol, without sending anything.
+
+    Raises BadInputError if the TLS files cannot be used.
+    """
+    if connection.protocol == "grpc":
+        from optimizer.measure.grpc_client import GrpcClient  # takes 0.4 s
+
+        return GrpcClient(connection)
+    from optimizer.measure.http_client import HttpClient
+
+    return HttpClient(connection)
+
+
+def is_responding(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -> bool:
+    """Return whether the server responds, even if it denies or refuses the health check."""
+    try:
+        client.check(timeout_seconds)
+    except CallError as error:
+        return error.failure in ("denied", "refused")
+    return True
+
+
+def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
+    """Send ``messages``, at most ``in_flight`` at a time, and return the responses in the same order.
+
+    Both are serialized: ModelInferRequest and ModelInferResponse.
+
+    Raises:
+        DeploymentError: The server failed a request; the message is the server's.
+        ServerCrashed: The server or its model died, or left a request unanswered for ``timeout_seconds``.
+    """
+    with _client(endpoint) as client:
+        return client.infer(messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
+
+def with_model_name(message: bytes, model: str) -> bytes:
+    """Return the serialized ModelInferRequest ``message`` with ``model`` as its model name."""
+    from tritonclient.grpc.service_pb2 import ModelInferRequest
+
+    request = ModelInferRequest.FromString(message)
+    if request.model_name == model:
+        return message
+    request.model_name = model
+    return bytes(request.SerializeToString())
+
+
+def model_metadata(endpoint: Endpoint) -> ModelMetadataResponse:
+    """Return the names, types and shapes of the model's inputs and outputs. Raises DeploymentError."""
+    with _client(endpoint) as client:
+        return client.metadata(endpoint.model)
+
+
+@contextmanager
+def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
+    with closing(open_client(endpoint.connection)) as client:
+        try:
+            yield client
+        except CallError as error:
+            message = without_traceback(str(error))
+            if error.failure == "overdue":
+                raise ServerCrashed("the server did not answer a request in time") from error
+            if error.failure == "unreachable" or model_died(str(error)):
+                raise ServerCrashed(f"the server died during a request: {message}") from error
+            raise DeploymentError(f"the server failed a request: {message}") from error

@@ -1,0 +1,327 @@
+"""The client process: send requests over one gRPC connection and record when each was sent and answered.
+
+In an open loop requests are sent at planned times. In a closed loop a fixed number of requests is kept in flight.
+Started by the load generators as ``python -m optimizer.measure.load_client.client FOLDER``. It starts before every
+measurement, so it imports neither numpy nor other packages that load slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import math
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+from optimizer.measure.load_client.channel import connect
+from optimizer.measure.load_client.http2 import Http2Connection
+from optimizer.measure.load_client.plan import HEADERS, NEVER, SendPlan, write_record
+
+SHORTEST_PATIENCE_SECONDS = 0.5
+GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
+SHORTEST_GROWN_SECONDS = 0.05
+PATIENCE_FACTOR = 2.0  # factor on the acceptable latency
+UNANSWERED_SHARE = 0.01  # share of all requests: fewer unanswered ones are no overload
+
+
+class OverloadDetector:
+    """Decides from the number of unanswered requests and their age whether the server is overloaded.
+
+    ``acceptable_seconds`` is the latency bound, or the latency of a request that is sent alone if that is longer. An
+    answer that takes longer than ``patience_seconds`` is not worth waiting for.
+    """
+
+    def __init__(self, acceptable_seconds: float) -> None:
+        self.patience_seconds = max(SHORTEST_PATIENCE_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
+        self._grown_seconds = max(SHORTEST_GROWN_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
+        self._answered: deque[tuple[float, int]] = deque()  # (time, answers) of the last patience_seconds
+        self._ages: deque[float] = deque(maxlen=GROWTH_STEPS + 1)  # GROWTH_STEP_SECONDS apart
+        self._next_step = 0.0
+
+    def reason(self, now: float, sent: int, answered: int, age: float) -> str:
+        """Return why the server is overloaded; an empty string if it is not. Call it about 20 times a second.
+
+        ``now`` is the time since the first request in seconds; ``sent`` and ``answered`` count requests since then.
+        ``age`` is the time since the oldest unanswered request was sent in seconds, 0 if all are answered.
+        """
+        unanswered = sent - answered
+        wait = min(age, self._backlog_seconds(now, unanswered, answered))
+        grew = self._has_grown(now, age)
+        many = unanswered > UNANSWERED_SHARE * sent
+        if many and (wait > self.patience_seconds or (grew and wait > self._grown_seconds)):
+            return f"overloaded: {unanswered:,} requests unanswered after {now:.1f} s, the oldest for {age:.2f} s"
+        return ""
+
+    def _backlog_seconds(self, now: float, unanswered: int, answered: int) -> float:
+        """Return how long the server needs for the unanswered requests at the pace of the last patience_seconds."""
+        self._answered.append((now, answered))
+        while len(self._answered) > 1 and self._answered[1][0] <= now - self.patience_seconds:
+            self._answered.popleft()
+        then, answered_then = self._answered[0]
+        recently = answered - answered_then
+        return unanswered * (now - then) / recently if recently else math.inf
+
+    def _has_grown(self, now: float, age: float) -> bool:
+        """Return whether the age has grown at each of the last steps; always false between two steps."""
+        if now < self._next_step:
+            return False
+        self._next_step = now + GROWTH_STEP_SECONDS
+        self._ages.append(age)
+        return len(self._ages) > GROWTH_STEPS and all(before < after for before, after in pairwise(self._ages))
+
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+WARM_UPS, WARM_UP_SECONDS = 2, 15.0  # requests that are sent alone before the plan, and the time limit of each
+WATCH_SECONDS = 0.05
+START_SECONDS = 0.02  # from the end of the preparations to the first request
+BEHIND_SECONDS = 0.5  # a client that is later than this has lost the plan
+MAX_DRAIN_SECONDS = 5.0  # before the connection is closed
+STALL_SECONDS = 10.0  # without an answer in a closed loop: the server hangs
+BURST = 16  # the number of due requests to send before reading answers
+READ_BYTES = 2**20
+PR_SET_TIMERSLACK = 29
+
+
+class LoadClient:
+    """Sends ``messages`` in turn over one connection and records the times; subclasses decide when to send.
+
+    Ends when the load is complete, a request fails, the server is overloaded or hangs, or the client is too late.
+    """
+
+    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
+        self._plan, self._messages = plan, messages
+        self._sent_ns: list[int] = []
+        self._answered_ns: list[int] = []  # of each request that was sent
+        self._connection = Http2Connection(plan.address, METHOD, headers, encrypted=plan.tls is not None)
+        self._start_ns = 0
+        self._answers = 0
+        self._cpu_seconds = 0.0
+        self._ended_ns = 0
+        self._overload = self._error = ""
+        self._hangs = False
+
+    def run(self, folder: Path) -> None:
+        """Apply the load and write the record to ``folder``; failures are fields of the record."""
+        try:
+            with connect(self._plan.address, self._plan.tls) as self._socket:
+                detector = OverloadDetector(max(self._plan.latency_bound_ms / 1000, self._warm_up()))
+                gc.collect()
+                gc.freeze()
+                gc.disable()
+                cpu_seconds = time.process_time()
+                self._start_ns = time.monotonic_ns() + int(1e9 * START_SECONDS)
+                try:
+                    self._send_and_receive(detector)
+                finally:
+                    self._cpu_seconds, self._ended_ns = time.process_time() - cpu_seconds, self._now_ns()
+                self._finish(folder, detector)
+                return
+        except TimeoutError as error:
+            self._error, self._hangs = str(error), True
+        except OSError as error:
+            self._error = error.strerror or str(error)
+        self._write_record(folder)
+
+    def _send_due(self) -> int:
+        """Send the requests that are due and return when the next one is, in nanoseconds after the start."""
+        raise NotImplementedError
+
+    def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
+        """Return whether the load ends now. Called every WATCH_SECONDS. Raises TimeoutError if the server hangs."""
+        raise NotImplementedError
+
+    def _planned(self) -> list[int]:
+        """Return when the requests were planned, in nanoseconds after the start."""
+        raise NotImplementedError
+
+    def _finish(self, folder: Path, detector: OverloadDetector) -> None:
+        """Write the record and wait for the answers that are missing.
+
+        Closing the connection cancels unanswered requests, and a cancellation at the wrong moment crashes
+        tritonserver before 24.12 (https://github.com/triton-inference-server/server/pull/7840).
+        """
+        raise NotImplementedError
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._sent_ns) + WARM_UPS - self._answers
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() - self._start_ns
+
+    def _warm_up(self) -> float:
+        """Send WARM_UPS requests, each alone, and return the latency of the last one in seconds."""
+        for number in range(WARM_UPS):
+            started = time.monotonic()
+            self._connection.request(self._messages[0])
+            while self._answers == number:
+                if time.monotonic() - started > WARM_UP_SECONDS:
+                    raise TimeoutError(f"the server did not answer a single request within {WARM_UP_SECONDS:g} s")
+                self._exchange(WATCH_SECONDS)
+        return time.monotonic() - started
+
+    def _send_and_receive(self, detector: OverloadDetector) -> None:
+        watch_ns = 0
+        while not self._error:
+            now_ns = self._now_ns()
+            if now_ns >= watch_ns:
+                if self._is_over(now_ns, detector):
+                    return
+                watch_ns = now_ns + int(1e9 * WATCH_SECONDS)
+            next_ns = min(watch_ns, self._send_due())
+            self._exchange(max(0.0, (next_ns - self._now_ns()) / 1e9))
+
+    def _send(self, now_ns: int) -> None:
+        """Append the next request to the outbox and record ``now_ns`` as its time."""
+        self._connection.request(self._messages[len(self._sent_ns) % len(self._messages)])
+        self._sent_ns.append(now_ns)
+        self._answered_ns.append(NEVER)
+
+    def _exchange(self, seconds: float) -> None:
+        """Write the outbox and handle the answers that arrive within ``seconds``."""
+        self._flush()
+        waiting = [self._socket] if self._connection.outbox else []
+        readable, _, _ = select.select([self._socket], waiting, [], seconds)
+        if not readable:
+            return
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:  # the TLS record is incomplete
+            return
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        now_ns = self._now_ns()
+        for call, error in self._connection.receive(data):
+            self._error = self._error or error
+            self._answers += 1
+            if call >= WARM_UPS:
+                self._answered_ns[call - WARM_UPS] = now_ns
+
+    def _flush(self) -> None:
+        outbox = self._connection.outbox
+        if outbox:
+            with contextlib.suppress(BlockingIOError):
+                del outbox[: self._socket.send(outbox)]
+
+    def _write_record(self, folder: Path) -> None:
+        planned_ns = self._planned()
+        unsent = [NEVER] * (len(planned_ns) - len(self._sent_ns))
+        facts = {
+            "ended_ns": self._ended_ns,
+            "overload": self._overload,
+            "error": self._error,
+            "hangs": self._hangs,
+            "cpu_share": self._cpu_seconds / self._ended_ns * 1e9 if self._ended_ns else 0.0,
+        }
+        write_record(folder, (planned_ns, self._sent_ns + unsent, self._answered_ns + unsent), facts)
+
+
+class OpenLoopClient(LoadClient):
+    """Sends requests at ``planned_ns`` after the start, even while earlier ones are unanswered."""
+
+    def __init__(
+        self,
+        plan: SendPlan,
+        messages: list[bytes],
+        planned_ns: list[int],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(plan, messages, headers)
+        self._planned_ns = planned_ns
+        self._oldest = 0  # the oldest unanswered request
+
+    def _planned(self) -> list[int]:
+        return self._planned_ns
+
+    def _finish(self, folder: Path, detector: OverloadDetector) -> None:
+        self._write_record(folder)
+        deadline = time.monotonic() + min(2 * detector.patience_seconds, MAX_DRAIN_SECONDS)
+        with contextlib.suppress(OSError):
+            while self._in_flight and (left := deadline - time.monotonic()) > 0:
+                self._exchange(left)
+
+    def _send_due(self) -> int:
+        first, total = len(self._sent_ns), len(self._planned_ns)
+        for planned_ns in self._planned_ns[first : first + BURST]:
+            if planned_ns > (now_ns := self._now_ns()):
+                return planned_ns
+            self._send(now_ns)
+            self._flush()
+        return self._planned_ns[len(self._sent_ns)] if len(self._sent_ns) < total else sys.maxsize
+
+    def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
+        sent, total = len(self._sent_ns), len(self._planned_ns)
+        while self._oldest < sent and self._answered_ns[self._oldest] != NEVER:
+            self._oldest += 1
+        if self._oldest == total:
+            return True
+        waiting_ns = now_ns - self._sent_ns[self._oldest] if self._oldest < sent else 0
+        self._overload = detector.reason(now_ns / 1e9, sent, self._answers - WARM_UPS, waiting_ns / 1e9)
+        # limit both the lateness of the client and the wait for the last answers
+        patience_seconds = BEHIND_SECONDS if sent < total else detector.patience_seconds
+        late_ns = now_ns - self._planned_ns[min(sent, total - 1)]
+        return bool(self._overload) or late_ns > 1e9 * patience_seconds
+
+
+class ClosedLoopClient(LoadClient):
+    """Keeps ``concurrency`` requests in flight for the plan's ``seconds``, then waits for the last answers."""
+
+    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(plan, messages, headers)
+        self._end_ns = int(1e9 * plan.seconds)
+        self._counted, self._answered_at_ns = 0, 0  # answers at the last check, and when they had increased
+
+    def _planned(self) -> list[int]:
+        return self._sent_ns
+
+    def _finish(self, folder: Path, detector: OverloadDetector) -> None:
+        while self._in_flight and not self._error:
+            self._exchange(WATCH_SECONDS)
+            self._check_progress(self._now_ns(), detector)
+        self._write_record(folder)
+
+    def _send_due(self) -> int:
+        now_ns = self._now_ns()
+        if now_ns < self._end_ns:
+            for _ in range(self._plan.concurrency - self._in_flight):
+                self._send(now_ns)
+        return self._end_ns if now_ns < self._end_ns else sys.maxsize
+
+    def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
+        self._check_progress(now_ns, detector)
+        return now_ns >= self._end_ns
+
+    def _check_progress(self, now_ns: int, detector: OverloadDetector) -> None:
+        """Raise TimeoutError if the server has not answered any request for a long time."""
+        if self._answers > self._counted:
+            self._counted, self._answered_at_ns = self._answers, now_ns
+        waited_seconds = (now_ns - self._answered_at_ns) / 1e9
+        if waited_seconds > max(STALL_SECONDS, detector.patience_seconds):
+            raise TimeoutError(f"no answer within {waited_seconds:.0f} s")
+
+
+def main() -> None:
+    """Send the plan in the folder that the command line names and write the record there."""
+    folder = Path(sys.argv[1])
+    headers = json.loads(os.environ.pop(HEADERS, "{}"))
+    # otherwise the kernel wakes a sleeping process up to 50 µs late, to wake several at once
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    plan, messages, planned_ns = SendPlan.read(folder)
+    client = (
+        ClosedLoopClient(plan, messages, headers)
+        if plan.concurrency
+        else OpenLoopClient(plan, messages, planned_ns, headers)
+    )
+    client.run(folder)
+
+
+if __name__ == "__main__":
+    main()

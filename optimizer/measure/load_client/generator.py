@@ -1,0 +1,114 @@
+"""The load generators of the open and the closed loop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import (
+    FIRST_WINDOW_MS,
+    MAX_WINDOW_MS,
+    MIN_WINDOWS,
+    RATE_WINDOW_MS,
+    REQUESTS_PER_WINDOW,
+    WINDOW_STRETCH,
+)
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals
+from optimizer.measure.load_client.judgement import (
+    CLOSED_LOOP_LEAD_IN_SECONDS,
+    LEAD_IN_SECONDS,
+    NoAnswersError,
+    Sizes,
+    judge_closed_loop,
+    judge_open_loop,
+)
+from optimizer.measure.load_client.launcher import LoadClientGenerator
+from optimizer.measure.load_client.plan import SendRecord
+from optimizer.model.input_data import read_entries
+
+MAX_PLANNED = 2_000_000  # requests of one measurement
+GENERATED_INPUT = ("random", "zero")  # input data without a file
+MAX_SENT_ENTRIES = 65_536  # of a data file, in the closed loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLoopGenerator(LoadClientGenerator):
+    """Sends ``request_rate`` requests a second; latency counts from the planned send time, also if one is late.
+
+    ``arrivals`` is the arrival process. Each measurement has its own arrivals, which depend on ``seed`` and its
+    number.
+    """
+
+    arrivals: Arrivals = field(default_factory=PoissonArrivals)
+    window_ms: int = RATE_WINDOW_MS
+
+    def _seconds(self, load: LoadPoint) -> float:
+        """Return the duration of a measurement with at least REQUESTS_PER_WINDOW requests per window."""
+        window_ms = max(WINDOW_STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / load.request_rate)
+        return MIN_WINDOWS * min(window_ms, MAX_WINDOW_MS) / 1000
+
+    def _measure(
+        self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
+    ) -> list[Measurement]:
+        seconds += LEAD_IN_SECONDS
+        if load.request_rate * seconds > MAX_PLANNED:
+            raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
+        seed = int(np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(1)[0])
+        planned_seconds = self.arrivals.plan(load.request_rate, seconds, seed)
+
+        def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
+            return judge_open_loop(record, load, seconds, self.sla, spread_limit, parts, sizes)
+
+        planned_ns = (1e9 * planned_seconds).astype(np.int64).tolist()
+        return self._launch(endpoint, load, judge, seconds, planned_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLoopGenerator(LoadClientGenerator):
+    """Keeps ``concurrency`` requests in flight; latency counts from the actual send.
+
+    Unlike perf_analyzer it sends over gRPC only and takes data of at most MAX_SENT_ENTRIES entries.
+    """
+
+    window_ms: int = FIRST_WINDOW_MS
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Do nothing, because the lead-in of each load warms the server up without another start of the client."""
+        return None
+
+    def _seconds(self, load: LoadPoint) -> float:
+        return MIN_WINDOWS * WINDOW_STRETCH * self.window_ms / 1000
+
+    def _measure(
+        self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
+    ) -> list[Measurement]:
+        def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
+            return judge_closed_loop(record, load, seconds, self.sla, spread_limit, parts, sizes)
+
+        while True:
+            try:
+                return self._launch(
+                    endpoint,
+                    load,
+                    judge,
+                    seconds + CLOSED_LOOP_LEAD_IN_SECONDS,
+                    concurrency=round(load.concurrency),
+                )
+            except NoAnswersError as error:
+                seconds *= 5
+                if seconds > MIN_WINDOWS * MAX_WINDOW_MS / 1000:  # it hangs, or has more work than it can ever finish
+                    raise ServerCrashed(str(error), log=self.log) from error
+
+    def _wanted_messages(self, load: LoadPoint) -> int:
+        """Return the number of requests after which the entries of the data file start over."""
+        if self.input_data in GENERATED_INPUT:
+            return super()._wanted_messages(load)
+        entries = min(len(read_entries(Path(self.input_data))), MAX_SENT_ENTRIES)
+        return entries // math.gcd(entries, round(load.request_batch_size))

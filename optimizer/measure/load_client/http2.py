@@ -1,0 +1,192 @@
+"""Unary gRPC calls over one HTTP/2 connection, fast enough for the open loop.
+
+The package hpack encodes and decodes header blocks. Frames and flow control are implemented here, because the package
+h2 takes several times the CPU time and reaches less than half the rate (benchmarks/open_loop_http2.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes
+
+import hpack
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM = ACK = 0x01
+END_HEADERS, PADDED, PRIORITY = 0x04, 0x08, 0x20
+HEADER_TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 4, 5
+DEFAULT_WINDOW, MAX_WINDOW = 2**16 - 1, 2**31 - 1
+DEFAULT_FRAME, MAX_FRAME = 2**14, 2**24 - 1
+CLIENT_SETTINGS = (
+    (HEADER_TABLE_SIZE, 0),  # so that each header block can be decoded without those before it
+    (ENABLE_PUSH, 0),
+    (INITIAL_WINDOW_SIZE, MAX_WINDOW),
+    (MAX_FRAME_SIZE, MAX_FRAME),
+)
+NO_STATUS = "the answer has no gRPC status that can be read; give the address of tritonserver itself, not of a proxy"
+_FRAME = struct.Struct(">IBI")  # length (24 bits) and type, flags, stream
+_SETTING = struct.Struct(">HI")
+_NUMBER = struct.Struct(">I")
+
+
+class Http2Connection:
+    """A client connection without I/O: write ``outbox`` to the server and pass what it sends to ``receive``.
+
+    Each call has ``headers`` and a number, counted from 0. ``encrypted`` sets the scheme to https. Both methods raise
+    ConnectionError if the server ends the connection or breaks the protocol.
+    """
+
+    def __init__(
+        self, authority: str, method: str, headers: Mapping[str, str] | None = None, *, encrypted: bool = False
+    ) -> None:
+        self.outbox = bytearray(PREFACE)
+        self.outbox += _frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*setting) for setting in CLIENT_SETTINGS))
+        self.outbox += _frame(WINDOW_UPDATE, 0, 0, _NUMBER.pack(MAX_WINDOW - DEFAULT_WINDOW))
+        fields = {":method": "POST", ":scheme": "https" if encrypted else "http", ":path": method}
+        fields |= {":authority": authority, "te": "trailers", "content-type": "application/grpc", **(headers or {})}
+        # sensitive fields enter no table, so the same block serves every call
+        self._headers = hpack.Encoder().encode([(name, value, True) for name, value in fields.items()])
+        self._inbox = b""
+        self._calls = 0
+        self._block, self._ends_call = b"", False  # the header block that is being received
+        self._window = DEFAULT_WINDOW  # bytes that the server accepts on the connection
+        self._stream_window, self._max_frame = DEFAULT_WINDOW, DEFAULT_FRAME  # initial limits of a new call
+        self._unsent: dict[int, memoryview] = {}  # stream -> the part of the request that waits for a window
+        self._windows: dict[int, int] = {}  # stream -> its window, until its request is sent completely
+        self._unacknowledged = 0  # bytes received since the last update of the connection's window
+
+    def request(self, message: bytes) -> int:
+        """Start a call with the serialized ``message`` and return its number."""
+        number, stream = self._calls, 2 * self._calls + 1
+        self._calls += 1
+        self.outbox += _frame(HEADERS, END_HEADERS, stream, self._headers)
+        self._unsent[stream] = memoryview(b"\0" + _NUMBER.pack(len(message)) + message)
+        self._windows[stream] = self._stream_window
+        self._send()
+        return number
+
+    def receive(self, data: bytes) -> list[tuple[int, str]]:
+        """Return the calls that ended with ``data``: their numbers and error messages (empty: success)."""
+        inbox, start = self._inbox + data, 0
+        ended: list[tuple[int, str]] = []
+        while len(inbox) - start >= _FRAME.size:
+            word, flags, stream = _FRAME.unpack_from(inbox, start)
+            end = start + _FRAME.size + (word >> 8)
+            if len(inbox) < end:
+                break
+            error = self._receive_frame(word & 0xFF, flags, stream, inbox[start + _FRAME.size : end])
+            if error is not None:
+                ended.append((stream // 2, error))
+            start = end
+        self._inbox = inbox[start:]
+        return ended
+
+    def _receive_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:
+        """Return the error of the call that ends with this frame, an empty string for success, or None."""
+        if kind == DATA:
+            self._acknowledge(len(payload))
+            return NO_STATUS if flags & END_STREAM else None
+        if kind in (HEADERS, CONTINUATION):
+            return self._receive_headers(kind, flags, stream, payload)
+        if kind == RST_STREAM:
+            self._forget(stream)
+            code = _number(payload)  # 0 follows a complete answer: the server needs no more of the request
+            return f"the server reset the request (HTTP/2 error {code})" if code else None
+        if kind == SETTINGS and not flags & ACK:
+            self._apply_settings(payload)
+            self.outbox += _frame(SETTINGS, ACK, 0, b"")
+        elif kind == PING and not flags & ACK:
+            self.outbox += _frame(PING, ACK, 0, payload)
+        elif kind == WINDOW_UPDATE:
+            if stream == 0:
+                self._window += _number(payload)
+            elif stream in self._unsent:
+                self._windows[stream] += _number(payload)
+            self._send()
+        elif kind == GOAWAY:
+            raise ConnectionError(f"the server ended the connection (HTTP/2 error {_number(payload[4:])})")
+        return None
+
+    def _receive_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:
+        if kind == HEADERS:
+            if flags & (PADDED | PRIORITY):
+                raise ConnectionError("the server's answers are not those of a tritonserver; is a proxy in between?")
+            self._block, self._ends_call = b"", bool(flags & END_STREAM)
+        self._block += payload
+        if not flags & END_HEADERS or not self._ends_call:
+            return None
+        self._forget(stream)
+        return call_error(self._block)
+
+    def _apply_settings(self, payload: bytes) -> None:
+        for name, value in _SETTING.iter_unpack(payload):
+            if name == INITIAL_WINDOW_SIZE:
+                for stream in self._unsent:
+                    self._windows[stream] += value - self._stream_window
+                self._stream_window = value
+            elif name == MAX_FRAME_SIZE:
+                self._max_frame = value
+        self._send()
+
+    def _send(self) -> None:
+        """Append as much unsent data to the outbox as the windows allow, oldest call first."""
+        for stream, rest in list(self._unsent.items()):
+            while rest and (size := min(len(rest), self._window, self._windows[stream], self._max_frame)) > 0:
+                self.outbox += _frame(DATA, END_STREAM if size == len(rest) else 0, stream, rest[:size])
+                self._unsent[stream] = rest = rest[size:]
+                self._windows[stream] -= size
+                self._window -= size
+            if not rest:
+                self._forget(stream)
+            if not self._window:
+                return
+
+    def _forget(self, stream: int) -> None:
+        self._unsent.pop(stream, None)
+        self._windows.pop(stream, None)
+
+    def _acknowledge(self, size: int) -> None:
+        """Send a WINDOW_UPDATE for the connection once half of its window is used.
+
+        A single call never uses up its own window.
+        """
+        self._unacknowledged += size
+        if self._unacknowledged > MAX_WINDOW // 2:
+            self.outbox += _frame(WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._unacknowledged))
+            self._unacknowledged = 0
+
+
+@lru_cache(maxsize=64)
+def call_error(block: bytes) -> str:
+    """Return the error message in the trailers of a gRPC call; an empty string if the call succeeded.
+
+    Cached, because all successful calls end with the same bytes. Raises ConnectionError for an invalid block.
+    """
+    decoder = hpack.Decoder()
+    decoder.header_table_size = 0
+    try:
+        fields = dict(decoder.decode(block, raw=True))
+    except hpack.HPACKError as error:
+        raise ConnectionError(f"the server sent headers that cannot be read ({error})") from None
+    return call_status(fields)
+
+
+def call_status(trailers: Mapping[bytes, bytes]) -> str:
+    """Return the error message in the decoded ``trailers``; an empty string if the call succeeded."""
+    status = trailers.get(b"grpc-status")
+    if status is None:
+        return NO_STATUS
+    message = unquote_to_bytes(trailers.get(b"grpc-message", b"")).decode(errors="replace")
+    return "" if status == b"0" else message or f"gRPC status {status.decode(errors='replace')}"
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes | memoryview) -> bytes:
+    return _FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def _number(payload: bytes) -> int:
+    """Return the 32-bit number at the start of ``payload`` without its reserved first bit."""
+    return int(_NUMBER.unpack_from(payload)[0]) & MAX_WINDOW

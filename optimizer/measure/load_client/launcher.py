@@ -1,0 +1,252 @@
+"""What both loops share: requests, the client process, its errors, crashes of the server, statistics, repetitions."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
+from optimizer.core.files import write_error
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.safe_text import one_line
+from optimizer.core.timing import MAX_SPREAD, Stopwatch
+from optimizer.core.trial import LoadPoint
+from optimizer.measure import inference
+from optimizer.measure.load_client.judgement import LateError
+from optimizer.measure.load_client.plan import HEADERS, SendPlan, SendRecord
+from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
+from optimizer.measure.server_health import model_died, without_traceback
+from optimizer.model.inference_requests import stream_requests, to_message
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.service_pb2 import ModelStatistics
+
+
+WARM_UP_SECONDS = 0.2
+MAX_MESSAGES, MAX_MESSAGE_BYTES = 256, 32 << 20  # distinct requests, which are sent in turn and kept in memory
+MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
+CLIENT_SECONDS = 90.0  # time limit of the client beyond the plan: its start, warm-up and the end of an overload
+SCRATCH = "load-client-"  # prefix of the folders with the client's files, in the folder of the log
+CLIENT = "optimizer.measure.load_client.client"
+PACKAGES = Path(__file__).parents[3]
+
+Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64]], list[Measurement]]"
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Serialized requests, which are sent in turn, and the number of samples of each."""
+
+    serialized: list[bytes]
+    sizes: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadClientGenerator:
+    """Sends requests to an endpoint over gRPC, with one client process per measurement; subclasses plan the load.
+
+    Args:
+        log: File for the output of the client process. Temporary files are written to its folder.
+        input_data: ``random``, ``zero`` or a JSON data file, as for perf_analyzer.
+        shapes: ``name:d1,d2``, as for perf_analyzer.
+        request_mix: Distribution of the samples per request if the load's request batch size is an average.
+        sla: The latency bounds. They decide which differences between windows matter and, in an open loop, which
+            backlog is an overload and which late requests void a measurement.
+        cpus: CPUs of the client process; None for all.
+        repeat: Repeat a measurement once if late requests void it.
+    """
+
+    log: Path
+    input_data: str = "random"
+    shapes: tuple[str, ...] = ()
+    request_mix: SizeDistribution | None = None
+    sla: Sla = field(default_factory=Sla)
+    seed: int = 0
+    window_ms: int
+    cpus: frozenset[int] | None = None
+    stopwatch: Stopwatch | None = None
+    repeat: bool = True
+    _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
+    _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Return a measurement over three windows, repeated once if late requests void it.
+
+        With ``seconds``, measure once for that time and do not check whether the windows agree. A measurement of an
+        overloaded server is not stable.
+
+        Raises:
+            MeasurementError: A request failed, none was answered, or late requests void the measurement (see
+                judgement.py).
+            ServerCrashed: The server or its model died or hangs.
+        """
+        if seconds is not None:
+            return self._measure(endpoint, load, seconds, math.inf)[0]
+        seconds = self._seconds(load)
+        if self.repeat:
+            with contextlib.suppress(LateError):
+                return self._measure(endpoint, load, seconds, MAX_SPREAD)[0]
+        return self._measure(endpoint, load, seconds, MAX_SPREAD)[0]
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """Return ``count`` measurements of ``seconds`` each from one uninterrupted load; one if it is an overload.
+
+        The load is not interrupted, because a slowly growing queue would shrink between the measurements, and
+        because each start of the client costs time.
+        """
+        return self._measure(endpoint, load, seconds * count, math.inf, count)
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Apply the load for WARM_UP_SECONDS and return the result; None if it is not stable.
+
+        Raises ServerCrashed if the server no longer answers. Other errors are left to ``measure``.
+        """
+        try:
+            (result,) = self._measure(endpoint, load, WARM_UP_SECONDS, math.inf)
+        except ServerCrashed:
+            raise
+        except MeasurementError:
+            return None
+        if not result.stable:
+            return None
+        return Measurement(
+            result.throughput_infer_per_sec, latency_p95_ms=result.latency_p95_ms, requests=result.requests
+        )
+
+    def _seconds(self, load: LoadPoint) -> float:
+        """Return the duration of a measurement."""
+        raise NotImplementedError
+
+    def _measure(
+        self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
+    ) -> list[Measurement]:
+        """Return the measurements of ``parts`` equal parts of ``seconds``. Raises the errors of ``measure``."""
+        raise NotImplementedError
+
+    def _launch(
+        self,
+        endpoint: Endpoint,
+        load: LoadPoint,
+        judge: Judge,
+        seconds: float,
+        planned_ns: Sequence[int] = (),
+        concurrency: int = 0,
+    ) -> list[Measurement]:
+        """Apply a load for ``seconds`` and return what ``judge`` makes of the record and the requests' samples."""
+        messages = self._messages_for(endpoint, load)
+        before = self._statistics(endpoint)
+        record, client_seconds = self._run_client(endpoint, messages.serialized, seconds, planned_ns, concurrency)
+        if (record.overload or record.error) and not is_alive(endpoint):
+            raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
+        if record.hangs or model_died(record.error):
+            raise ServerCrashed(without_traceback(record.error))
+        measurements = judge(record, messages.sizes)
+        after = self._statistics(endpoint)
+        measure_seconds = round(client_seconds / len(measurements), 3)
+        return [
+            with_statistics(replace(measurement, measure_seconds=measure_seconds), before, after)
+            for measurement in measurements
+        ]
+
+    def _run_client(
+        self, endpoint: Endpoint, messages: list[bytes], seconds: float, planned_ns: Sequence[int], concurrency: int
+    ) -> tuple[SendRecord, float]:
+        """Return the client's record and how long it ran in seconds.
+
+        Raises EnvironmentFault if its files cannot be written.
+        """
+        connection, tls = endpoint.connection, endpoint.connection.tls
+        if connection.protocol != "grpc":
+            raise BadInputError(
+                f"--load rate needs gRPC, but {connection.address} is an HTTP port; give the gRPC port with --url"
+            )
+        tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
+        environment = {
+            **os.environ,
+            HEADERS: json.dumps(connection.sent_headers),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
+        }
+        try:
+            with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
+                folder = Path(scratch)
+                plan = SendPlan(
+                    connection.address, self.sla.latency_bound_ms(default=0.0), tls_files, concurrency, seconds
+                )
+                plan.write(folder, messages, planned_ns)
+                with (self.stopwatch or Stopwatch()).count("load_generator"):
+                    done = run_command(
+                        [sys.executable, "-P", "-m", CLIENT, folder],
+                        timeout_seconds=seconds + CLIENT_SECONDS,
+                        log=self.log,
+                        env=environment,
+                        cpus=self.cpus,
+                    )
+                if done.exit_code != 0:
+                    raise MeasurementError(_client_failure(done), log=self.log)
+                return SendRecord.read(folder), done.seconds
+        except OSError as error:
+            raise write_error(self.log.parent, error) from error
+
+    def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
+        with (self.stopwatch or Stopwatch()).count("server"):
+            return read_statistics(endpoint)
+
+    def _wanted_messages(self, load: LoadPoint) -> int:
+        """Return how many distinct requests are sent in turn, if they are not too large."""
+        return MAX_MESSAGES
+
+    def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
+        """Return the requests of this load (cached). Raises BadInputError, MeasurementError."""
+        max_batch_size = endpoint.largest_request
+        key = (endpoint.model, max_batch_size > 0, load.request_batch_size)
+        if key not in self._messages:
+            try:
+                metadata = inference.model_metadata(endpoint)
+            except DeploymentError as error:
+                kind = MeasurementError if is_alive(endpoint) else ServerCrashed
+                raise kind(str(error)) from error
+
+            def make(sizes: Sequence[int]) -> list[bytes]:
+                inputs = stream_requests(
+                    metadata,
+                    max_batch_size,
+                    input_data=self.input_data,
+                    shapes=self.shapes,
+                    request_batch_sizes=sizes,
+                    seed=self.seed,
+                )
+                return [to_message(endpoint.model, tensors) for tensors in inputs]
+
+            mix = self.request_mix
+            (largest,) = make([mix.largest if mix else round(load.request_batch_size)])
+            fewest = 1 if mix is None else MIN_MIXED_MESSAGES
+            count = min(self._wanted_messages(load), max(fewest, MAX_MESSAGE_BYTES // len(largest)))
+            sizes = np.full(count, round(load.request_batch_size))
+            if mix is not None:
+                sizes = mix.draw(count, np.random.default_rng(self.seed))
+            self._messages[key] = Messages(make(sizes.tolist()), sizes)
+        return self._messages[key]
+
+
+def _client_failure(done: FinishedProcess) -> str:
+    if done.exit_code is None:
+        return f"the load generator's client did not end within {done.seconds:.0f} s"
+    lines = [line.strip() for line in done.output.splitlines() if line.strip()]
+    last_line = one_line((lines or ["it printed nothing"])[-1], 200)
+    return f"the load generator's client ended with {describe_exit_code(done.exit_code)}: {last_line}"

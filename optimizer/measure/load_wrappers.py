@@ -1,0 +1,137 @@
+"""Load generators that wrap others: for several models at the same time, and for hints on failed requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import LoadPoint
+
+T = TypeVar("T")
+
+LATENCIES = ("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+
+
+@dataclass(frozen=True)
+class ConcurrentLoadGenerator:
+    """Applies the same load to all models of an endpoint at the same time, with one load generator per model.
+
+    A measurement has the sum of the throughputs and the largest of the latencies, since a bound holds for every
+    model. Values of a single model (batches, times on the server) are left out.
+    """
+
+    generators: Mapping[str, LoadGenerator]
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Return the combined measurement; raise the first failure once all generators have ended."""
+        return combine(self._run_all(endpoint, lambda generator, model: generator.measure(model, load, seconds)))
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """Return as many combined measurements as all generators took."""
+        windows = self._run_all(
+            endpoint, lambda generator, model: generator.measure_windows(model, load, seconds, count)
+        )
+        return [combine(simultaneous) for simultaneous in zip(*windows, strict=False)]
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Return the combined result of all warm-ups; None if one has none."""
+        results = self._run_all(endpoint, lambda generator, model: generator.warm_up(model, load))
+        known = [result for result in results if result is not None]
+        return combine(known) if len(known) == len(results) else None
+
+    def _run_all(self, endpoint: Endpoint, action: Callable[[LoadGenerator, Endpoint], T]) -> list[T]:
+        endpoints = [endpoint, *endpoint.concurrent_models]
+        with ThreadPoolExecutor(len(endpoints)) as pool:
+            futures = [pool.submit(action, self.generators[model.model], model) for model in endpoints]
+        return [future.result() for future in futures]
+
+
+def combine(measurements: Sequence[Measurement]) -> Measurement:
+    """Combine the measurements of models under load at the same time; a value that one lacks is unknown."""
+
+    def known(name: str) -> list[float] | None:
+        values = [getattr(measurement, name) for measurement in measurements]
+        return None if None in values else values
+
+    throughputs, requests, seconds = known("throughput_infer_per_sec"), known("requests"), known("measure_seconds")
+    worst: dict[str, Any] = {name: max(values) for name in LATENCIES if (values := known(name)) is not None}
+    reasons = [measurement.reason for measurement in measurements if measurement.reason]
+    return Measurement(
+        throughput_infer_per_sec=None if throughputs is None else sum(throughputs),
+        requests=None if requests is None else int(min(requests)),
+        measure_seconds=None if seconds is None else max(seconds),
+        stable=all(measurement.stable for measurement in measurements),
+        reason="; ".join(dict.fromkeys(reasons)),
+        **worst,
+    )
+
+
+_INDEX_ERROR = re.compile(
+    r"out of (?:data |the )?(?:bounds|range)|outside (?:the )?(?:bounds|range)|is not in \[0|index\w* out of"
+    r"|(?:indices|index)\b.{0,80}must be (?:within|less|in)|IndexError|device-side assert",
+    re.IGNORECASE,
+)
+_VALID_RANGE = re.compile(r"range \[-?\d{1,18}, ?(\d{1,18})\]")  # part of a message of ONNX Runtime
+_EXAMPLE_HIGHEST = "30521"
+_MAX_NAMES, _MAX_CAUSE = 100, 200  # limits in characters
+
+
+def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
+    """Return how to avoid a request that failed with an index out of bounds; an empty string for other messages.
+
+    ``unbounded`` are the inputs with random integers of the whole range of their type.
+    """
+    if not unbounded or not _INDEX_ERROR.search(message):
+        return ""
+    valid = _VALID_RANGE.search(message)
+    highest = valid[1] if valid else _EXAMPLE_HIGHEST
+    names = one_line(", ".join(unbounded), _MAX_NAMES)
+    first = one_line(unbounded[0], 60)
+    return (
+        f"the random data of {names}, which may be an index, includes all integers of its type: give bounds, such as "
+        f"--input-range {first}:0..{highest}, or real requests with --input-data FILE"
+    )
+
+
+@dataclass
+class IndexHintLoadGenerator:
+    """Wraps ``load_generator`` and explains failures that random indexes cause.
+
+    If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
+    message ends with a hint. Before the first successful measurement the error is a BadInputError, which ends the
+    run, since every configuration would fail in the same way.
+    """
+
+    load_generator: LoadGenerator
+    unbounded: tuple[str, ...]
+    _measured: bool = field(default=False, init=False)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Measure with ``load_generator``. Raises BadInputError too."""
+        return self._explain(lambda: self.load_generator.measure(endpoint, load, seconds))
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """Measure with ``load_generator``. Raises BadInputError too."""
+        return self._explain(lambda: self.load_generator.measure_windows(endpoint, load, seconds, count))
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        return self.load_generator.warm_up(endpoint, load)
+
+    def _explain(self, measure: Callable[[], T]) -> T:
+        try:
+            result = measure()
+        except MeasurementError as error:
+            hint = index_hint(str(error), self.unbounded)
+            if not hint or isinstance(error, ServerCrashed):
+                raise
+            kind = MeasurementError if self._measured else BadInputError
+            raise kind(f"{one_line(str(error), _MAX_CAUSE)}; {hint}", log=error.log) from error
+        self._measured = True
+        return result

@@ -1,0 +1,227 @@
+"""Measure a deployed candidate under load and store each measurement before the next one begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint, LoadGenerator, OutputCheck, Telemetry
+from optimizer.core.notes import Note, present
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance
+from optimizer.measure.output_check import NoOutputCheck
+from optimizer.measure.score import Scorer
+
+
+class ProgressObserver(Protocol):
+    """Receives the events of a run as they happen, for example to print them."""
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+class TrialStore(Protocol):
+    """Stores measurements, each before the next one begins; see ``TrialsTable``."""
+
+    def append(
+        self,
+        trial: Trial,
+        load: LoadPoint,
+        measurement: Measurement,
+        confirmation: int | None = None,
+        confirmation_error: float = 0.0,
+        load_generator: str = "",
+    ) -> None: ...
+
+    def append_failure(self, trial: Trial) -> None: ...
+
+    def read(self) -> list[Trial]: ...
+
+
+@dataclass
+class Measurer:
+    """Measures deployed candidates: call ``check_deployment`` once per deployment, then ``measure`` or ``confirm``.
+
+    Each measurement is written to ``table`` and reported to ``observer``. ``confirming`` measures on fresh servers;
+    None for ``load_generator``. A window on a fresh server in which other processes took more than
+    ``disturbance_limit`` of the CPUs does not count for a verdict. ``cross_checking`` is perf_analyzer if another
+    load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed beside the idle
+    server; None if the server runs on another machine.
+    """
+
+    load_generator: LoadGenerator
+    telemetry: Telemetry
+    table: TrialStore
+    observer: ProgressObserver
+    output_check: OutputCheck = field(default_factory=NoOutputCheck)
+    scorer: Scorer | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    confirming: LoadGenerator | None = None
+    cross_checking: LoadGenerator | None = None
+    disturbance_limit: float = DISTURBANCE_LIMIT
+    speed: SpeedLog | None = None
+
+    def __post_init__(self) -> None:
+        self._score: float | None = None
+        self._probe_seconds: float | None = None
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes for the user on the measurements so far."""
+        return present([self.output_check.note, self.speed.note() if self.speed else None])
+
+    def check_deployment(self, endpoint: Endpoint) -> None:
+        """Compare the outputs with the baseline's, compute the score of the deployment and probe the speed.
+
+        Raises DeploymentError if the outputs are wrong.
+        """
+        self._score = None
+        with self.stopwatch.count("server"):
+            self.output_check.check(endpoint)
+            if self.scorer is not None:
+                self._score = self.scorer.measure(endpoint)
+        self._probe_seconds = self._probe(self.speed) if self.speed else None
+
+    def _probe(self, speed: SpeedLog) -> float:
+        with self.stopwatch.count_own("probes"):
+            return speed.probe()
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint, *, confirming: bool = False) -> Measurement | None:
+        """Warm the server up with the load generator that measures it. Raises ServerCrashed."""
+        measurement = self._generator(confirming).warm_up(endpoint, load)
+        return measurement and self._with_deployment(measurement)
+
+    def _generator(self, confirming: bool) -> LoadGenerator:
+        return self.confirming or self.load_generator if confirming else self.load_generator
+
+    def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+        """Return ``trial`` with one more measurement; a failed one has a reason and no values.
+
+        Raises ServerCrashed.
+        """
+        return self.record(trial, load, self._take(trial, endpoint, load))
+
+    def record(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
+        """Store ``measurement`` and return ``trial`` with it."""
+        measurement = self._with_deployment(measurement)
+        self._store(trial, load, measurement)
+        return replace(trial, measurements=(*trial.measurements, (load, measurement)))
+
+    def _store(
+        self,
+        trial: Trial,
+        load: LoadPoint,
+        measurement: Measurement,
+        confirmation: int | None = None,
+        confirmation_error: float = 0.0,
+        load_generator: str = "",
+    ) -> None:
+        """Write the row and report it."""
+        with self.stopwatch.count_own("rows"):
+            self.table.append(trial, load, measurement, confirmation, confirmation_error, load_generator)
+        with self.stopwatch.count_own("display"):
+            self.observer.measured(trial.number, load, measurement)
+
+    def confirm(
+        self,
+        trial: Trial,
+        endpoint: Endpoint,
+        load: LoadPoint,
+        server: int,
+        seconds: float,
+        count: int = 1,
+        error: float = 0.0,
+    ) -> Trial:
+        """Return ``trial`` with 1 to ``count`` more windows of about ``seconds`` each on a fresh server.
+
+        ``server`` is the number of the fresh server and ``error`` the error probability of the test. A window that
+        other processes disturbed is marked as not stable. Raises ServerCrashed.
+        """
+        generator = self._generator(confirming=True)
+        try:
+            measurements = self._measure_with_telemetry(
+                endpoint, lambda: generator.measure_windows(endpoint, load, seconds, count)
+            )
+        except ServerCrashed as crash:
+            self.table.append(trial, load, Measurement(reason=str(crash)), server, error)
+            raise
+        if self.speed and self._probe_seconds:
+            self._probe_seconds = math.sqrt(self._probe_seconds * self._probe(self.speed))
+        for measurement in measurements:
+            measurement = self._with_deployment(measurement)
+            if reason := describe_disturbance(measurement, self.disturbance_limit):
+                measurement = replace(measurement, stable=False, reason=reason)
+            self._store(trial, load, measurement, server, error)
+            trial = trial.with_confirmation(Confirmation(server, load, measurement, error))
+        return trial
+
+    def cross_check(
+        self, trial: Trial, endpoint: Endpoint, load: LoadPoint, server: int, seconds: float, error: float
+    ) -> Trial:
+        """Return ``trial`` with a measurement of ``cross_checking`` on the server that ``confirm`` has just measured.
+
+        It takes about ``seconds``; the other arguments are those of ``confirm``. If it fails, even because the server
+        died, it has a reason and no values: the windows that were measured before count all the same.
+        """
+        generator = self.cross_checking
+        if generator is None or trial.confirmations[-1].is_lost:
+            return trial
+        try:
+            (measurement,) = self._measure_with_telemetry(
+                endpoint, lambda: [generator.measure(endpoint, load, seconds)]
+            )
+        except ServerCrashed as crash:
+            measurement = Measurement(reason=str(crash))
+        measurement = self._with_deployment(measurement)
+        if measurement.throughput_infer_per_sec is not None:
+            reason = describe_disturbance(measurement, self.disturbance_limit)
+            measurement = replace(measurement, stable=not reason, reason=reason)
+        self._store(trial, load, measurement, server, error, CROSS_CHECKING)
+        return trial.with_row(Confirmation(server, load, measurement, error), CROSS_CHECKING)
+
+    def _with_deployment(self, measurement: Measurement) -> Measurement:
+        """Return ``measurement`` with what was measured of its deployment: the score and the machine's speed."""
+        probe_ms = None if self._probe_seconds is None else round(1000 * self._probe_seconds, 3)
+        return replace(measurement, score=self._score, speed_probe_ms=probe_ms)
+
+    def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:
+        """Return the measurement, or that of a second attempt if the first is unstable although nothing disturbed it.
+
+        A disturbed measurement is kept, because another one would be disturbed too. A crash of the server is stored
+        as a measurement with a reason before it is raised.
+        """
+
+        def attempt() -> Measurement:
+            (measurement,) = self._measure_with_telemetry(
+                endpoint, lambda: [self.load_generator.measure(endpoint, load)]
+            )
+            return measurement
+
+        try:
+            first = attempt()
+            is_final = first.stable or first.overloaded or first.throughput_infer_per_sec is None
+            return first if is_final or describe_disturbance(first) else attempt()
+        except ServerCrashed as error:
+            self.table.append(trial, load, Measurement(reason=str(error)))
+            raise
+
+    def _measure_with_telemetry(
+        self, endpoint: Endpoint, measure: Callable[[], list[Measurement]]
+    ) -> list[Measurement]:
+        try:
+            with self.telemetry.record(endpoint) as usage:
+                measurements = measure()
+        except ServerCrashed:
+            raise
+        except MeasurementError as error:
+            return [Measurement(reason=str(error))]
+        known = {name: value for name, value in asdict(usage).items() if value is not None}
+        return [replace(measurement, **known) for measurement in measurements]

@@ -1,0 +1,298 @@
+"""Compare the outputs of each deployment with those of the unbatched baseline, which reference.npz keeps."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
+from optimizer.core.files import write_atomically
+from optimizer.core.interfaces import Endpoint, OutputCheck
+from optimizer.core.notes import Note, OfModels, OutputsNotCompared
+from optimizer.core.safe_text import one_line
+from optimizer.measure import inference
+from optimizer.measure.output_comparison import (
+    ModelOutputs,
+    OutputDifference,
+    Tolerance,
+    find_difference,
+    mean_magnitudes,
+    read_outputs,
+)
+from optimizer.model.input_data import Array
+from optimizer.model.recorded_samples import read_npz
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """Serialized requests and the baseline's responses to them, in the same order.
+
+    ``seconds_alone`` is the mean time of a request that is sent alone. ``missing_reason`` says why there are no
+    responses; it is empty if there are some.
+    """
+
+    requests: tuple[bytes, ...]
+    responses: tuple[bytes, ...]
+    seconds_alone: float
+    missing_reason: str = ""
+
+    @cached_property
+    def outputs(self) -> list[ModelOutputs]:
+        """The decoded responses."""
+        return [read_outputs(response) for response in self.responses]
+
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """The mean magnitude of each floating-point output."""
+        return mean_magnitudes(self.outputs)
+
+    def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> str:
+        """Describe the largest difference; return an empty string if all ``responses`` are within ``tolerance``.
+
+        ``order`` holds the number of the request that each response belongs to. Raises DeploymentError if a response
+        is invalid.
+        """
+        differences: list[tuple[OutputDifference, int]] = []
+        for number, response in zip(order, responses, strict=True):
+            try:
+                expected, actual = self.outputs[number], read_outputs(response)
+            except ValueError as error:
+                raise DeploymentError(
+                    f"an output does not match its own shape ({one_line(str(error), 100)}); for a Python model: does "
+                    "the server have another numpy than its Python backend expects?"
+                ) from error
+            difference = find_difference(expected, actual, tolerance, self.magnitudes)
+            if difference is not None:
+                differences.append((difference, number))
+        if not differences:
+            return ""
+        worst, number = max(differences, key=lambda item: item[0])
+        place = f"{worst.place} of " if worst.place else ""
+        return f"{worst.text}, at {place}request {number}; {len(differences)} of {len(responses)} responses differ"
+
+    def write(self, file: Path) -> None:
+        """Write ``file`` atomically. Raises EnvironmentFault."""
+        arrays: dict[str, Any] = {f"request_{i}": _bytes(message) for i, message in enumerate(self.requests)}
+        arrays |= {f"response_{i}": _bytes(message) for i, message in enumerate(self.responses)}
+        content = io.BytesIO()
+        np.savez(content, seconds_alone=self.seconds_alone, trouble=self.missing_reason, **arrays)
+        write_atomically(file, content.getvalue())
+
+    @classmethod
+    def read(cls, file: Path) -> ReferenceOutputs:
+        """Read what ``write`` wrote. Raises BadInputError for any other file."""
+        from google.protobuf.message import DecodeError
+
+        arrays = read_npz(file)
+        try:
+            numbers = range(sum(name.startswith("request_") for name in arrays))
+            reference = cls(
+                tuple(arrays[f"request_{i}"].tobytes() for i in numbers),
+                tuple(arrays[f"response_{i}"].tobytes() for i in numbers),
+                float(arrays["seconds_alone"]),
+                str(arrays["trouble"]),
+            )
+            if not (reference.outputs or reference.missing_reason) or not math.isfinite(reference.seconds_alone):
+                raise ValueError
+        except (KeyError, ValueError, TypeError, DecodeError):
+            raise BadInputError(
+                f"{file}: not a file of reference outputs; delete it, and the run records them again"
+            ) from None
+        return reference
+
+
+def _bytes(message: bytes) -> Array:
+    return np.frombuffer(message, dtype=np.uint8)
+
+
+REQUESTS = 32  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
+REFERENCE_SECONDS = 2.0
+REFERENCE_ATTEMPTS = 2  # a server may die
+MIN_IN_FLIGHT, MAX_IN_FLIGHT = 16, 256
+MAX_BYTES = 128 << 20  # in flight
+CHECK_SECONDS = 5.0  # limit for a check whose requests are answered one at a time
+TIMEOUT_SECONDS = 30.0
+_CHUNK = 4  # requests between two looks at the clock
+
+
+class NoOutputCheck:
+    """Compares nothing, for models with random outputs and for recorded tables. ``note`` tells the user why."""
+
+    needs_reference = False
+
+    def __init__(self, note: Note | None = None) -> None:
+        self.note = note
+
+    def record_reference(self, endpoint: Endpoint) -> None: ...
+
+    def check(self, endpoint: Endpoint) -> None: ...
+
+
+class BaselineOutputCheck:
+    """Compares each deployment's outputs with those of the unbatched baseline for the same requests.
+
+    The requests follow from ``input_data`` and ``shapes``, as those of the load. ``file`` keeps requests and outputs
+    and is read if it exists. Raises BadInputError if it is not a file of reference outputs.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        input_data: str,
+        shapes: Sequence[str],
+        request_batch_size: int,
+        tolerance: Tolerance | None = None,
+    ) -> None:
+        self._file = file
+        self._input_data = input_data
+        self._shapes = tuple(shapes)
+        self._request_batch_size = request_batch_size
+        self._tolerance = tolerance or Tolerance()
+        self._reference = ReferenceOutputs.read(file) if file.exists() else None
+        self._attempts = 0
+        self._missing_reason = "the baseline was not measured"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether ``record_reference`` should be called for the next deployment of the baseline."""
+        return self._reference is None and self._attempts < REFERENCE_ATTEMPTS
+
+    @property
+    def note(self) -> OutputsNotCompared | None:
+        """Why outputs are not compared; None if they are."""
+        reason = self._missing_reason if self._reference is None else self._reference.missing_reason
+        return OutputsNotCompared(reason) if reason else None
+
+    def record_reference(self, endpoint: Endpoint) -> None:
+        """Send each request to the baseline twice, one at a time, and keep its outputs.
+
+        ``note`` reports if the baseline fails, does not repeat its outputs, or no requests can be generated. Raises
+        LoadRefused if the model fails every request, and EnvironmentFault if the file cannot be written.
+        """
+        self._attempts += 1
+        requests = list[bytes]()
+        try:
+            requests = self._requests(endpoint)
+            first, _ = _send_alone(endpoint, requests)
+            second, seconds = _send_alone(endpoint, requests[: len(first)])
+            reference = ReferenceOutputs(tuple(requests[: len(first)]), tuple(first), seconds / len(second))
+            difference = reference.compare(range(len(second)), second, self._tolerance)
+        except (DeploymentError, BadInputError) as error:
+            self._missing_reason = str(error)
+            if isinstance(error, BadInputError):
+                self._attempts = REFERENCE_ATTEMPTS
+            elif requests and all(_is_refused(endpoint, request) for request in requests[:_CHUNK]):
+                raise LoadRefused(
+                    f"it loads, but {error}, as all others; if the data of the requests are the cause, change them "
+                    "with --input-data"
+                ) from error
+            return
+        if difference:
+            reference = ReferenceOutputs((), (), 0.0, f"the baseline does not repeat its outputs ({difference})")
+        reference.write(self._file)
+        self._reference = reference
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Send the same requests, many at once, and compare the outputs; do nothing without reference outputs.
+
+        Raises DeploymentError if outputs differ by more than the tolerance or the server fails a request.
+        """
+        reference = self._reference
+        if reference is None or reference.missing_reason:
+            return
+        count = max(len(reference.requests), self._in_flight(endpoint, reference))
+        order = [number % len(reference.requests) for number in range(count)]
+        timeout_seconds = max(TIMEOUT_SECONDS, 4 * count * reference.seconds_alone)
+        messages = [inference.with_model_name(reference.requests[number], endpoint.model) for number in order]
+        responses = inference.infer(endpoint, messages, in_flight=count, timeout_seconds=timeout_seconds)
+        if difference := reference.compare(order, responses, self._tolerance):
+            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {difference}")
+
+    def _requests(self, endpoint: Endpoint) -> list[bytes]:
+        from optimizer.model.inference_requests import RequestSource, stream_requests, to_message
+
+        metadata, max_batch_size = inference.model_metadata(endpoint), endpoint.largest_request
+        tensors = RequestSource.of(metadata, max_batch_size, self._shapes).tensors
+        size = self._request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
+        count = max(_CHUNK, min(REQUESTS, MAX_BYTES // max(size, 1)))
+        inputs = stream_requests(
+            metadata,
+            max_batch_size,
+            input_data=self._input_data,
+            shapes=self._shapes,
+            request_batch_sizes=[self._request_batch_size] * count,
+        )
+        return [to_message(endpoint.model, request) for request in inputs]
+
+    def _in_flight(self, endpoint: Endpoint, reference: ReferenceOutputs) -> int:
+        """Return twice the requests of a full batch, so that the next batch forms during an execution.
+
+        It is less for slow models and large requests.
+        """
+        candidate = endpoint.candidate
+        wanted = 2 * math.ceil(candidate.max_batch_size / self._request_batch_size) * candidate.dynamic_batching
+        in_time = CHECK_SECONDS / max(reference.seconds_alone, 1e-6)
+        in_memory = MAX_BYTES / max(map(len, reference.requests))
+        return max(MIN_IN_FLIGHT, min(wanted, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
+
+
+def _is_refused(endpoint: Endpoint, request: bytes) -> bool:
+    """Return whether the server answers ``request`` with an error; a crash is no answer."""
+    try:
+        inference.infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+    except ServerCrashed:
+        return False
+    except DeploymentError:
+        return True
+    return False
+
+
+def _send_alone(endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
+    """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
+
+    Return the responses and the seconds they took.
+    """
+    started = time.monotonic()
+    responses: list[bytes] = []
+    while len(responses) < len(requests) and time.monotonic() - started < REFERENCE_SECONDS:
+        chunk = requests[len(responses) : len(responses) + _CHUNK]
+        responses += inference.infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+    return responses, time.monotonic() - started
+
+
+class CombinedOutputCheck:
+    """Checks all models of an endpoint; ``checks`` has one output check per model."""
+
+    def __init__(self, checks: Mapping[str, OutputCheck]) -> None:
+        self._checks = checks
+
+    @property
+    def needs_reference(self) -> bool:
+        return any(check.needs_reference for check in self._checks.values())
+
+    @property
+    def note(self) -> OfModels | None:
+        notes = tuple((model, check.note) for model, check in self._checks.items() if check.note is not None)
+        return OfModels(notes) if notes else None
+
+    def record_reference(self, endpoint: Endpoint) -> None:
+        for check, model in self._pairs(endpoint):
+            if check.needs_reference:
+                check.record_reference(model)
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Raise DeploymentError if the outputs of a model differ."""
+        for check, model in self._pairs(endpoint):
+            check.check(model)
+
+    def _pairs(self, endpoint: Endpoint) -> Iterator[tuple[OutputCheck, Endpoint]]:
+        return ((self._checks[model.model], model) for model in (endpoint, *endpoint.concurrent_models))

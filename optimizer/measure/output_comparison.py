@@ -1,0 +1,154 @@
+"""Compare two responses to one request: whether they agree, and where they differ most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+# Relative rounding error, since batches of other sizes are summed in another order. All other types are exact.
+DEFAULT_RELATIVE = {"FP64": 1e-3, "FP32": 1e-3, "FP16": 1e-2, "BF16": 5e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """An output tensor of a response; ``datatype`` is Triton's name of its type."""
+
+    datatype: str
+    values: Array
+
+
+ModelOutputs: TypeAlias = Mapping[str, OutputTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A float may differ by ``absolute + relative x |expected value|``.
+
+    If ``relative`` is None, it is the value of the output's type in DEFAULT_RELATIVE. If ``absolute`` is None, it is
+    ``relative`` times the output's mean magnitude, because small values may be sums of large ones.
+    """
+
+    relative: float | None = None
+    absolute: float | None = None
+
+    def allowed(self, expected: OutputTensor, magnitude: float) -> Floats:
+        """Return the allowed difference of each value; 0 for integers, booleans and strings."""
+        default = DEFAULT_RELATIVE.get(expected.datatype)
+        if default is None:
+            return np.zeros(expected.values.shape)
+        relative = default if self.relative is None else self.relative
+        absolute = relative * magnitude if self.absolute is None else self.absolute
+        with np.errstate(invalid="ignore"):  # NaN for an infinite value, of which any other value differs
+            return np.asarray(absolute + relative * np.abs(expected.values.astype(np.float64)))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OutputDifference:
+    """A difference, ordered by ``excess`` (distance / allowed distance) and then by ``distance``; both may be inf."""
+
+    excess: float
+    distance: float
+    text: str = field(compare=False)
+    place: str = field(compare=False, default="")  # the index in the output
+
+
+def read_outputs(serialized: bytes) -> ModelOutputs:
+    """Return the outputs of a serialized ModelInferResponse.
+
+    Raises DecodeError (protobuf) or ValueError if it is invalid.
+    """
+    from tritonclient.grpc.service_pb2 import ModelInferResponse
+
+    from optimizer.model.inference_requests import decode_outputs
+
+    response = ModelInferResponse.FromString(serialized)
+    arrays = decode_outputs(response)
+    return {output.name: OutputTensor(output.datatype, arrays[output.name]) for output in response.outputs}
+
+
+def mean_magnitudes(responses: Sequence[ModelOutputs]) -> dict[str, float]:
+    """Return the mean of the finite absolute values of each floating-point output over all ``responses``."""
+    magnitudes: dict[str, list[Floats]] = {}
+    for outputs in responses:
+        for name, tensor in outputs.items():
+            if tensor.datatype in DEFAULT_RELATIVE:
+                magnitudes.setdefault(name, []).append(np.abs(tensor.values.astype(np.float64)).ravel())
+    means = {}
+    for name, values in magnitudes.items():
+        joined = np.concatenate(values)
+        finite = joined[np.isfinite(joined)]
+        means[name] = float(finite.mean()) if finite.size else 0.0
+    return means
+
+
+def find_difference(
+    expected: ModelOutputs, actual: ModelOutputs, tolerance: Tolerance, magnitudes: Mapping[str, float]
+) -> OutputDifference | None:
+    """Return the largest difference beyond ``tolerance``; None without one. ``magnitudes`` are the outputs' means.
+
+    A value that is not finite equals only itself. An output that is missing or has another type or shape differs.
+    """
+    differences = (
+        _difference(name, tensor, actual.get(name), tolerance, magnitudes.get(name, 0.0))
+        for name, tensor in expected.items()
+    )
+    return max(filter(None, differences), default=None)
+
+
+def _difference(
+    name: str, expected: OutputTensor, actual: OutputTensor | None, tolerance: Tolerance, magnitude: float
+) -> OutputDifference | None:
+    if actual is None:
+        return OutputDifference(math.inf, math.inf, f"{name} is missing")
+    if actual.datatype != expected.datatype:
+        return OutputDifference(math.inf, math.inf, f"{name} is {actual.datatype} instead of {expected.datatype}")
+    actual_values, expected_values = actual.values, expected.values
+    if actual_values.shape != expected_values.shape:
+        text = f"{name} has the shape {list(actual_values.shape)} instead of {list(expected_values.shape)}"
+        return OutputDifference(math.inf, math.inf, text)
+    if np.array_equal(actual_values, expected_values):
+        return None
+    allowed = tolerance.allowed(expected, magnitude)
+    distance = _distance(actual_values, expected_values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        excess = np.where(distance == 0, 0.0, np.nan_to_num(distance / allowed, nan=math.inf, posinf=math.inf))
+    if not np.any(excess > 1):
+        return None
+    worst = np.unravel_index(np.lexsort((distance.ravel(), excess.ravel()))[-1], distance.shape)
+    text = _text(name, actual_values[worst], expected_values[worst], float(distance[worst]), float(allowed[worst]))
+    return OutputDifference(float(excess[worst]), float(distance[worst]), text, str([int(i) for i in worst]))
+
+
+def _distance(actual: Array, expected: Array) -> Floats:
+    """Return the distance of each pair of values; inf if it is not finite."""
+    same = actual == expected
+    if actual.dtype.kind not in "iufb":
+        return np.where(same, 0.0, math.inf)
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    same |= np.isnan(actual) & np.isnan(expected)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.nan_to_num(np.abs(actual - expected), nan=math.inf, posinf=math.inf)
+    # integers beyond 2**53 may differ although their floats do not
+    return np.where(same, 0.0, np.maximum(distance, np.finfo(np.float64).tiny))
+
+
+def _text(name: str, actual: Any, expected: Any, distance: float, allowed: float) -> str:
+    if math.isfinite(distance):
+        limit = f"more than {allowed:.3g} allowed" if allowed else "but must be equal"
+        return f"{name} by {distance:.3g} ({_shown(actual)} instead of {_shown(expected)}), {limit}"
+    return f"{name} is {_shown(actual)} instead of {_shown(expected)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.floating):
+        return f"{value:.6g}"
+    text = str(value) if isinstance(value, np.generic) else repr(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,325 @@
+"""The closed-loop load generator: run perf_analyzer and turn its output into a measurement."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.interfaces import REDACTED, Connection, Endpoint, Tls
+from optimizer.core.process import FinishedProcess, SecretArgument, run_command
+from optimizer.core.timing import (
+    FIRST_WINDOW_MS,
+    MAX_SPREAD,
+    MAX_WINDOW_MS,
+    MIN_WINDOW_MS,
+    MIN_WINDOWS,
+    REQUESTS_PER_WINDOW,
+    WINDOW_STRETCH,
+    MeasurementWindow,
+    Stopwatch,
+    describe_instability,
+    window_length_ms,
+)
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.perf_output import (
+    failure_text,
+    is_alive,
+    read_average_ms,
+    read_csv,
+    read_request_count,
+    read_statistics,
+    read_windows,
+    with_statistics,
+)
+from optimizer.measure.server_health import PROBE_SECONDS, ca_file, model_died
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.service_pb2 import ModelStatistics
+
+
+# error of servers before 2.34 to requests of a newer perf_analyzer
+REFUSED = "parameter keys starting with 'triton_' are reserved"
+
+
+@dataclass(frozen=True)
+class PerfAnalyzerCommand:
+    """One run of perf_analyzer; the fields are arguments of ``process.run_command``.
+
+    The command runs in the folder of ``log`` and writes its files there. ``reads`` are the files that it reads.
+    """
+
+    command: Sequence[str]
+    timeout_seconds: float
+    log: Path
+    reads: Sequence[Path] = ()
+    cpus: frozenset[int] | None = None
+    check: Callable[[], None] = lambda: None
+
+
+PerfAnalyzerRunner: TypeAlias = Callable[[PerfAnalyzerCommand], FinishedProcess]
+
+
+@dataclass(frozen=True)
+class LocalRunner:
+    """Runs perf_analyzer on this machine; ``libraries`` is a folder of shared libraries that it needs."""
+
+    libraries: Path
+
+    def __call__(self, run: PerfAnalyzerCommand) -> FinishedProcess:
+        environment = {
+            "LD_LIBRARY_PATH": str(self.libraries),
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": os.environ.get("HOME", ""),
+        }
+        return run_command(
+            run.command,
+            timeout_seconds=run.timeout_seconds,
+            log=run.log,
+            env=environment,
+            cwd=run.log.parent,
+            cpus=run.cpus,
+            check=run.check,
+        )
+
+
+@dataclass
+class FallbackRunner:
+    """Runs perf_analyzer on this machine, an older release of it if the server refuses requests of the newer one.
+
+    ``older`` fetches that release and returns its path.
+    """
+
+    libraries: Path
+    older: Callable[[], Path]
+    _older_binary: Path | None = field(default=None, init=False)
+
+    def __call__(self, run: PerfAnalyzerCommand) -> FinishedProcess:
+        runner = LocalRunner(self.libraries)
+        if self._older_binary is None:
+            done = runner(run)
+            if REFUSED not in done.output:
+                return done
+            self._older_binary = self.older()
+        return runner(replace(run, command=[str(self._older_binary), *run.command[1:]]))
+
+
+def connection_arguments(connection: Connection) -> list[str]:
+    """Return perf_analyzer's arguments for ``connection``.
+
+    They include the values of the headers, because perf_analyzer accepts headers only on its command line.
+    """
+    protocol, address, tls = connection.protocol, connection.address, connection.tls
+    arguments = ["-i", protocol, "-u", f"https://{address}" if tls and protocol == "http" else address]
+    if tls is not None:
+        flags = _GRPC if protocol == "grpc" else _HTTPS
+        arguments += ["--ssl-grpc-use-ssl"] if protocol == "grpc" else []
+        for name, file in _tls_files(tls).items():
+            arguments += [flags[name], str(file)]
+    for name, value in connection.sent_headers.items():
+        arguments += ["-H", SecretArgument(f"{name}:{value}", redacted=f"{name}:{REDACTED}")]
+    return arguments
+
+
+def _tls_files(tls: Tls) -> dict[str, Path]:
+    files = {"ca": ca_file(tls), "cert": tls.cert, "key": tls.key}
+    return {name: file for name, file in files.items() if file is not None}
+
+
+_GRPC = {
+    "ca": "--ssl-grpc-root-certifications-file",
+    "cert": "--ssl-grpc-certificate-chain-file",
+    "key": "--ssl-grpc-private-key-file",
+}
+_HTTPS = {
+    "ca": "--ssl-https-ca-certificates-file",
+    "cert": "--ssl-https-client-certificate-file",
+    "key": "--ssl-https-private-key-file",
+}
+
+
+NEVER_UNSTABLE = 10**9  # percent: a slow model's first window may have a twentieth of the throughput of the others
+WARM_UP_WINDOW_MS = 100
+WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no figure
+OVERDUE_SECONDS = 3.0  # after the last window; then check whether the server is alive
+MAX_CSV_BYTES = 2**16
+GENERATED_INPUT = ("random", "zero")  # input data without a file
+MAX_THREADS = 2  # few, because on a CPU they share the cores with the server
+
+
+@dataclass(frozen=True)
+class PerfAnalyzer:
+    """Runs perf_analyzer against an endpoint, once per load, each time in a process group with a time limit.
+
+    Args:
+        binary: perf_analyzer; the name of its command if ``runner`` runs it somewhere else.
+        libraries: Folder of shared libraries that perf_analyzer needs.
+        log: File for the output of each run; other files are written to its folder.
+        input_data: ``random``, ``zero`` or a JSON data file.
+        shapes: ``name:d1,d2``.
+        repeat: Repeat a measurement whose windows have few requests with longer windows.
+        drain_seconds: How long the requests in flight may take after the last window before the run is killed.
+        probe_seconds: A server that does not respond for so long is considered dead.
+        cpus: CPUs that it runs on; None for all.
+        runner: Runs the command; None for LocalRunner.
+    """
+
+    binary: Path
+    libraries: Path
+    log: Path
+    protocol: Literal["grpc", "http"] = "grpc"
+    input_data: str = "random"
+    shapes: tuple[str, ...] = ()
+    stopwatch: Stopwatch | None = None
+    window_ms: int = FIRST_WINDOW_MS
+    repeat: bool = True
+    drain_seconds: float = 30.0
+    probe_seconds: float = PROBE_SECONDS
+    cpus: frozenset[int] | None = None
+    runner: PerfAnalyzerRunner | None = None
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Return a measurement over three windows, repeated once with longer windows if they have few requests.
+
+        With ``seconds``, the three windows take about that time together, and the measurement is not repeated: the
+        caller takes several such measurements and judges their differences.
+
+        Raises:
+            MeasurementError: perf_analyzer gave no figures twice in a row.
+            ServerCrashed: The server or its model died or hangs.
+        """
+        first_ms = self.window_ms
+        if seconds is not None:
+            first_ms = max(MIN_WINDOW_MS, round(1000 * seconds / MIN_WINDOWS / WINDOW_STRETCH))
+        window_ms = first_ms
+        while True:
+            measurement, windows = self._launch(endpoint, load, window_ms)
+            if measurement is None:  # no request was answered within one of the windows
+                window_ms *= 5
+                if window_ms > MAX_WINDOW_MS:
+                    raise ServerCrashed(  # it hangs, or has more work than it can ever finish
+                        f"no request was answered within {window_ms / 5000:g} s at {load}", log=self.log
+                    )
+                continue
+            per_window = (measurement.requests or 0) / MIN_WINDOWS
+            has_few = per_window < REQUESTS_PER_WINDOW / 2
+            if self.repeat and seconds is None and has_few and window_ms == first_ms:
+                window_ms = max(2 * window_ms, window_length_ms(per_window, window_ms))
+                continue
+            unstable = describe_instability(windows, MAX_SPREAD if seconds is None else math.inf)
+            return replace(measurement, stable=not unstable, reason=unstable)
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """Return ``count`` measurements, each from a launch of its own; the load pauses between them."""
+        return [self.measure(endpoint, load, seconds) for _ in range(count)]
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Run two short windows and return the second; None if it is empty.
+
+        In the first one, requests page weights in and grow buffers. Raises ServerCrashed if the server no longer
+        answers. Other errors are left to ``measure``.
+        """
+        brief = replace(self, drain_seconds=min(self.drain_seconds, WARM_UP_DRAIN_SECONDS))
+        windows = read_windows(brief._run(endpoint, load, WARM_UP_WINDOW_MS, windows=2).output)
+        if len(windows) < 2 or windows[1].throughput_infer_per_sec <= 0:
+            return None
+        throughput = windows[1].throughput_infer_per_sec
+        requests = throughput / load.request_batch_size * WARM_UP_WINDOW_MS / 1000
+        return Measurement(throughput, latency_p95_ms=windows[1].latency_p95_ms, requests=max(1, round(requests)))
+
+    def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS) -> list[str]:
+        """Return the command line; it writes ``perf.csv`` to the current folder."""
+        connection = endpoint.connection_for_load(self.protocol)
+        command = [str(self.binary), "-m", endpoint.model, *connection_arguments(connection), "--async"]
+        command += ["-b", str(round(load.request_batch_size)), "--concurrency-range", str(load.concurrency)]
+        command += ["--max-threads", str(MAX_THREADS), "--input-data", self.input_data]
+        for shape in self.shapes:
+            command += ["--shape", shape]
+        command += ["--percentile", "95", "--measurement-interval", str(window_ms), "--max-trials", str(windows)]
+        return [*command, "--stability-percentage", str(NEVER_UNSTABLE), "-v", "-f", "perf.csv"]
+
+    def _launch(
+        self, endpoint: Endpoint, load: LoadPoint, window_ms: int
+    ) -> tuple[Measurement | None, list[MeasurementWindow]]:
+        try:
+            return self._attempt(endpoint, load, window_ms)
+        except ServerCrashed:
+            raise
+        except MeasurementError:
+            return self._attempt(endpoint, load, window_ms)  # perf_analyzer itself may have been killed
+
+    def _attempt(
+        self, endpoint: Endpoint, load: LoadPoint, window_ms: int
+    ) -> tuple[Measurement | None, list[MeasurementWindow]]:
+        csv_path = self.log.with_name("perf.csv")
+        csv_path.unlink(missing_ok=True)
+        before = self._statistics(endpoint)
+        done = self._run(endpoint, load, window_ms)
+        none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
+        unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
+        text = _head(csv_path) if done.exit_code == 0 else ""
+        if not text and not (unanswered and is_alive(endpoint, self.probe_seconds)):
+            raise self._failure(endpoint, done)
+        if unanswered:
+            return None, []
+        # perf_analyzer's times describe the requested model, which may not be the one that batches
+        times = endpoint.batcher not in ("", endpoint.model)
+        return replace(
+            with_statistics(read_csv(text), before, self._statistics(endpoint), times=times),
+            requests=read_request_count(done.output),
+            latency_avg_ms=read_average_ms(done.output),
+            measure_seconds=round(done.seconds, 3),
+        ), read_windows(done.output)
+
+    def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
+        with (self.stopwatch or Stopwatch()).count("server"):
+            return read_statistics(endpoint, self.probe_seconds)
+
+    def _run(
+        self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS
+    ) -> FinishedProcess:
+        """Run perf_analyzer. Raises ServerCrashed if it is overdue and the server does not respond either."""
+        due = time.monotonic() + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
+
+        def check() -> None:
+            if time.monotonic() > due and not is_alive(endpoint, self.probe_seconds):
+                raise ServerCrashed(f"the server did not answer within {self.probe_seconds:g} s", log=self.log)
+
+        tls = endpoint.connection_for_load(self.protocol).tls
+        run = PerfAnalyzerCommand(
+            self.command(endpoint, load, window_ms, windows),
+            timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
+            log=self.log,
+            reads=[
+                *([] if tls is None else _tls_files(tls).values()),
+                *([] if self.input_data in GENERATED_INPUT else [Path(self.input_data)]),
+            ],
+            cpus=self.cpus,
+            check=check,
+        )
+        with (self.stopwatch or Stopwatch()).count("load_generator"):
+            return (self.runner or LocalRunner(self.libraries))(run)
+
+    def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
+        """Return the error for a run without results: ServerCrashed if the server caused it."""
+        message = failure_text(done)
+        if not is_alive(endpoint, self.probe_seconds):
+            return ServerCrashed(f"{message}; the server no longer answers", log=self.log)
+        if done.exit_code is None or model_died(done.output):
+            return ServerCrashed(message, log=self.log)
+        return MeasurementError(message, log=self.log)
+
+
+def _head(path: Path) -> str:
+    """Return the beginning of a file; an empty string if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_CSV_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

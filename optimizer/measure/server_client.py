@@ -1,0 +1,94 @@
+"""The interface of a Triton client, which both protocols implement, and its error."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from optimizer.core.interfaces import Connection
+from optimizer.measure.server_health import shorten
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+    from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
+
+
+CALL_SECONDS = 10.0
+_MAX_CHARACTERS = 2000
+_RESTRICTED = re.compile(r"restricted, expecting header '([^']{1,200})'")
+
+CallFailure: TypeAlias = Literal["unreachable", "overdue", "denied", "refused"]
+
+
+class CallError(Exception):
+    """A call that failed; the message is the server's if it sent one. ``failure`` is the kind of the failure.
+
+    - ``unreachable``: no server was reached, or (over gRPC, which has one status for both) the model is not ready
+    - ``overdue``: the server did not answer in time
+    - ``denied``: the headers or the client certificate were not accepted
+    - ``refused``: any other error
+    """
+
+    def __init__(self, connection: Connection, failure: CallFailure, message: str | None) -> None:
+        message = message or "the server gave no reason"
+        if header := _RESTRICTED.search(message):
+            failure = "denied"
+            message = f"the server expects the header {header[1]} with the value that it was started with"
+        super().__init__(shorten(connection.redact(message), _MAX_CHARACTERS))
+        self.failure = failure
+
+
+def send_all(
+    messages: Iterable[bytes], send: Callable[[bytes], Any], receive: Callable[[Any], bytes], in_flight: int
+) -> list[bytes]:
+    """Send ``messages``, at most ``in_flight`` at a time, and return the responses in the same order.
+
+    ``send`` starts a call, and ``receive`` waits for the response of a call.
+    """
+    pending: deque[Any] = deque()
+    responses: list[bytes] = []
+    for message in messages:
+        if len(pending) == in_flight:
+            responses.append(receive(pending.popleft()))
+        pending.append(send(message))
+    return responses + [receive(call) for call in pending]
+
+
+class ServerClient(Protocol):
+    """A client of one server. Each call raises CallError; without a time limit of its own it takes CALL_SECONDS."""
+
+    def check(self, timeout_seconds: float = CALL_SECONDS) -> None:
+        """Raise CallError unless the server reports that it is live."""
+
+    def version(self) -> str:
+        """Return the server's version as it reports it."""
+
+    def is_ready(self, model: str) -> bool: ...
+
+    def config(self, model: str) -> ModelConfig: ...
+
+    def metadata(self, model: str) -> ModelMetadataResponse: ...
+
+    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ModelStatistics | None: ...
+
+    def index(self) -> dict[str, bool]:
+        """Return the names of the models in the repository and whether each is loaded."""
+
+    def load(self, model: str, override: str | None, timeout_seconds: float) -> None:
+        """Load ``model`` with the configuration ``override`` (JSON).
+
+        None loads it with the last override, or with the configuration in the repository.
+        """
+
+    def unload(self, model: str) -> None:
+        """Start to unload ``model`` without waiting for the end."""
+
+    def infer(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
+        """Send ``messages``, at most ``in_flight`` at a time, and return the responses in the same order.
+
+        Both are serialized: ModelInferRequest and ModelInferResponse.
+        """
+
+    def close(self) -> None: ...

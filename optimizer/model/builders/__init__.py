@@ -1,0 +1,68 @@
+"""Reference models that are built on this machine: ``build("dlrm", {...})``.
+
+A builder is a ``Builder`` object, named in ``BUILDERS``. Importing this package loads neither a builder nor onnx.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from optimizer.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from optimizer.config.model_source import ModelSource
+    from optimizer.model.builders.builder import Builder, Interface
+
+
+BUILDERS: dict[str, str] = {
+    "bert": "optimizer.model.builders.bert:BUILDER",
+    "dlrm": "optimizer.model.builders.dlrm:BUILDER",
+    "minilm": "optimizer.model.builders.minilm:BUILDER",
+    "minilm_model": "optimizer.model.builders.minilm:CLASSIFIER_BUILDER",
+    "mlp": "optimizer.model.builders.mlp:BUILDER",
+    "resnext": "optimizer.model.builders.resnext:BUILDER",
+    "text_recognition": "optimizer.model.builders.text_recognition:BUILDER",
+}
+"""Name of a builder, also the name that its model is served under -> ``module:attribute`` of its ``Builder``."""
+
+
+def build(
+    builder: str,
+    settings: Mapping[str, object],
+    *,
+    cache: Path,
+    max_batch_size: int,
+    kind: Literal["KIND_CPU", "KIND_GPU"],
+    say: Callable[[str], None],
+) -> ModelSource:
+    """Return the model with these settings from ``cache``; build it there first if it is missing.
+
+    ``max_batch_size`` and ``kind`` (of the instances) are written into config.pbtxt. ``say`` receives progress
+    lines while the model is built. Raises pydantic's ValidationError for settings that the builder does not take,
+    BadInputError for a ``max_batch_size`` below 1, and EnvironmentFault if the cache cannot be written.
+    """
+    chosen = load_builder(builder)
+    parsed = chosen.parse(settings)
+    if max_batch_size < 1:
+        raise BadInputError(f"max_batch_size of {builder}: must be 1 or more, not {max_batch_size}")
+    from optimizer.model.builders.builder import obtain
+
+    return obtain(chosen, parsed, cache=cache, max_batch_size=max_batch_size, kind=kind, say=say)
+
+
+def describe(builder: str, settings: Mapping[str, object]) -> tuple[Interface, str]:
+    """Return the model's inputs and outputs and the document that it comes from, without building it.
+
+    Raises pydantic's ValidationError for settings that the builder does not take.
+    """
+    chosen = load_builder(builder)
+    return chosen.interface(chosen.parse(settings)), chosen.source
+
+
+def load_builder(name: str) -> Builder:
+    """Import the builder ``name``, which is in BUILDERS."""
+    builder: Builder = pkgutil.resolve_name(BUILDERS[name])
+    return builder

@@ -1,0 +1,284 @@
+"""The interface of a builder of a reference model, and the cache folder that holds the built models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from google.protobuf import text_format
+from pydantic import BaseModel, ConfigDict, Field
+from tritonclient.grpc import model_config_pb2 as pb
+
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import file_lock
+
+ModelFacts: TypeAlias = dict[str, str | int | float]
+InstanceKind: TypeAlias = Literal["KIND_CPU", "KIND_GPU"]
+
+
+class BuilderSettings(BaseModel):
+    """Base of every builder's settings: immutable and strictly typed; unknown keys are refused.
+
+    ``seed`` determines the weights and the request data.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    seed: int = Field(default=0, ge=0)
+
+    def generators(self, count: int) -> list[np.random.Generator]:
+        """Return ``count`` independent random generators that follow from the seed."""
+        return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output in Triton's terms: ``dtype`` such as ``FP32``, ``dims`` without the batch dimension."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """The inputs and outputs of a model."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The Triton repository of a model that is being built; the model's version folder exists already.
+
+    ``say`` receives progress lines.
+    """
+
+    repository: Path
+    name: str
+    say: Callable[[str], None]
+
+    @property
+    def version(self) -> Path:
+        """The version folder, for ``model.onnx`` and its weight files."""
+        return self.repository / self.name / "1"
+
+    @property
+    def input_data(self) -> Path:
+        """The file for request data in perf_analyzer's JSON; without it, requests are random."""
+        return self.repository / "input_data.json"
+
+    def sibling(self, name: str) -> Draft:
+        """Add another model to the repository, such as a step of an ensemble."""
+        draft = Draft(self.repository, name, self.say)
+        draft.version.mkdir(parents=True)
+        return draft
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """One kind of reference model.
+
+    ``version`` is increased whenever the same settings produce other files than before. ``source`` names the
+    document that the model comes from. ``interface`` derives inputs and outputs from the settings alone. ``write``
+    puts ``model.onnx`` and optional request data into a draft and returns the facts that are recorded with every
+    result; caching, hashing and config.pbtxt are not its task. ``configs`` returns the configurations of a repository
+    with several models (an ensemble and its steps) for a max_batch_size and a kind of instances; without it the
+    repository holds one ONNX model.
+    """
+
+    name: str
+    version: int
+    source: str
+    settings: type[BuilderSettings]
+    interface: Callable[[Any], Interface]
+    write: Callable[[Any, Draft], ModelFacts]
+    configs: Callable[[int, InstanceKind], Sequence[pb.ModelConfig]] | None = None
+
+    def parse(self, values: Mapping[str, object]) -> BuilderSettings:
+        """Return the validated settings. Raises pydantic's ValidationError."""
+        return self.settings.model_validate(dict(values))
+
+    def model_configs(
+        self, settings: BuilderSettings, max_batch_size: int, kind: InstanceKind
+    ) -> Sequence[pb.ModelConfig]:
+        """Return the configuration of each model in the builder's repository."""
+        if self.configs is not None:
+            return self.configs(max_batch_size, kind)
+        return [onnx_config(self.name, self.interface(settings), max_batch_size, kind)]
+
+
+def onnx_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> pb.ModelConfig:
+    """Return the configuration of an ONNX model with one instance (one per GPU for KIND_GPU), without batching."""
+    config = pb.ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=max_batch_size)
+    return with_instance(with_tensors(config, interface), kind)
+
+
+def with_tensors(config: pb.ModelConfig, interface: Interface) -> pb.ModelConfig:
+    """Add inputs and outputs to ``config`` and return it."""
+    for tensors, fields in ((interface.inputs, config.input), (interface.outputs, config.output)):
+        for tensor in tensors:
+            fields.add(name=tensor.name, data_type=pb.DataType.Value(f"TYPE_{tensor.dtype}"), dims=tensor.dims)
+    return config
+
+
+def with_instance(config: pb.ModelConfig, kind: InstanceKind) -> pb.ModelConfig:
+    """Add one instance of this kind to ``config`` and return it."""
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    return config
+
+
+CONFIG_FILE, BUILT_FILE = "config.pbtxt", "built.json"
+_NOT_SHARED = (CONFIG_FILE, BUILT_FILE)  # they differ between models of the same weights
+
+
+def obtain(
+    builder: Builder,
+    settings: BuilderSettings,
+    *,
+    cache: Path,
+    max_batch_size: int,
+    kind: InstanceKind,
+    say: Callable[[str], None],
+) -> ModelSource:
+    """Return the model from the cache; build it first if it is missing or damaged.
+
+    Raises EnvironmentFault if the cache cannot be written (full disk, no permission).
+    """
+    models = cache / "models"
+    weights = f"{builder.name}-{_digest(builder, settings)}"
+    home = models / f"{weights}-{kind.removeprefix('KIND_').lower()}-{max_batch_size}"
+    waiting = f"waiting: another process is building {builder.name}"
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        if not _intact(home):
+            with file_lock(models / f".{weights}.lock", lambda _: say(waiting)):
+                if not _intact(home):  # the process that held the lock may have built it
+                    _replace(home, builder, settings, max_batch_size, kind, say)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise EnvironmentFault(
+            f"cannot build {builder.name} in {models}: {cause}; free space there or choose another cache"
+        ) from error
+    return _source(home, builder.name)
+
+
+def _digest(builder: Builder, settings: BuilderSettings) -> str:
+    identity = json.dumps([builder.name, builder.version, settings.model_dump(mode="json")], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def _replace(
+    home: Path,
+    builder: Builder,
+    settings: BuilderSettings,
+    max_batch_size: int,
+    kind: InstanceKind,
+    say: Callable[[str], None],
+) -> None:
+    """Build the model at ``home``, replacing a damaged one. The caller holds the lock."""
+    draft = home.with_name(f".{home.name}.partial")
+    retired = home.with_name(f".{home.name}.old")
+    for leftover in (draft, retired):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        weights = home.name.rsplit("-", 2)[0]
+        same_weights = sorted(home.parent.glob(f"{weights}-*"))
+        built_variant = next((other for other in same_weights if _intact(other)), None)
+        if built_variant:  # another max_batch_size or kind of instances: only config.pbtxt differs
+            shutil.copytree(built_variant, draft, copy_function=_link, ignore=shutil.ignore_patterns(*_NOT_SHARED))
+            facts = _read_facts(built_variant)
+        else:
+            facts = _write(builder, settings, Draft(draft, builder.name, say))
+        for config in builder.model_configs(settings, max_batch_size, kind):
+            text = text_format.MessageToString(config)
+            draft.joinpath(config.name, CONFIG_FILE).write_text(text, encoding="utf-8")
+        built = {"files": _sizes(draft), "facts": facts}
+        (draft / BUILT_FILE).write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+        if home.exists():
+            home.rename(retired)  # not deleted in place: a server may be reading it
+        draft.rename(home)
+    finally:
+        for leftover in (draft, retired):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _write(builder: Builder, settings: BuilderSettings, draft: Draft) -> ModelFacts:
+    draft.version.mkdir(parents=True)
+    facts = builder.write(settings, draft)
+    files = sorted(p for p in draft.repository.glob("*/1/**/*") if p.is_file())
+    return {
+        "builder": f"{builder.name} v{builder.version}",
+        **facts,
+        "seed": settings.seed,
+        "model_bytes": sum(p.stat().st_size for p in files),
+        "sha256": _content_hash(draft, files),
+    }
+
+
+def _content_hash(draft: Draft, files: list[Path]) -> str:
+    """Return the SHA-256 of what ``sha256sum`` prints for the files: ``<sha256>  <path>``, sorted by path.
+
+    Paths are relative to the model's version folder, or to the repository for files of an ensemble's other models.
+    """
+    listing = hashlib.sha256()
+    for path in files:
+        folder = draft.version if path.is_relative_to(draft.version) else draft.repository
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        listing.update(f"{digest}  {path.relative_to(folder).as_posix()}\n".encode())
+    return listing.hexdigest()
+
+
+def _intact(home: Path) -> bool:
+    """Return whether built.json exists and each file that it lists has the recorded size.
+
+    File contents are not read again. Additional files, such as a server's own cache, are ignored.
+    """
+    try:
+        built = json.loads((home / BUILT_FILE).read_text(encoding="utf-8"))
+        files = built["files"].items()
+        return isinstance(built["facts"], dict) and all((home / p).stat().st_size == n for p, n in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != BUILT_FILE
+    }
+
+
+def _source(home: Path, name: str) -> ModelSource:
+    input_data = home / "input_data.json"
+    return ModelSource(
+        repository=home,
+        name=name,
+        config=model_config.read(home / name / CONFIG_FILE),
+        input_data=input_data if input_data.exists() else None,
+        facts=_read_facts(home),
+    )
+
+
+def _read_facts(home: Path) -> ModelFacts:
+    facts: ModelFacts = json.loads((home / BUILT_FILE).read_text(encoding="utf-8"))["facts"]
+    return facts
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)

@@ -1,0 +1,221 @@
+"""A writer of ONNX graphs with named weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+# Opset 17 with IR 8 has every operator needed here and loads in onnxruntime since 1.12 (2022), so also in the
+# backends of older Triton images.
+OPSET = 17
+IR_VERSION = 8
+
+
+class Graph:
+    """A graph under construction. Methods that add a tensor return its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._nodes: list[Any] = []
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._weights: list[Any] = []
+        self.parameters = 0
+        """Trainable values so far; index tables and shapes do not count."""
+
+    def input(self, name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> str:
+        """Declare a model input of ``[batch, *dims]``; a dim given by name is dynamic."""
+        self._inputs.append(_value(name, dtype, dims))
+        return name
+
+    def output(self, name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> None:
+        """Declare the tensor ``name`` as a model output of ``[batch, *dims]``."""
+        self._outputs.append(_value(name, dtype, dims))
+
+    def constant(self, name: str, values: npt.NDArray[Any]) -> str:
+        """Store a constant in the model file; it does not count as parameters."""
+        self._weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def weight(self, name: str, values: npt.NDArray[Any]) -> str:
+        """Store trainable values in the model file."""
+        self.parameters += values.size
+        return self.constant(name, values)
+
+    def external_weight(
+        self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], file: Path, offset: int = 0
+    ) -> str:
+        """Refer to trainable values, row-major and little-endian, in ``file`` in the model file's folder.
+
+        onnxruntime maps such a file into memory, so processes that serve the same model share its pages. A model
+        file itself cannot exceed 2 GB.
+        """
+        tensor = TensorProto(name=name, data_type=_onnx_type(dtype), dims=shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        values = int(np.prod(shape, dtype=np.int64))
+        length = values * np.dtype(dtype).itemsize
+        for key, value in (("location", file.name), ("offset", str(offset)), ("length", str(length))):
+            tensor.external_data.add(key=key, value=value)
+        self._weights.append(tensor)
+        self.parameters += values
+        return name
+
+    def op(self, kind: str, *inputs: str, to: str, **attributes: object) -> str:
+        """Add a node with one output, named ``to``; an empty input name omits that input."""
+        self._nodes.append(helper.make_node(kind, list(inputs), [to], name=f"{kind}:{to}", **attributes))
+        return to
+
+    def cast(self, x: str, dtype: npt.DTypeLike, to: str) -> str:
+        """Convert ``x`` to another type. A method of its own, because Cast has an attribute ``to``, like ``op``."""
+        self._nodes.append(helper.make_node("Cast", [x], [to], name=f"Cast:{to}", to=_onnx_type(dtype)))
+        return to
+
+    def save(self, path: Path) -> None:
+        """Write the model file."""
+        graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, self._weights)
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, producer_name="tritune")
+        model.ir_version = IR_VERSION
+        path.write_bytes(model.SerializeToString())
+
+
+class Layers:
+    """Fully connected layers with seeded random weights.
+
+    He initialization (He et al. 2015) keeps the second moment of the activations from layer to layer, so outputs
+    neither vanish nor overflow with many layers or in half precision.
+    """
+
+    def __init__(self, graph: Graph, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
+        self._graph = graph
+        self._dtype = dtype
+        self._rng = rng
+
+    def dense(self, x: str, fan_in: int, width: int, *, name: str, relu: bool, to: str) -> str:
+        """Add a layer ``x`` [batch, fan_in] -> ``to`` [batch, width] with ``<name>.weight`` and ``<name>.bias``."""
+        std = np.sqrt((2.0 if relu else 1.0) / fan_in)
+        values = std * self._rng.standard_normal((fan_in, width))
+        weight = self._graph.weight(f"{name}.weight", values.astype(self._dtype))
+        values = 0.1 * self._rng.standard_normal(width)
+        bias = self._graph.weight(f"{name}.bias", values.astype(self._dtype))
+        product = self._graph.op("Gemm", x, weight, bias, to=f"{name}.gemm" if relu else to)
+        return self._graph.op("Relu", product, to=to) if relu else product
+
+    def mlp(self, x: str, fan_in: int, widths: Sequence[int], *, name: str, relu_at_end: bool, to: str) -> str:
+        """Add layers ``<name>.0``, ``<name>.1``, … with ReLU between them; ``to`` is [batch, last width]."""
+        for i, width in enumerate(widths):
+            last = i == len(widths) - 1
+            out = to if last else f"{name}.{i}"
+            x = self.dense(x, fan_in, width, name=f"{name}.{i}", relu=relu_at_end or not last, to=out)
+            fan_in = width
+        return x
+
+
+class WeightFile:
+    """Weights of a large model, written to ``path`` one tensor after another, never all in memory.
+
+    ``path`` is in the model file's folder. Each tensor begins at a whole page, as ONNX advises for mapped files.
+    Values are drawn from ``rng``; without it they are zero and the file is sparse, which is enough to inspect the
+    graph.
+    """
+
+    PAGE_BYTES = 4096
+
+    def __init__(self, graph: Graph, path: Path, dtype: npt.DTypeLike, rng: np.random.Generator | None) -> None:
+        self._graph = graph
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._rng = rng
+        path.write_bytes(b"")
+
+    def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> str:
+        """Append a tensor of normally distributed values; return its name."""
+        offset = -(-self._path.stat().st_size // self.PAGE_BYTES) * self.PAGE_BYTES
+        with self._path.open("r+b", buffering=0) as file:
+            if self._rng is None:
+                file.truncate(offset + math.prod(shape) * self._dtype.itemsize)
+            else:
+                values = self._rng.standard_normal(tuple(shape), dtype=np.float32)
+                values *= np.float32(std)
+                values += np.float32(mean)
+                file.truncate(offset)
+                file.seek(offset)
+                values.astype(self._dtype, copy=False).tofile(file)
+        return self._graph.external_weight(name, self._dtype, shape, self._path, offset)
+
+
+def _onnx_type(dtype: npt.DTypeLike) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def _value(name: str, dtype: npt.DTypeLike, dims: Sequence[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, _onnx_type(dtype), ["batch", *dims])
+
+
+Pair = tuple[int, int]
+
+
+class Convolutions:
+    """Adds convolutions to ``graph``; their weights go to ``weights``.
+
+    A batch norm's scale and shift both count as parameters, as in training, although folding leaves only a bias.
+    """
+
+    def __init__(self, graph: Graph, weights: WeightFile) -> None:
+        self._graph = graph
+        self._weights = weights
+
+    def conv(
+        self,
+        x: str,
+        channels: Pair,
+        kernel: int,
+        name: str,
+        *,
+        stride: Pair = (1, 1),
+        padding: Pair | None = None,
+        groups: int = 1,
+        relu: bool = True,
+        gain: float = 1.0,
+    ) -> str:
+        """Add a convolution of ``x`` [batch, channels[0], height, width] with folded batch norm, and ReLU.
+
+        Weights have He's scale times ``gain``. Without ``padding`` the size is kept.
+        """
+        before, after = channels
+        fan_in = before // groups * kernel**2
+        weight = self._weights.normal(
+            f"{name}.weight", [after, before // groups, kernel, kernel], gain * math.sqrt((2 if relu else 1) / fan_in)
+        )
+        bias = self._weights.normal(f"{name}.bias", [after], 0.1 * gain)
+        self._graph.parameters += after
+        pads = (kernel // 2, kernel // 2) if padding is None else padding
+        out = self._graph.op(
+            "Conv",
+            x,
+            weight,
+            bias,
+            to=f"{name}.conv" if relu else name,
+            kernel_shape=[kernel, kernel],
+            strides=list(stride),
+            pads=[*pads, *pads],
+            group=groups,
+        )
+        return self._graph.op("Relu", out, to=name) if relu else out
+
+    def max_pool(self, x: str, kernel: int, name: str, *, stride: Pair, padding: Pair = (0, 0)) -> str:
+        """Add a max pooling of ``x``."""
+        return self._graph.op(
+            "MaxPool", x, to=name, kernel_shape=[kernel, kernel], strides=list(stride), pads=[*padding, *padding]
+        )
+
+    def add_relu(self, x: str, shortcut: str, name: str) -> str:
+        """Add the end of a residual block: ReLU of the sum."""
+        return self._graph.op("Relu", self._graph.op("Add", x, shortcut, to=f"{name}.sum"), to=name)

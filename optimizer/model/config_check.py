@@ -1,0 +1,67 @@
+"""Check a config.pbtxt against the rules of Triton that need no server, so that a wrong one is reported at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import format_value, one_line
+
+NO_SCALARS = (
+    "it is a scalar, which Triton passes only to a model with batches; give it the shape [1] in the model, or a "
+    "batch dimension"
+)
+
+
+def check_config(config: ModelConfig, path: Path, versions: Sequence[int]) -> None:
+    """Raise BadInputError if Triton refuses ``config``, the content of ``path``, on every server.
+
+    ``versions`` are the numbers of the model's version folders.
+    """
+    if problem := _batching_problem(config) or _tensor_problem(config) or _version_problem(config, versions):
+        raise BadInputError(f"{one_line(str(path))}: {problem}")
+
+
+def _batching_problem(config: ModelConfig) -> str:
+    if config.max_batch_size < 0:
+        return f"max_batch_size {config.max_batch_size} is below 0; write the largest batch, or 0 for no batches"
+    sizes = config.dynamic_batching.preferred_batch_size
+    if any(size < 1 for size in sizes):
+        return f"preferred_batch_size {min(sizes)} is below 1, which Triton refuses; leave it out"
+    largest = max(sizes, default=0)
+    if largest > config.max_batch_size:
+        return (
+            f"preferred_batch_size {largest} is above max_batch_size {config.max_batch_size}, which Triton refuses; "
+            "lower it or raise max_batch_size"
+        )
+    counts = [group.count for group in config.instance_group]
+    if any(count < 0 for count in counts):
+        return f"instance_group: count {min(counts)} is below 0; write the number of instances"
+    return ""
+
+
+def _tensor_problem(config: ModelConfig) -> str:
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        name, times = Counter(tensor.name for tensor in tensors).most_common(1)[0] if tensors else ("", 0)
+        if times > 1:
+            return f"{kind} {format_value(name)} is there {times} times; keep one"
+        for tensor in tensors:
+            which = f"{kind} {format_value(tensor.name)}"
+            if any(dim < 1 and dim != -1 for dim in tensor.dims):
+                dims = format_value(tuple(tensor.dims))
+                return f"{which}: dims {dims}: write sizes from 1, or -1 for a variable size"
+            if tensor.HasField("reshape") and not tensor.reshape.shape and not config.max_batch_size:
+                return f"{which}: {NO_SCALARS}"
+    return ""
+
+
+def _version_problem(config: ModelConfig, versions: Sequence[int]) -> str:
+    wanted = config.version_policy.specific.versions
+    if not wanted or set(wanted) & set(versions):
+        return ""
+    available = ", ".join(map(str, sorted(versions))) or "none"
+    return f"version_policy: there is no version {', '.join(map(str, wanted[:8]))}; the model has {available}"

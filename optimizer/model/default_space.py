@@ -1,0 +1,166 @@
+"""The device that serves a model, and the default search space that follows from model and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import model_config
+from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
+from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.core.notes import ServedOnCpu
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue
+from optimizer.machine import hardware
+from optimizer.machine.hardware import Hardware
+from optimizer.model.profile_schema import ONNX_RUNTIME_PATHS, SpaceSection
+from optimizer.model.repository import backend_of, is_ensemble, read_repository_model
+from optimizer.options.run_options import RunOptions
+
+# whether the embedded server's own backends can compute on a GPU; others do what their model does
+GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {
+    "onnxruntime": hardware.onnxruntime_on_gpu,
+    "pytorch": hardware.torch_on_gpu,
+}
+
+
+@dataclass(frozen=True)
+class DeviceAssignment:
+    """Decides which models are served on a GPU.
+
+    ``gpu_count``: GPUs that the server sees. ``native``: the server has Triton's own backends, which use GPUs.
+    """
+
+    gpu_count: int
+    native: bool = False
+
+    @classmethod
+    def of(cls, options: RunOptions, gpus: Sequence[str]) -> DeviceAssignment:
+        """Return the assignment for the server of ``options`` with these GPUs."""
+        return cls(len(gpus), native=options.target != "embedded")
+
+    def on_gpu(self, config: ModelConfig) -> bool:
+        """Return whether a model has instances on a GPU.
+
+        If instance groups do not set KIND_GPU or KIND_CPU, the backend decides; Python models count as CPU models.
+        """
+        if not self.gpu_count or is_ensemble(config):
+            return False
+        kinds = {group.kind for group in config.instance_group if not group.passive}
+        group = ModelConfig().instance_group.add()
+        if group.KIND_GPU in kinds:
+            return True
+        return kinds != {group.KIND_CPU} and self.reaches(backend_of(config))
+
+    def reaches(self, backend: str) -> bool:
+        """Return whether a backend computes on a GPU if the model does not set the kind of its instances."""
+        return bool(self.gpu_count) and (self.native or (backend in GPU_CHECKS and GPU_CHECKS[backend]()))
+
+    def source_on_gpu(self, source: ModelSource) -> bool:
+        """Return whether any of the source's models has instances on a GPU."""
+        return any(map(self.on_gpu, source.models.values()))
+
+    def stored_on_gpu(self, repository: Path, name: str) -> bool:
+        """Return whether a stored model, or a step of it, has instances on a GPU.
+
+        Raises the errors of ``read_repository_model``.
+        """
+        if not self.gpu_count:
+            return False
+        config = self._read(repository, name)
+        steps = {step.model_name for step in config.ensemble_scheduling.step}
+        return self.on_gpu(config) or any(self.on_gpu(self._read(repository, step)) for step in steps)
+
+    def read(self, repository: Path, name: str, largest_batch: int) -> ModelSource:
+        """Return the stored model with the instance count that Triton chooses on its device.
+
+        Raises the errors of ``read_repository_model``.
+        """
+        gpu = self.stored_on_gpu(repository, name)
+        return read_repository_model(repository, name, gpu=gpu, largest_batch=largest_batch, any_backend=self.native)
+
+    def _read(self, repository: Path, name: str) -> ModelConfig:
+        return read_repository_model(repository, name, gpu=False, any_backend=self.native).config
+
+
+def has_gpu_choice(fields: Mapping[str, tuple[FieldValue, ...]]) -> bool:
+    """Return whether any choice puts instances on a GPU."""
+    return INSTANCE_GPUS in fields or any("KIND_GPU" in map(str, values) for values in fields.values())
+
+
+def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
+    """Return the note why a model is served on the CPU although there is a GPU."""
+    kinds = {group.kind for group in config.instance_group}
+    if kinds == {ModelConfig().instance_group.add().KIND_CPU}:
+        return ServedOnCpu("config asks for the CPU")
+    match backend_of(config):
+        case "onnxruntime":
+            return ServedOnCpu("no CUDA provider")
+        case "pytorch":
+            return ServedOnCpu("torch without CUDA")
+    return ServedOnCpu("config does not ask for the GPU")
+
+
+DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
+DEFAULT_POLICIES = ("none", "max/2")
+MAX_THREADS = 16
+
+
+def build_space(
+    section: SpaceSection, source: ModelSource, batch: SizeDistribution, hardware: Hardware
+) -> SearchSpace:
+    """Return the search space for requests of ``batch`` samples.
+
+    Choices missing from ``section`` are derived from the model's configuration and the hardware. Raises ValueError
+    if no configuration is valid.
+    """
+    least = batch.largest  # a smaller max_batch_size would refuse requests
+    largest = source.tuned_config.max_batch_size
+    fields = {**_other_models(source, hardware), **section.fields()}
+    if section == SpaceSection() and not hardware.gpus and backend_of(source.tuned_config) == "onnxruntime":
+        # by default each instance uses every core, which is too many threads for several instances
+        threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
+        fields[ONNX_RUNTIME_PATHS["intra_op_thread_count"]] = tuple(map(str, threads))
+    if source.variants:
+        fields[VARIANT] = tuple(source.variants)
+    if largest == 0:
+        return SearchSpace((0,), instance_count=section.instance_group_count or _counts(hardware), fields=fields)
+    sizes = section.max_batch_size or _powers_of_two(least, max(largest, least))
+    return SearchSpace(
+        max_batch_size=tuple(size for size in sizes if size >= least) or (least,),
+        max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
+        preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
+        instance_count=section.instance_group_count or _counts(hardware),
+        fields=fields,
+        request_batch_size=batch.fixed or 1,
+    )
+
+
+def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:
+    """Return default choices for the models other than the tuned one."""
+    fields: dict[str, tuple[FieldValue, ...]] = {}
+    for name, config in {**source.composing, source.name: source.config}.items():
+        if name == source.tuned_model or is_ensemble(config):
+            continue
+        own = model_config.candidate_of(config)
+        fields[f"{name}/{INSTANCE_COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
+        if own.max_batch_size > 1:
+            delay = own.max_queue_delay_us if own.dynamic_batching else OFF
+            fields[f"{name}/{MAX_QUEUE_DELAY}"] = tuple(dict.fromkeys((OFF, 0, delay)))
+    return fields
+
+
+def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
+    """Return ``least`` doubled up to ``most``, and ``most`` itself."""
+    sizes = [least]
+    while sizes[-1] * 2 <= most:
+        sizes.append(sizes[-1] * 2)
+    return tuple(dict.fromkeys([*sizes, most]))
+
+
+def _counts(hardware: Hardware) -> tuple[int, ...]:
+    return (1, 2, 3, 4) if hardware.gpus else tuple(range(1, min(4, max(2, hardware.cpu_count)) + 1))

@@ -1,0 +1,152 @@
+"""Inference requests as numpy arrays and as gRPC messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.request_sizes import parse_shape
+from optimizer.core.safe_text import one_line
+from optimizer.model import input_data as request_data
+from optimizer.model.input_data import Array, InputSample, InputTensor, ValueGenerator, compatible
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataResponse
+
+
+MAX_REQUEST_BYTES = 2**31 - 1  # the limit of a protobuf message
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSource:
+    """The inputs of a served model; -1 in a shape is a dimension that neither the model nor the user fixes."""
+
+    model: str
+    tensors: tuple[InputTensor, ...]
+
+    @classmethod
+    def of(cls, metadata: ModelMetadataResponse, max_batch_size: int, shapes: Sequence[str]) -> RequestSource:
+        """Return the inputs of the model in ``metadata``.
+
+        ``shapes`` are perf_analyzer's ``name:d1,d2``, without the batch dimension. Raises BadInputError for shapes
+        that do not fit the model.
+        """
+        batched = max_batch_size > 0
+        tensors = {
+            tensor.name: InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape)[batched:], batched)
+            for tensor in metadata.inputs
+        }
+        for text in shapes:
+            try:
+                shape = parse_shape(text)
+            except ValueError as error:
+                raise BadInputError(f"shape {one_line(text, 60)}: {error}") from None
+            tensor = tensors.get(shape.names)
+            if tensor is None:
+                raise BadInputError(f"shape {one_line(text, 60)}: the model's inputs are {', '.join(tensors)}")
+            if shape.fixed is None or not compatible(shape.fixed, tensor.shape):
+                raise BadInputError(f"shape {one_line(text, 60)}: the model's is {list(tensor.shape)}")
+            tensors[tensor.name] = replace(tensor, shape=shape.fixed)
+        return cls(metadata.name, tuple(tensors.values()))
+
+
+def stream_requests(
+    metadata: ModelMetadataResponse,
+    max_batch_size: int,
+    *,
+    input_data: str,
+    shapes: Sequence[str],
+    request_batch_sizes: Iterable[int],
+    seed: int = 0,
+) -> Iterator[InputSample]:
+    """Yield the inputs of each request by name, with the batch dimension if the model has one.
+
+    ``input_data`` is ``random``, ``zero`` or the path of perf_analyzer's JSON, whose entries fill the batches in
+    order and start over at the end. Random integers cover their whole type, as with perf_analyzer; floats are
+    normally distributed, while perf_analyzer sends any bits, including NaN. Raises BadInputError.
+    """
+    source = RequestSource.of(metadata, max_batch_size, shapes)
+    if input_data in ("random", "zero"):
+        generator = ValueGenerator("random" if input_data == "random" else "zero")
+        samples = _generate(source, generator, np.random.default_rng(seed))
+    else:
+        samples = cycle(request_data.read(Path(input_data), source.tensors))
+    for size in request_batch_sizes:
+        if max_batch_size == 0 and size != 1:
+            raise BadInputError(f"{source.model} takes no batches; set the request batch size to 1")
+        yield _join(source, list(islice(samples, size)))
+
+
+def to_message(model: str, inputs: Mapping[str, Array]) -> bytes:
+    """Return the serialized ModelInferRequest."""
+    from tritonclient.grpc.service_pb2 import ModelInferRequest
+    from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+    request = ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+        strings = array.dtype == np.object_
+        raw = serialize_byte_tensor(array).item() if strings and array.size else array.tobytes()
+        request.raw_input_contents.append(raw)
+    return bytes(request.SerializeToString())
+
+
+def decode_outputs(response: ModelInferResponse) -> dict[str, Array]:
+    """Return the outputs by name; strings are bytes, BF16 is widened to FP32.
+
+    Raises ValueError if an output comes without its contents.
+    """
+    pairs = zip(response.outputs, response.raw_output_contents, strict=True)
+    return {tensor.name: _decode(tensor.datatype, raw).reshape(tuple(tensor.shape)) for tensor, raw in pairs}
+
+
+def _decode(datatype: str, raw: bytes) -> Array:
+    from tritonclient.utils import triton_to_np_dtype
+
+    if datatype == "BF16":
+        return (np.frombuffer(raw, dtype="<u2").astype("<u4") << 16).view("<f4")
+    return request_data.from_bytes(np.dtype(triton_to_np_dtype(datatype)), raw)
+
+
+def _generate(source: RequestSource, generator: ValueGenerator, rng: np.random.Generator) -> Iterator[InputSample]:
+    """Yield one sample after another. Raises BadInputError if a dimension is not fixed."""
+    for tensor in source.tensors:
+        if -1 in tensor.shape:
+            raise BadInputError(
+                f"input {one_line(tensor.name)} has the shape {list(tensor.shape)}: give its size for "
+                f"{generator.kind} data, by --shape or in the profile's request.shapes, or give a data file"
+            )
+        _check_bytes(source.model, math.prod(tensor.shape) * tensor.dtype.itemsize)
+    while True:
+        yield {tensor.name: generator.array(tensor, tensor.shape, rng) for tensor in source.tensors}
+
+
+def _join(source: RequestSource, samples: Sequence[InputSample]) -> InputSample:
+    """Return the samples joined along a new first dimension, or the sample itself if the model takes no batches."""
+    joined: InputSample = {}
+    for tensor in source.tensors:
+        arrays = [sample[tensor.name] for sample in samples if tensor.name in sample]
+        if not arrays:  # not in the data: the server knows whether it is optional
+            continue
+        shapes = {array.shape for array in arrays}
+        if len(shapes) > 1:
+            examples = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            raise BadInputError(
+                f"input {one_line(tensor.name)}: entries of shapes {examples} cannot be in one request; "
+                "set the request batch size to 1, or give data of one shape"
+            )
+        _check_bytes(source.model, sum(array.nbytes for array in arrays))
+        joined[tensor.name] = np.stack(arrays) if tensor.has_batch else arrays[0]
+    return joined
+
+
+def _check_bytes(model: str, size: int) -> None:
+    if size > MAX_REQUEST_BYTES:
+        raise BadInputError(f"a request to {model} would have {size / 2**30:.1f} GiB; a gRPC message holds 2 GiB")

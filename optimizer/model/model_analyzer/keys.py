@@ -1,0 +1,243 @@
+"""Every key of Model Analyzer 1.58 and how it is imported; ``docs/from-model-analyzer.md`` shows these tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Support: TypeAlias = Literal["mapped to", "ignored:", "not supported:"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeySupport:
+    """How a key is imported. Its text completes a sentence that begins with the key."""
+
+    support: Support
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.support} {self.description}"
+
+
+KeyTable: TypeAlias = dict[str, KeySupport]
+NESTED_KEYS = KeySupport("mapped to", "its keys, each with a table below")
+
+
+def _mapped(description: str, *names: str) -> KeyTable:
+    return dict.fromkeys(names, KeySupport("mapped to", description))
+
+
+def ignored(reason: str) -> KeySupport:
+    """Return the support of a key that has no effect."""
+    return KeySupport("ignored:", reason)
+
+
+def unsupported(advice: str) -> KeySupport:
+    """Return the support of a key that cannot be imported; ``advice`` says what to use instead, if anything."""
+    return KeySupport("not supported:", advice)
+
+
+def _ignored(reason: str, *names: str) -> KeyTable:
+    return dict.fromkeys(names, ignored(reason))
+
+
+def _unsupported(advice: str, *names: str) -> KeyTable:
+    return dict.fromkeys(names, unsupported(advice))
+
+
+_TOKENS = "tokens are not counted; a model is tuned by its requests"
+_AGGREGATES = ("avg", "max", "min", "p25", "p50", "p75", "p90", "p95", "p99")
+_TOKEN_LATENCIES = tuple(
+    f"{name}_{kind}" for name in ("inter_token_latency", "time_to_first_token") for kind in _AGGREGATES
+)
+
+FILE: KeyTable = {
+    **_mapped("`--model-repository` (in the current folder or in the folder of the file)", "model_repository"),
+    **_mapped("MODEL, one of them", "profile_models"),
+    **dict.fromkeys(("constraints", "objectives", "perf_analyzer_flags"), NESTED_KEYS),
+    **_mapped("the bound `sla.p99`, in place of the constraint perf_latency_p99", "latency_budget"),
+    **_mapped("`--min-throughput`, in place of the constraint perf_throughput", "min_throughput"),
+    **_mapped("`request.batch_size`", "batch_sizes"),
+    **_mapped(
+        "`load.max_concurrency`, the largest; tune searches up to it for the load that meets the SLA", "concurrency"
+    ),
+    **_mapped(
+        "`--load rate`: tune searches for the highest rate that meets the SLA",
+        *("request_rate", "request_rate_search_enable"),
+        *("run_config_search_min_request_rate", "run_config_search_max_request_rate"),
+    ),
+    **_mapped("`load.max_concurrency`", "run_config_search_max_concurrency"),
+    **_ignored("tune searches for the load from 1 request in flight", "run_config_search_min_concurrency"),
+    **_mapped(
+        "`space.max_batch_size`, doubled from the minimum (1) to the maximum (128)",
+        *("run_config_search_min_model_batch_size", "run_config_search_max_model_batch_size"),
+    ),
+    **_mapped(
+        "`space.instance_group_count`, each from the minimum (1) to the maximum (5)",
+        *("run_config_search_min_instance_count", "run_config_search_max_instance_count"),
+    ),
+    **_mapped("a space of the listed fields; all others stay as in config.pbtxt", "run_config_search_disable"),
+    **_ignored(
+        "tune has its own search; `--search grid` measures every configuration, `--search tpe` is Optuna's",
+        *("run_config_search_mode", "run_config_search_max_binary_search_steps", "early_exit_enable"),
+        *("min_percentage_of_search_space", "max_percentage_of_search_space", "optuna_min_trials"),
+        *("optuna_early_exit_threshold", "use_concurrency_formula", "concurrency_sweep_disable"),
+    ),
+    **_mapped("`--max-trials`", "optuna_max_trials"),
+    **_mapped("`--protocol`", "client_protocol"),
+    **_mapped(
+        "`model.concurrent_models`: MODEL (or the first) with the others under load",
+        "run_config_profile_models_concurrently_enable",
+    ),
+    **_unsupported("all models have the same weight", "weighting"),
+    **_mapped("`model.bls_composing_models`, without the choices of each model", "bls_composing_models"),
+    **_ignored("the steps of an ensemble are read from its config.pbtxt", "ensemble_composing_models"),
+    **_unsupported("set the kind of instances in the composing model's config.pbtxt", "cpu_only_composing_models"),
+    **_ignored(_TOKENS, "model_type"),
+    **_unsupported(_TOKENS, "genai_perf_flags"),
+    **_unsupported(
+        "give them with --server-arg (--target local); choices go under `space.server`", "triton_server_flags"
+    ),
+    **_unsupported("set them where `tune` is started: the server inherits them", "triton_server_environment"),
+    **_ignored(
+        "trials run on tune's own server, or on the --target: local, docker, remote",
+        *("triton_launch_mode", "triton_server_path", "triton_install_path", "triton_http_endpoint"),
+        *("triton_grpc_endpoint", "triton_metrics_url", "reload_model_disable", "client_max_retries"),
+        *("triton_docker_image", "triton_docker_mounts", "triton_docker_labels", "triton_docker_shm_size"),
+        "triton_docker_args",
+    ),
+    **_ignored("tune uses the visible GPUs; CUDA_VISIBLE_DEVICES chooses others", "gpus"),
+    **_ignored(
+        "tune always records memory, utilization and power",
+        *("monitoring_interval", "duration_seconds", "collect_cpu_metrics", "always_report_gpu_metrics"),
+        "dcgm_disable",
+    ),
+    **_ignored(
+        "tune uses its own perf_analyzer and keeps its output in the run's logs",
+        *("perf_analyzer_path", "perf_analyzer_timeout", "perf_analyzer_cpu_util"),
+        *("perf_analyzer_max_auto_adjusts", "perf_output", "perf_output_path", "triton_output_path"),
+    ),
+    **_ignored("results go to `--out`; `--resume` continues a run", "export_path", "checkpoint_directory"),
+    **_ignored(
+        "no repository is written; the recommendation is best/config.pbtxt in the run folder",
+        *("output_model_repository_path", "override_output_model_repository"),
+    ),
+    **_ignored(
+        "every run has report.html, trials.csv and pareto.csv with all measurements",
+        *("skip_summary_reports", "skip_detailed_reports", "num_configs_per_model", "num_top_model_configs"),
+        *("filename_model_inference", "filename_model_gpu", "filename_server_only", "inference_output_fields"),
+        *("gpu_output_fields", "server_output_fields", "plots", "report_model_configs", "output_formats"),
+    ),
+    **_ignored("this is the file", "config_file"),
+}
+
+MODEL: KeyTable = {
+    **dict.fromkeys(
+        ("parameters", "constraints", "objectives", "model_config_parameters", "perf_analyzer_flags"), NESTED_KEYS
+    ),
+    **_mapped("`space.config`: instance_group.0.kind KIND_CPU", "cpu_only"),
+    **{
+        name: FILE[name]
+        for name in (
+            *("weighting", "genai_perf_flags", "triton_server_flags", "triton_server_environment"),
+            "triton_docker_args",
+        )
+    },
+}
+
+PARAMETERS: KeyTable = {name: FILE[name] for name in ("batch_sizes", "concurrency", "request_rate")}
+
+CONSTRAINTS: KeyTable = {
+    **_mapped("`--min-throughput`", "perf_throughput"),
+    **_mapped("the bound `sla.avg`", "perf_latency_avg"),
+    **_mapped("the bound `sla.p90`", "perf_latency_p90"),
+    **_mapped("the bound `sla.p95`", "perf_latency_p95"),
+    **_mapped("the bound `sla.p99`", "perf_latency_p99", "perf_latency"),
+    **_mapped("`--max-memory`: of the GPU if there is one, else of the server", "gpu_used_memory"),
+    **_unsupported(_TOKENS, "output_token_throughput", *_TOKEN_LATENCIES),
+}
+
+OBJECTIVES: KeyTable = {
+    **_mapped("`--objective throughput`", "perf_throughput"),
+    **_mapped("`--objective latency-avg`", "perf_latency_avg"),
+    **_mapped("`--objective latency-p90`", "perf_latency_p90"),
+    **_mapped("`--objective latency-p95`", "perf_latency_p95"),
+    **_mapped("`--objective latency-p99`", "perf_latency_p99", "perf_latency"),
+    **_mapped(
+        "`--objective memory`: of the GPU if there is one, else of the server", "gpu_used_memory", "cpu_used_ram"
+    ),
+    **_unsupported(
+        "use `--objective memory`, the memory in use",
+        *("gpu_free_memory", "gpu_total_memory", "cpu_available_ram", "cpu_free_ram"),
+    ),
+    **_unsupported("use `--objective energy`, per 1000 inferences", "gpu_power_usage"),
+    **_unsupported("use `--objective throughput`", "gpu_utilization"),
+    **_unsupported(
+        "use a latency; its parts are in trials.csv",
+        *("perf_client_response_wait", "perf_client_send_recv", "perf_server_queue", "perf_server_compute_input"),
+        *("perf_server_compute_infer", "perf_server_compute_output"),
+    ),
+    **_unsupported(_TOKENS, "output_token_throughput", *_TOKEN_LATENCIES),
+}
+
+PERF_ANALYZER_FLAGS: KeyTable = {
+    **_mapped("`request.input_data`, the first of several", "input-data"),
+    **_mapped("`request.shapes`", "shape"),
+    **_mapped("`request.batch_size`", "batch-size"),
+    **_mapped("`load.max_concurrency`, its end", "concurrency-range"),
+    **_mapped("`--load rate`: tune searches for the highest rate that meets the SLA", "request-rate-range"),
+    **_mapped("`--arrivals` of `--load rate`", "request-distribution"),
+    **_mapped("`--load rate --arrivals FILE`", "request-intervals"),
+    **_mapped("`--measurement-interval`", "measurement-interval"),
+    **_mapped("`--protocol`", "protocol"),
+    **_ignored("each measurement has avg, p50, p90, p95 and p99; constraints choose the bounded one", "percentile"),
+    **_ignored(
+        "a measurement is three windows, repeated once if they disagree",
+        *("measurement-mode", "measurement-request-count", "stability-percentage", "max-trials"),
+    ),
+    **_ignored("tune chooses the load by the bounds in constraints", "binary-search", "latency-threshold"),
+    **_ignored(
+        "tune starts perf_analyzer with its own settings",
+        *("async", "sync", "max-threads", "model-name", "url", "service-kind", "model-repository"),
+        *("triton-server-directory", "latency-report-file", "verbose", "extra-verbose", "verbose-csv"),
+        *("collect-metrics", "metrics-url", "metrics-interval"),
+    ),
+    **_ignored(
+        "server and load generator are on one machine, without TLS",
+        *("ssl-grpc-use-ssl", "ssl-grpc-root-certifications-file", "ssl-grpc-private-key-file"),
+        *("ssl-grpc-certificate-chain-file", "ssl-https-verify-peer", "ssl-https-verify-host"),
+        *("ssl-https-ca-certificates-file", "ssl-https-client-certificate-type"),
+        *("ssl-https-client-certificate-file", "ssl-https-private-key-type", "ssl-https-private-key-file"),
+    ),
+    **_mapped("`request.string_length`", "string-length"),
+    **_mapped("`request.string_data`", "string-data"),
+    **_unsupported(
+        "requests are independent of each other",
+        *("num-of-sequences", "sequence-length", "sequence-id-range"),
+    ),
+    **_unsupported("each request gets one response", "streaming"),
+    **_unsupported("requests contain their data", "shared-memory", "output-shared-memory-size"),
+    **_unsupported("requests are sent without compression and headers", "grpc-compression-algorithm", "http-header"),
+    **_unsupported("version_policy in config.pbtxt selects the version", "model-version"),
+    **_unsupported("the server is Triton", "model-signature-name"),
+    **_mapped("`model.bls_composing_models`", "bls-composing-models"),
+}
+
+MODEL_CONFIG_PARAMETERS: KeyTable = {  # fields of ModelConfig; others by their path
+    **_mapped("`space.max_batch_size`", "max_batch_size"),
+    **_mapped("`space.max_queue_delay_microseconds`", "dynamic_batching.max_queue_delay_microseconds"),
+    **_mapped("`space.preferred_batch_size`", "dynamic_batching.preferred_batch_size"),
+    **_mapped("`space.instance_group_count`", "instance_group.count"),
+    **_mapped("`space.config`: instance_group.0.kind; KIND_GPU if there is one", "instance_group.kind"),
+    **_mapped("`space.config`, by its path", "any other field"),
+}
+
+SECTIONS: dict[str, KeyTable] = {
+    "The file": FILE,
+    "A model in `profile_models`": MODEL,
+    "`parameters` of a model": PARAMETERS,
+    "`model_config_parameters` of a model": MODEL_CONFIG_PARAMETERS,
+    "`constraints`": CONSTRAINTS,
+    "`objectives`": OBJECTIVES,
+    "`perf_analyzer_flags`": PERF_ANALYZER_FLAGS,
+}

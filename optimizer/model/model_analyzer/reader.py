@@ -1,0 +1,254 @@
+"""Read Triton Model Analyzer's profile YAML: for one of its models, tune's options, a profile, and notes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from optimizer.config import model_config
+from optimizer.config.model_source import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY
+from optimizer.core import yaml_lines
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.trial import Candidate, FieldValue
+from optimizer.core.yaml_lines import LocatedValue
+from optimizer.model.model_analyzer.keys import FILE, MODEL, KeySupport, ignored
+from optimizer.model.model_analyzer.sections import import_goals, import_other_models, import_requests
+from optimizer.model.model_analyzer.settings import (
+    PROFILE_CONCURRENTLY,
+    ConfiguredValue,
+    DimensionChoices,
+    ImportNote,
+    ImportNotes,
+    ModelSettings,
+    SweepValue,
+    ValueReader,
+)
+from optimizer.model.model_analyzer.sweeps import KIND, KIND_GPU, SPACE_KEYS, import_space
+from optimizer.model.profile import Profile, parse_profile_tree
+from optimizer.model.repository import read_repository_model
+from optimizer.options.command_line import command_line
+from optimizer.options.run_options import RunOptions
+
+MAX_LIST_CHARACTERS = 300  # limit for a list in an error
+ROOT: Final = Path("/")  # the file is the user's own: the paths in it may lead anywhere
+_GPUS: Final = "instance_group.0.gpus."
+_EMPTY: Final = ignored("nothing is given")
+_CONCURRENT: Final = KeySupport(
+    "mapped to", "`model.concurrent_models`: its load; its other settings are not taken over"
+)
+
+
+@dataclass(frozen=True)
+class ModelAnalyzerImport:
+    """One model of a file in tune's terms; ``own_options``, ``sections`` and ``choices`` as in ImportPart.
+
+    ``name`` is the model's, with its place in the file; ``repository`` is None if the file has none.
+    """
+
+    file: Path
+    name: LocatedValue
+    repository: LocatedValue | None
+    own_options: Mapping[str, str | int]
+    sections: Mapping[tuple[str, str], LocatedValue]
+    choices: Mapping[str, DimensionChoices]
+    notes: tuple[ImportNote, ...]
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return str(self.name.value)
+
+    def options(self, repository: str | None) -> dict[str, str | int]:
+        """Return tune's options that the file sets, by name; ``repository`` replaces the file's own.
+
+        Raises BadInputError if there is no repository or it does not exist.
+        """
+        if repository is None:
+            if self.repository is None:
+                file = one_line(str(self.file))
+                raise BadInputError(f"{file}: model_repository: missing; give --model-repository DIR")
+            try:
+                repository = str(ValueReader(self.file).path(self.repository))
+            except BadInputError as error:
+                raise BadInputError(f"{error}; give another with --model-repository DIR") from None
+        return {**self.own_options, "model-repository": repository}
+
+
+def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
+    """Return the settings of ``model`` in the file; None means the only model.
+
+    Raises BadInputError: ``file:line: key.path: …``.
+    """
+    data = read_bytes(file, yaml_lines.MAX_BYTES, "a configuration of Model Analyzer is a page of YAML")
+    root = yaml_lines.parse(data, str(file), hint="a configuration of Model Analyzer has a line 'profile_models:'")
+    reader, notes = ValueReader(file), ImportNotes(file)
+    common = reader.mapping(root, list(FILE))
+    for key, where in root.value.items() if isinstance(root.value, dict) else ():
+        notes.add(where, FILE[key] if key in common else _EMPTY)
+    concurrently = PROFILE_CONCURRENTLY in common and reader.boolean(common[PROFILE_CONCURRENTLY])
+    name, section, others = _choose(common.get("profile_models"), model, reader, notes, concurrently=concurrently)
+    own = {} if section is None else reader.mapping(section, list(MODEL))
+    notes.add_all(own, MODEL)
+    settings = ModelSettings(reader, notes, common, own)
+    parts = [
+        import_goals(settings),
+        import_other_models(settings, others),
+        import_requests(settings),
+        import_space(settings),
+    ]
+    return ModelAnalyzerImport(
+        file=file,
+        name=name,
+        repository=common.get("model_repository"),
+        own_options={name: value for part in parts for name, value in part.options.items()},
+        sections={key: where for part in parts for key, where in part.sections.items()},
+        choices={key: choices for part in parts for key, choices in part.choices.items()},
+        notes=tuple(notes),
+    )
+
+
+def build_profile(imported: ModelAnalyzerImport, repository: Path, *, gpu: bool) -> Profile:
+    """Return a profile of the model in ``repository``; its errors name lines of Model Analyzer's file.
+
+    ``gpu``: the model is served on a GPU. Raises BadInputError.
+    """
+    return parse_profile_tree(_profile_tree(imported, repository, ROOT, gpu=gpu), imported.file, ROOT)
+
+
+def profile_text(imported: ModelAnalyzerImport, options: RunOptions, *, gpu: bool) -> str:
+    """Return the profile as YAML; comments list the keys that a profile cannot express. Raises BadInputError.
+
+    ``options``: the file's options, overridden by the command line's.
+    """
+    repository = Path(options.model_repository or ".").resolve()
+    build_profile(imported, repository, gpu=gpu)  # to report errors now instead of when the text is read
+    data = imported.sections.get(("request", "input_data"))
+    paths = [repository.parent, *([Path(str(data.value)).resolve()] if data and _is_path(data) else [])]
+    folder = Path(os.path.commonpath(paths))
+    name = f"{imported.model}.yaml"
+    command = command_line(replace(options, model=name, model_repository=None, from_model_analyzer=None))
+    omitted = [note for note in imported.notes if not note.is_mapped]
+    comments = [
+        f"{imported.file.name} of Model Analyzer, as a profile of tune. Keep it in {folder}, where its paths begin:",
+        f"  {command}",
+        *(["Not in this profile:"] if omitted else []),
+        *(f"  line {note.line}, {'.'.join(note.keys)}: {note.key}" for note in omitted),
+    ]
+    tree = _profile_tree(imported, repository, folder, gpu=gpu).plain()
+    body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    return "".join(f"# {one_line(comment)}\n" for comment in comments) + body
+
+
+def _choose(
+    where: LocatedValue | None, model: str | None, reader: ValueReader, notes: ImportNotes, *, concurrently: bool
+) -> tuple[LocatedValue, LocatedValue | None, list[LocatedValue]]:
+    """Return the name of the model to tune, its own settings, and the names of the other models."""
+    models: dict[str, tuple[LocatedValue, LocatedValue | None]] = {}
+    for key, section in _models(where, reader):
+        name = reader.name(key)
+        if name in models:
+            raise reader.fault(key, f"{name} is given twice")
+        models[name] = key, section
+    listed, file = one_line(", ".join(models), MAX_LIST_CHARACTERS), one_line(str(reader.file))
+    if model is None and len(models) != 1 and not (concurrently and models):
+        problem = f"has several models; add the one to tune: {listed}" if models else "names no model; add MODEL"
+        raise BadInputError(f"{file}: {problem}")
+    if model is not None and models and model not in models:
+        raise BadInputError(f"{file}: no model {one_line(repr(model), MAX_LIST_CHARACTERS)} in it; it has {listed}")
+    chosen = next(iter(models)) if model is None else model
+    others = [key for name, (key, _) in models.items() if name != chosen]
+    for key in others:
+        support = _CONCURRENT if concurrently else ignored(f"{chosen} is tuned; MODEL chooses another")
+        notes.add(replace(key, keys=("profile_models", str(key.value))), support)
+    return *models.get(chosen, (LocatedValue(chosen, 1, ("profile_models",)), None)), others
+
+
+def _models(where: LocatedValue | None, reader: ValueReader) -> list[tuple[LocatedValue, LocatedValue | None]]:
+    """Return the names in ``profile_models`` and the settings of each: from a mapping, names, or a list of both."""
+    if where is None:
+        return []
+    if isinstance(where.value, dict):
+        return [(replace(child, value=name), child) for name, child in where.value.items()]
+    if isinstance(where.value, tuple):
+        return [model for item in where.value for model in _models(item, reader)]
+    return [(name, None) for name in reader.names(where)]
+
+
+def _is_path(where: LocatedValue) -> bool:
+    return where.value not in ("random", "zero")
+
+
+def _profile_tree(imported: ModelAnalyzerImport, repository: Path, folder: Path, *, gpu: bool) -> LocatedValue:
+    """Return a profile with paths relative to ``folder``; each value has the line and keys that it comes from."""
+    line = imported.repository.line if imported.repository else 1
+    model = {
+        "repository": LocatedValue(_relative(repository, folder), line, ("model_repository",)),
+        "name": imported.name,
+    }
+    sections: dict[str, dict[str, LocatedValue]] = {"model": model}
+    for (section, key), where in imported.sections.items():
+        is_data = key == "input_data" and _is_path(where)
+        value = _relative(Path(str(where.value)), folder) if is_data else where.value
+        sections.setdefault(section, {})[key] = replace(where, value=value)
+    space, gpu_config = _space_sections(imported, repository, gpu=gpu)
+    if space:
+        sections["space"] = space
+    if gpu_config:
+        sections["gpu"] = {"space": _mapping({"config": gpu_config}, ("model_config_parameters",))}
+    return _mapping({name: _mapping(keys, (name,)) for name, keys in sections.items()}, ())
+
+
+def _space_sections(
+    imported: ModelAnalyzerImport, repository: Path, *, gpu: bool
+) -> tuple[dict[str, LocatedValue], LocatedValue | None]:
+    """Return the ``space`` section, and ``gpu.space.config`` if that differs from ``space.config``."""
+    configured = Candidate(1)
+    if any(isinstance(value, ConfiguredValue) for choices in imported.choices.values() for value in choices.values):
+        configured = model_config.candidate_of(read_repository_model(repository, imported.model, gpu=gpu).config)
+    space: dict[str, LocatedValue] = {}
+    config: dict[str, LocatedValue] = {}
+    for name, choices in imported.choices.items():
+        values = dict.fromkeys(_resolve(name, value, configured) for value in choices.values)
+        (space if name in SPACE_KEYS else config)[name] = _list(values, choices)
+    cpu_config = {path: where for path, where in config.items() if path != KIND and not path.startswith(_GPUS)}
+    kinds = imported.choices.get(KIND)
+    if kinds and (other_kinds := [str(kind) for kind in kinds.values if kind != KIND_GPU]):
+        cpu_config[KIND] = _list(other_kinds, kinds)
+    if cpu_config:
+        space["config"] = _mapping(cpu_config, ("model_config_parameters",))
+    differs = _plain(cpu_config) != _plain(config)
+    return space, _mapping(config, ("model_config_parameters",)) if differs else None
+
+
+def _resolve(name: str, value: SweepValue, configured: Candidate) -> FieldValue:
+    if not isinstance(value, ConfiguredValue):
+        return value
+    if name == MAX_BATCH_SIZE:
+        return configured.max_batch_size
+    if name == INSTANCE_COUNT:
+        return configured.instance_count
+    if name == MAX_QUEUE_DELAY:
+        return configured.max_queue_delay_us if configured.dynamic_batching or value.batching else "off"
+    return ",".join(map(str, configured.preferred_batch_sizes)) or "none"
+
+
+def _list(values: Iterable[FieldValue], choices: DimensionChoices) -> LocatedValue:
+    return replace(choices.where, value=tuple(replace(choices.where, value=value) for value in values))
+
+
+def _mapping(children: dict[str, LocatedValue], keys: tuple[str, ...]) -> LocatedValue:
+    return LocatedValue(children, min(child.line for child in children.values()), keys)
+
+
+def _plain(children: dict[str, LocatedValue]) -> dict[str, Any]:
+    return {key: child.plain() for key, child in children.items()}
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path.resolve(), folder)

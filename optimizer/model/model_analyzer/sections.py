@@ -1,0 +1,275 @@
+"""Import the constraints, objectives, requests, load and composing models of a Model Analyzer file.
+
+The functions raise BadInputError for values that they cannot read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from optimizer.core.safe_text import one_line
+from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
+from optimizer.core.yaml_lines import LocatedValue
+from optimizer.model.model_analyzer.keys import (
+    CONSTRAINTS,
+    OBJECTIVES,
+    PARAMETERS,
+    PERF_ANALYZER_FLAGS,
+    ignored,
+    unsupported,
+)
+from optimizer.model.model_analyzer.settings import (
+    COMPOSING_MODELS,
+    PROFILE_CONCURRENTLY,
+    SEARCH_DISABLED,
+    ImportPart,
+    ModelSettings,
+    ValueReader,
+)
+
+LocatedValues: TypeAlias = Mapping[str, LocatedValue]
+
+LATENCIES: Final = {  # constraint of Model Analyzer -> key of the profile's sla section
+    "perf_latency_avg": "avg",
+    "perf_latency_p90": "p90",
+    "perf_latency_p95": "p95",
+    "perf_latency_p99": "p99",
+    "perf_latency": "p99",
+}
+METRICS: Final = {  # objective of Model Analyzer -> tune's
+    "perf_throughput": "throughput",
+    **{name: f"latency-{short}" for name, short in LATENCIES.items()},
+    "gpu_used_memory": "memory",
+    "cpu_used_ram": "memory",
+}
+SHORT_FORMS: Final = {  # key at the top of the file -> constraints that it replaces
+    "latency_budget": ("perf_latency_p99", "perf_latency"),
+    "min_throughput": ("perf_throughput",),
+}
+RATE_LIMITS: Final = ("run_config_search_min_request_rate", "run_config_search_max_request_rate")
+RATE_FLAGS: Final = ("request-rate-range", "request-intervals")
+CONCURRENCY_LIMIT: Final = "run_config_search_max_concurrency"
+ARRIVALS: Final = ("constant", "poisson")  # the first is perf_analyzer's default
+BLS_FLAG: Final = "bls-composing-models"
+_MODEL_SETTINGS: Final = unsupported("choices of a composing model; write `space.models` into the printed profile")
+
+
+def import_goals(settings: ModelSettings) -> ImportPart:
+    """Return the constraints as SLA and options, the objectives as an option."""
+    part = ImportPart()
+    bounds = _bounds(settings)
+    for name, short in reversed(LATENCIES.items()):  # perf_latency_p99 overrides its older name perf_latency
+        if name in bounds:
+            number, where = bounds[name]
+            part.sections["sla", short] = replace(where, value=f"{_plain(number)}ms")
+    if "perf_throughput" in bounds:
+        part.options["min-throughput"] = f"{_plain(bounds['perf_throughput'][0])}/s"
+    if "gpu_used_memory" in bounds:
+        part.options["max-memory"] = f"{_plain(bounds['gpu_used_memory'][0])}MB"
+    if objectives := _objectives(settings):
+        part.options["objective"] = ",".join(objectives)
+    return part
+
+
+def _bounds(settings: ModelSettings) -> dict[str, tuple[float, LocatedValue]]:
+    """Return each constraint's bound and its place in the file."""
+    constraints = settings.section("constraints", CONSTRAINTS)
+    bounds: dict[str, tuple[float, LocatedValue]] = {}
+    for name, where in constraints.items():
+        side = "min" if "throughput" in name else "max"
+        sides = settings.reader.mapping(where, (side,))
+        if side not in sides:
+            raise settings.reader.fault(where, f"has no {side}")
+        bounds[name] = settings.reader.positive(sides[side]), where
+    for short, replaced in SHORT_FORMS.items():
+        if short not in settings.common:
+            continue
+        for name in constraints.keys() & set(replaced):
+            settings.notes.add(bounds.pop(name)[1], ignored(f"{short} replaces it"))
+        bounds[replaced[0]] = settings.reader.positive(settings.common[short]), settings.common[short]
+    return bounds
+
+
+def _objectives(settings: ModelSettings) -> list[str]:
+    """Return tune's objectives, the one with the largest weight first."""
+    where = settings.find("objectives")
+    if where is None:
+        return []
+    weights = _weights(settings, where)
+    if len(set(weights.values())) > 1:
+        settings.notes.add(
+            where, unsupported("weights; the heaviest objective comes first, and the Pareto front covers all")
+        )
+    ordered = sorted(weights, key=lambda name: -weights[name])
+    return list(dict.fromkeys(METRICS[name] for name in ordered if name in METRICS))
+
+
+def _weights(settings: ModelSettings, where: LocatedValue) -> Mapping[str, float]:
+    if isinstance(where.value, dict):
+        weights = settings.reader.mapping(where, list(OBJECTIVES))
+        settings.notes.add_all(weights, OBJECTIVES)
+        return {name: settings.reader.positive(weight) for name, weight in weights.items()}
+    names = {settings.reader.one_of(name, list(OBJECTIVES)): name for name in settings.reader.names(where)}
+    for name, location in names.items():  # a path for each, because all may be on one line
+        settings.notes.add(replace(location, keys=(*location.keys, name)), OBJECTIVES[name])
+    return dict.fromkeys(names, 1.0)
+
+
+def _plain(number: float) -> str:
+    return f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+def import_requests(settings: ModelSettings) -> ImportPart:
+    """Return the requests, the load and how they are sent, from ``parameters`` and ``perf_analyzer_flags``."""
+    flags = settings.section("perf_analyzer_flags", PERF_ANALYZER_FLAGS)
+    parameters = settings.parameters(PARAMETERS)
+    if {"concurrency", "request_rate"} <= parameters.keys():
+        raise settings.reader.fault(
+            parameters["request_rate"], "is given together with concurrency; leave one of them out"
+        )
+    part = ImportPart()
+    part.sections.update(_request(settings, flags, parameters))
+    if _at_a_rate(settings, flags, parameters):
+        part.options.update(_rate(settings, flags))
+    elif limit := _max_concurrency(settings, flags, parameters):
+        part.sections["load", "max_concurrency"] = limit
+    part.options.update(_window(settings, flags))
+    part.options.update(_protocol(settings, flags, at_a_rate="load" in part.options))
+    return part
+
+
+def _request(
+    settings: ModelSettings, flags: LocatedValues, parameters: LocatedValues
+) -> dict[tuple[str, str], LocatedValue]:
+    reader = settings.reader
+    request: dict[tuple[str, str], LocatedValue] = {}
+    if (where := flags.get("batch-size", parameters.get("batch_sizes"))) is not None:
+        first, *others = dict.fromkeys(reader.numbers(where))
+        request["request", "batch_size"] = replace(where, value=first)
+        if others:
+            rest = one_line(", ".join(map(str, others)), 60)
+            reason = f"several request sizes in one run; this one takes {first}: --request-batch-size for {rest}"
+            settings.notes.add(where, unsupported(reason))
+    if (where := flags.get("shape")) is not None:
+        request["request", "shapes"] = replace(
+            where, value=dict(_shape(item, reader) for item in _items(where, reader))
+        )
+    if (where := flags.get("string-data")) is not None:
+        request["request", "string_data"] = replace(where, value=reader.text(where))
+    if (where := flags.get("string-length")) is not None:
+        request["request", "string_length"] = replace(where, value=reader.whole(where))
+    if (where := flags.get("input-data")) is not None:
+        first_data = _items(where, reader)[0]
+        if (text := reader.text(first_data)) not in ("random", "zero"):
+            text = str(reader.path(first_data).absolute())
+        request["request", "input_data"] = replace(first_data, value=text)
+    return request
+
+
+def _items(where: LocatedValue, reader: ValueReader) -> tuple[LocatedValue, ...]:
+    if where.value == ():
+        raise reader.fault(where, "is empty; give at least one value")
+    return where.value if isinstance(where.value, tuple) else (where,)
+
+
+def _shape(where: LocatedValue, reader: ValueReader) -> tuple[str, LocatedValue]:
+    name, _, dims = reader.text(where).rpartition(":")
+    if not name:
+        raise reader.fault(where, "is not NAME:D1,D2, such as INPUT0:16,4")
+    numbers = reader.numbers(replace(where, value=dims))
+    return name, replace(where, value=tuple(replace(where, value=number) for number in numbers))
+
+
+def _at_a_rate(settings: ModelSettings, flags: LocatedValues, parameters: LocatedValues) -> bool:
+    return (
+        "request_rate" in parameters
+        or settings.is_true("request_rate_search_enable")
+        or any(name in settings.common for name in RATE_LIMITS)
+        or any(name in flags for name in RATE_FLAGS)
+    )
+
+
+def _rate(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
+    arrivals = ARRIVALS[0]
+    if "request-distribution" in flags:
+        arrivals = settings.reader.one_of(flags["request-distribution"], ARRIVALS)
+    if "request-intervals" in flags:
+        arrivals = str(settings.reader.path(flags["request-intervals"]))
+    for where in (settings.common.get(CONCURRENCY_LIMIT), flags.get("concurrency-range")):
+        if where is not None:
+            settings.notes.add(where, ignored("requests are sent at a rate"))
+    return {"load": "rate", "arrivals": arrivals}
+
+
+def _max_concurrency(settings: ModelSettings, flags: LocatedValues, parameters: LocatedValues) -> LocatedValue | None:
+    reader, limit = settings.reader, settings.common.get(CONCURRENCY_LIMIT)
+    chosen = None if limit is None else replace(limit, value=reader.whole(limit))
+    if settings.is_true(SEARCH_DISABLED):
+        chosen = replace(settings.common[SEARCH_DISABLED], value=1)
+    if (listed := parameters.get("concurrency")) is not None:
+        chosen = replace(listed, value=max(reader.numbers(listed)))
+    if (range_ := flags.get("concurrency-range")) is not None:  # START:END:STEP
+        end = reader.text(range_).split(":")[:2][-1]
+        chosen = replace(range_, value=reader.whole(replace(range_, value=end)))
+    if limit is not None and chosen is not None and chosen.keys != limit.keys:
+        settings.notes.add(limit, ignored("another key gives the load"))
+    if "request-distribution" in flags:
+        settings.notes.add(flags["request-distribution"], ignored("requests are not sent at a rate"))
+    return chosen
+
+
+def _window(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
+    where = flags.get("measurement-interval")
+    if where is None:
+        return {}
+    milliseconds = settings.reader.whole(where)
+    if MIN_WINDOW_MS <= milliseconds <= MAX_WINDOW_MS:
+        return {"measurement-interval": f"{milliseconds}ms"}
+    bounds = f"{MIN_WINDOW_MS:g} to {MAX_WINDOW_MS:g} ms"
+    settings.notes.add(where, unsupported(f"windows other than {bounds}; tune's default is used"))
+    return {}
+
+
+def _protocol(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: bool) -> dict[str, str]:
+    where = flags.get("protocol", settings.common.get("client_protocol"))
+    if where is None:
+        return {}
+    protocol = settings.reader.one_of(replace(where, value=settings.reader.text(where).lower()), ("http", "grpc"))
+    if protocol == "http" and at_a_rate:
+        settings.notes.add(where, unsupported("requests at a rate are sent by gRPC"))
+        return {}
+    return {"protocol": protocol}
+
+
+def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue]) -> ImportPart:
+    """Return the composing and concurrent models. ``others``: names of the file's other models."""
+    part = ImportPart()
+    for key in COMPOSING_MODELS:
+        if (where := settings.common.get(key)) is None:
+            continue
+        names = _names(settings, where)
+        if key == COMPOSING_MODELS[0] and names:  # an ensemble's are read from its config.pbtxt
+            part.sections["model", key] = replace(where, value=tuple(names))
+    section = settings.section("perf_analyzer_flags", PERF_ANALYZER_FLAGS)
+    if (where := section.get(BLS_FLAG)) is not None and ("model", COMPOSING_MODELS[0]) not in part.sections:
+        part.sections["model", COMPOSING_MODELS[0]] = replace(where, value=tuple(settings.reader.names(where)))
+    if settings.is_true(PROFILE_CONCURRENTLY) and others:
+        part.sections["model", "concurrent_models"] = replace(
+            settings.common[PROFILE_CONCURRENTLY], value=tuple(others)
+        )
+    return part
+
+
+def _names(settings: ModelSettings, where: LocatedValue) -> list[LocatedValue]:
+    """Return the names in a mapping by name, a list, or a list of such mappings; note the settings of each."""
+    if isinstance(where.value, dict):
+        for name, child in where.value.items():
+            if child.value not in (None, (), {}):
+                settings.notes.add(child, _MODEL_SETTINGS)
+            settings.reader.name(replace(child, value=name))
+        return [replace(child, value=name) for name, child in where.value.items()]
+    if isinstance(where.value, tuple):
+        return [name for item in where.value for name in _names(settings, item)]
+    return settings.reader.names(where)

@@ -1,0 +1,348 @@
+"""Read and check the user's ONNX files, and derive a model configuration from the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
+
+from optimizer.config import model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.safe_text import format_value, one_line
+from optimizer.model.config_check import NO_SCALARS
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+
+
+MAX_BYTES = 1 << 31  # protobuf's limit; larger models have their weights in separate files
+STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")  # domains of the operators that a version of ONNX defines
+MAX_MESSAGE = 120  # limit for the characters of a library's message
+MAX_LIST = 300  # limit for the characters of a list in an error
+UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No Op registered for")  # ONNX Runtime's messages
+TRITON_TYPES = frozenset(DataType.keys())
+PLATFORM = "onnxruntime_onnx"
+DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16"}
+GENERATED_DIM = re.compile(r"unk__\d+|.+_dim_\d+")  # names by tf2onnx and PyTorch's exporter for dynamic dims
+TORCH_ENDINGS = (".pt", ".pt2", ".pth")
+ENDINGS = (".onnx", *TORCH_ENDINGS)
+UNSPECIFIC_NAMES = {"", "model"}
+
+
+def read_onnx(path: Path) -> ModelProto:
+    """Return the model without weights in external files. Raises BadInputError if the file is not an ONNX model."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        if path.exists() and not path.is_file():  # a pipe would block
+            raise BadInputError(f"{show_path(path)}: not a file")
+        if path.stat().st_size > MAX_BYTES:
+            raise BadInputError(
+                f"{show_path(path)}: larger than {MAX_BYTES >> 30} GiB, the limit of an ONNX file; "
+                "save it with its weights in a separate file (onnx.save, save_as_external_data=True)"
+            )
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        problem = f"not an ONNX model ({one_line(' '.join(str(error).split()), MAX_MESSAGE)})"
+        raise BadInputError(f"{show_path(path)}: {problem}") from None
+    if not model.graph.node:
+        raise BadInputError(f"{show_path(path)}: not an ONNX model (its graph is empty)")
+    return model
+
+
+def external_files(model: ModelProto, path: Path) -> tuple[PurePosixPath, ...]:
+    """Return the files with the model's weights, relative to the folder of ``path`` and ordered by name.
+
+    Raises BadInputError if one is missing, too short or not in that folder.
+    """
+    from onnx import TensorProto
+
+    needed: dict[str, int] = {}
+    for tensor in _tensors(model.graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            location = entries.get("location", "")
+            needed[location] = max(needed.get(location, 0), _end(entries))
+    for location, size in needed.items():
+        where = f"{show_path(path)}: its weights are in {format_value(location)}"
+        parts = PurePosixPath(location).parts
+        if not location.isprintable() or not parts or ".." in parts or location.startswith("/"):
+            raise BadInputError(
+                f"{where}, outside the folder of the model; save the model with its weights in the same folder"
+            )
+        file = path.parent / location
+        if not file.is_file():
+            raise BadInputError(f"{where}, which is missing; put that file into {show_path(path.parent)}")
+        if file.stat().st_size < size:
+            sizes = f"{file.stat().st_size:,} bytes of at least {size:,}"
+            raise BadInputError(f"{where}, which is truncated ({sizes}); download or save it again")
+    return tuple(map(PurePosixPath, sorted(needed)))
+
+
+def check_versions(model: ModelProto, path: Path) -> None:
+    """Raise BadInputError if the installed ONNX Runtime refuses every model of this opset and IR version."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", tensors[:1], tensors[1:])
+    probe = helper.make_model(graph, opset_imports=[o for o in model.opset_import if o.domain in STANDARD_DOMAINS])
+    probe.ir_version = model.ir_version
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in probe.opset_import) or "none"
+        raise BadInputError(
+            f"{show_path(path)}: has IR version {probe.ir_version} and opset {one_line(opsets, MAX_MESSAGE)}, which "
+            f"the installed onnxruntime {onnxruntime.__version__} does not take; pip install -U onnxruntime, or "
+            f"export the model with an older opset ({one_line(' '.join(str(error).split()), MAX_MESSAGE)})"
+        ) from None
+
+
+def check_operators(model: ModelProto, path: Path) -> None:
+    """Raise BadInputError if the installed ONNX Runtime does not have an operator of the model.
+
+    Operators of ONNX and functions of the model itself are not checked. Each other one is loaded in a graph of its
+    own, which fails for other reasons if ONNX Runtime has it.
+    """
+    import onnxruntime
+    from onnx import TensorProto, defs, helper
+
+    own = {(function.domain, function.name) for function in model.functions}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for domain, operator in sorted({(node.domain, node.op_type) for node in model.graph.node} - own):
+        if domain in STANDARD_DOMAINS and defs.has(operator, domain):
+            continue
+        tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+        node = helper.make_node(operator, ["x"], ["y"], domain=domain)
+        graph = helper.make_graph([node], "probe", tensors[:1], tensors[1:])
+        probe = helper.make_model(graph, opset_imports=model.opset_import)
+        probe.ir_version = model.ir_version
+        try:
+            onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            if UNKNOWN_OPERATOR.search(str(error)):
+                name = f"{domain}:{operator}" if domain else operator
+                raise BadInputError(
+                    f"{show_path(path)}: onnxruntime {onnxruntime.__version__} has no operator {format_value(name)}; "
+                    "export the model without it, or tune on a server of your own that has it (--target local)"
+                ) from None
+
+
+def show_path(path: Path) -> str:
+    """Return the path as printable text on one line."""
+    return one_line(str(path))
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Yield the constant tensors of the graph and of the subgraphs in its nodes."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+def _end(entries: dict[str, str]) -> int:
+    """Return the end of a tensor in its file, 0 if unknown."""
+    offset, length = (entries.get(key, "0") for key in ("offset", "length"))
+    return int(offset) + int(length) if offset.isdecimal() and length.isdecimal() else 0
+
+
+def derive(model: ModelProto, file: Path, name: str, largest_batch: int) -> ModelConfig:
+    """Return the configuration that follows from the graph alone.
+
+    ``max_batch_size`` is ``largest_batch``, or 0 for a model without batch dimension. Raises BadInputError if the
+    graph does not describe its inputs and outputs.
+    """
+    size = largest_batch if has_batch_dimension(model) else 0
+    config = ModelConfig(name=name, platform=PLATFORM, max_batch_size=size)
+    complete(config, model, file.with_name("config.pbtxt"), file)
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        if not tensors:
+            raise BadInputError(f"{show_path(file)}: its graph has no {kind}")
+    return config
+
+
+def has_batch_dimension(model: ModelProto) -> bool:
+    """Return whether the first dimension of every input and output is dynamic and, if named, has the same name."""
+    shapes = [tensor.type.tensor_type.shape.dim for tensor in (*_inputs(model), *model.graph.output)]
+    if any(not shape or shape[0].dim_value > 0 for shape in shapes):
+        return False
+    symbols = {shape[0].dim_param for shape in shapes}
+    return len({symbol for symbol in symbols if symbol and not GENERATED_DIM.fullmatch(symbol)}) <= 1
+
+
+def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> None:
+    """Add inputs and outputs if ``config`` has none, as Triton's backend does; else check that the graph has them.
+
+    Unlike Triton's backend, this never adds a dynamic batcher. ``path`` is the file of ``config``, ``file`` that of
+    ``model``. Raises BadInputError.
+    """
+    batched = config.max_batch_size > 0
+    for kind, tensors, configured in (
+        ("input", _inputs(model), config.input),
+        ("output", list(model.graph.output), config.output),
+    ):
+        known = {tensor.name for tensor in tensors}
+        for wrong in (tensor.name for tensor in configured if tensor.name not in known):
+            has = one_line(", ".join(sorted(known)), MAX_LIST)
+            raise BadInputError(
+                f"{show_path(path)}: {kind} {format_value(wrong)} is not in {show_path(file)}, which has {has}"
+            )
+        graph_tensors = {tensor.name: tensor for tensor in tensors}
+        for given in configured:
+            which = f"{kind} {format_value(given.name)}"
+            if problem := _mismatch(given, graph_tensors[given.name], batched=batched):
+                raise BadInputError(f"{show_path(path)}: {which} {problem}")
+        for tensor in tensors if not configured else ():
+            which = f"{kind} {format_value(tensor.name)} of {show_path(file)}"
+            shape = _shape(tensor, which)
+            if batched and (not shape or shape[0] != -1):
+                raise BadInputError(
+                    f"{show_path(path)}: max_batch_size is {config.max_batch_size}, but {which} has no "
+                    f"batch dimension (its shape is {format_value(tuple(shape))}); write max_batch_size: 0"
+                )
+            added = configured.add(name=tensor.name, data_type=_data_type(tensor, which))
+            dims = shape[1:] if batched else shape
+            if not shape:
+                raise BadInputError(f"{which}: {NO_SCALARS}")
+            added.dims.extend(dims or [1])
+            if not dims:
+                added.reshape.SetInParent()  # one scalar per sample
+
+
+def _mismatch(given: ModelInput | ModelOutput, tensor: ValueInfoProto, *, batched: bool) -> str:
+    """Return how the type or the dims of a configured tensor contradict those of the graph; empty if they do not.
+
+    The dims of outputs are not compared, because a graph may have wrong ones.
+    """
+    if tensor.type.WhichOneof("value") != "tensor_type":
+        return ""
+    type_name = _type_name(tensor)
+    given_name = DataType.Name(given.data_type)
+    if type_name in TRITON_TYPES and given_name != type_name:
+        return f"has data_type {given_name}, and the graph has {type_name}"
+    if not isinstance(given, ModelInput) or not tensor.type.tensor_type.HasField("shape"):
+        return ""
+    dims = list(given.reshape.shape if given.HasField("reshape") else given.dims)
+    expected = [dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.type.tensor_type.shape.dim]
+    full = [-1, *dims] if batched else dims
+    if len(full) == len(expected) and all(a == b or -1 in (a, b) for a, b in zip(full, expected, strict=True)):
+        return ""
+    batch = " after the batch dimension" if batched else ""
+    return f"has dims {format_value(tuple(dims))}{batch}, and the graph has the shape {format_value(tuple(expected))}"
+
+
+def _type_name(tensor: ValueInfoProto) -> str:
+    """Return Triton's name of the tensor's type, which Triton may not know; empty if ONNX does not know it either."""
+    from onnx import helper
+
+    try:
+        name = helper.tensor_dtype_to_string(tensor.type.tensor_type.elem_type).removeprefix("TensorProto.")
+    except (KeyError, ValueError):
+        return ""
+    return DATA_TYPES.get(name, f"TYPE_{name}")
+
+
+def _inputs(model: ModelProto) -> list[ValueInfoProto]:
+    """Return the inputs of a request; older graphs list their weights as inputs, too."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [tensor for tensor in model.graph.input if tensor.name not in weights]
+
+
+def _shape(tensor: ValueInfoProto, which: str) -> list[int]:
+    kind = tensor.type.WhichOneof("value")
+    if kind not in (None, "tensor_type"):
+        shown = str(kind).removesuffix("_type").replace("_", " ")
+        raise BadInputError(
+            f"{which} is a {shown}, not a tensor, which Triton cannot pass; export the model without it "
+            "(scikit-learn's: zipmap=False), or name only the others in config.pbtxt"
+        )
+    if not tensor.type.tensor_type.HasField("shape"):
+        raise BadInputError(f"{which} has no shape in the graph; write it into config.pbtxt")
+    return [dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.type.tensor_type.shape.dim]
+
+
+def _data_type(tensor: ValueInfoProto, which: str) -> Any:
+    name = _type_name(tensor)
+    if name not in TRITON_TYPES:
+        raise BadInputError(f"{which} has a type that Triton does not know; write it into config.pbtxt")
+    return DataType.Value(name)
+
+
+def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) -> ModelSource:
+    """Return the model in ``file``, with a repository in ``cache`` that links to it.
+
+    ``largest_batch`` becomes max_batch_size if the model has a batch dimension. Raises BadInputError if the file
+    cannot be served, EnvironmentFault if the repository cannot be written.
+    """
+    if file.suffix in TORCH_ENDINGS:
+        raise BadInputError(
+            f"{show_path(file)}: a PyTorch file does not contain its tensors' dims; make it the model.pt (or "
+            "model.pt2) of a folder NAME/1, write NAME/config.pbtxt and name that folder (see docs/pytorch.md)"
+        )
+    if not file.exists():
+        raise BadInputError(f"{show_path(file)}: no such file")
+    model = read_onnx(file)
+    weights = external_files(model, file)
+    check_versions(model, file)
+    check_operators(model, file)
+    name = model_name(file)
+    config = model_config.with_explicit_counts(derive(model, file, name, largest_batch), gpu=gpu)
+    parts = [file, *(file.parent / weight for weight in weights)]
+    digest = hashlib.sha256()
+    for part in parts:
+        with part.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    try:
+        repository = _link(file.absolute(), [str(weight) for weight in weights], name, cache)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
+        ) from error
+    return ModelSource(
+        repository,
+        name,
+        config,
+        facts={
+            "batch_dimension": "open" if config.max_batch_size else "none",
+            "model_bytes": sum(part.stat().st_size for part in parts),
+            "sha256": digest.hexdigest(),
+        },
+    )
+
+
+def model_name(file: Path) -> str:
+    """Return a name that Triton accepts: of the file, or of its folder if the file is called ``model.onnx``."""
+    parents = [parent.name for parent in file.absolute().parents if not parent.name.isdecimal()]
+    for text in (file.stem, *parents[:1]):
+        name = re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9_.-]+", "_", text)).strip("._-")
+        if name not in UNSPECIFIC_NAMES:
+            return name
+    return "model"
+
+
+def _link(file: Path, weights: list[str], name: str, cache: Path) -> Path:
+    """Return a repository of links; runs with the same files share it."""
+    key = hashlib.sha256("\0".join([str(file), *weights]).encode(errors="surrogateescape")).hexdigest()[:16]
+    repository = cache / "bare" / key
+    version = repository / name / "1"
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # code in it is executed
+    for link, target in (("model.onnx", file), *((weight, file.parent / weight) for weight in weights)):
+        path = version / link
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.symlink_to(target)
+    return repository

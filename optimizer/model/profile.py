@@ -1,0 +1,318 @@
+"""Read ``configs/*.yaml``: the model, its requests and load, the search space and the SLA.
+
+Every error is a BadInputError with lines such as ``file:line: key.path: value, problem and allowed values``.
+
+A profile may have a ``gpu`` section with the same keys. If the model is served on a GPU, a key in it replaces the
+same key of the same section (``gpu.model.settings`` replaces all of ``model.settings``). An empty section counts as
+missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, PrivateAttr, StringConstraints, ValidationError
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import field_path
+from optimizer.config.search_space import SearchSpace
+from optimizer.core import yaml_lines
+from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.request_sizes import parse_size_distribution
+from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
+from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX
+from optimizer.core.yaml_lines import LocatedValue, located_error
+from optimizer.model.builders import BUILDERS, load_builder
+from optimizer.model.profile_schema import (
+    BUILT,
+    STORED,
+    BuiltModel,
+    LoadSection,
+    Model,
+    ModelSpaceSection,
+    OnnxRuntimeSection,
+    ProfileSection,
+    RequestSection,
+    ScoreSection,
+    SlaSection,
+    SpaceSection,
+    StoredModel,
+    ToleranceSection,
+)
+from optimizer.model.profile_values import INT32_MAX, MIX, NUMBER, fault_lines, suggest
+
+_MAX_FAULTS: Final = 10
+_MAX_COMBINATIONS: Final = 100_000  # checking this many combinations takes a second
+_KEY_STEP: Final = "[key]"  # in pydantic's locations, the step to the key of a mapping
+_PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
+    "max_batch_size": "max_batch_size",
+    "max_queue_delay_us": "max_queue_delay_microseconds",
+    "preferred_batch_sizes": "preferred_batch_size",
+    "instance_count": "instance_group_count",
+    SERVER_CPUS: "server_cpus",
+    INSTANCE_GPUS: "instance_group_gpus",
+}
+_MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
+_SECTIONS: Final[dict[str, type[BaseModel]]] = {
+    BUILT: BuiltModel,
+    STORED: StoredModel,
+    "sla": SlaSection,
+    "request": RequestSection,
+    "load": LoadSection,
+    "space": SpaceSection,
+    "onnxruntime": OnnxRuntimeSection,
+    "score": ScoreSection,
+    "tolerance": ToleranceSection,
+}
+
+
+class ProfileError(BadInputError):
+    """Errors of a profile, one per line. ``lines``: the same as a list."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = tuple(lines)
+
+
+class Profile(ProfileSection):
+    """A model and how to tune it. ``space`` is None if it is to be derived from the model's config.pbtxt."""
+
+    model: Model
+    description: Annotated[str, StringConstraints(max_length=1000)] = ""
+    sla: SlaSection = SlaSection()
+    request: RequestSection = RequestSection()
+    load: LoadSection = LoadSection()
+    space: SpaceSection | None = None
+    score: ScoreSection | None = None
+    tolerance: ToleranceSection = ToleranceSection()
+
+    _path: Path = PrivateAttr()
+    _folder: Path = PrivateAttr()
+    _source: LocatedValue = PrivateAttr()
+    _base: LocatedValue = PrivateAttr()
+    _gpu: LocatedValue | None = PrivateAttr(default=None)
+
+    @property
+    def path(self) -> Path:
+        """The profile's file."""
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """The name by which the profile is found: its file name without the ending."""
+        return self._path.stem
+
+    def for_hardware(self, *, gpu: bool) -> Profile:
+        """Return the profile for a model served on a GPU, or on the CPU."""
+        source = _merge(self._base, self._gpu) if gpu else self._base
+        return _validate(source, self._base, self._gpu, self._path, self._folder)
+
+    def space_fault(self, error: ValueError) -> BadInputError:
+        """Return the error at the line of the parameter that it names, else at the line of the space."""
+        if not isinstance(error, ParameterError):
+            return self.fault("space", problem=str(error))
+        name = error.parameter
+        if self.space and name in self.space.config:
+            return self.fault("space", "config", name, problem=error.problem)
+        if name.startswith(SERVER_OPTION_PREFIX):
+            return self.fault("space", "server", name.removeprefix(SERVER_OPTION_PREFIX), problem=error.problem)
+        if name in _PARAMETER_KEYS:
+            return self.fault("space", _PARAMETER_KEYS[name], problem=error.problem)
+        return self.fault("space", problem=str(error))
+
+    def fault(self, *location: str | int, problem: str) -> BadInputError:
+        """Return an error about the value at ``location``, such as ``("space", "preferred_batch_size", 1)``.
+
+        For checks that need more than this file, such as the model's config.pbtxt; the caller raises it.
+        """
+        node = self._source.at(location)
+        return located_error(str(self._path), node.line, node.keys, problem)
+
+
+def load_profile(path: Path) -> Profile:
+    """Return the profile in the file for serving on the CPU; its ``gpu`` section is checked too.
+
+    Raises BadInputError with one line per error.
+    """
+    data = read_bytes(path, yaml_lines.MAX_BYTES, "a profile is a page of YAML")
+    return parse_profile(data, path)
+
+
+def parse_profile(data: bytes, path: Path) -> Profile:
+    """Return the profile with the content ``data`` of the file ``path``; see ``load_profile``."""
+    return parse_profile_tree(yaml_lines.parse(data, str(path)), path, path.parent)
+
+
+def parse_profile_tree(root: LocatedValue, path: Path, folder: Path) -> Profile:
+    """Return the profile with the tree ``root`` of the file ``path``; its relative paths begin in ``folder``."""
+    file = str(path)
+    if not isinstance(root.value, dict):
+        problem = f"{format_value(root.plain())} is not a profile; it starts with a line 'model:'"
+        raise located_error(file, root.line, (), problem)
+    gpu = root.value.get("gpu")
+    if gpu is not None and gpu.value is not None and not isinstance(gpu.value, dict):
+        problem = f"{format_value(gpu.plain())} is not a mapping; leave the key out or fill it"
+        raise located_error(file, gpu.line, gpu.keys, problem)
+    base = replace(root, value={key: child for key, child in root.value.items() if key != "gpu"})
+
+    profiles: list[Profile] = []
+    lines: list[str] = []
+    for source in (base, _merge(base, gpu)):
+        try:
+            profiles.append(_validate(source, base, gpu, path, folder))
+        except ProfileError as error:
+            lines += error.lines
+        except BadInputError as error:
+            lines.append(str(error))
+    if lines:
+        lines = list(dict.fromkeys(lines))  # most errors of the base are errors with the gpu section, too
+        if len(lines) > _MAX_FAULTS:
+            lines[_MAX_FAULTS:] = [f"{one_line(file)}: and {len(lines) - _MAX_FAULTS} more"]
+        raise ProfileError(lines)
+    return profiles[0]
+
+
+def _merge(base: LocatedValue, gpu: LocatedValue | None) -> LocatedValue:
+    """Return ``base`` with the keys of each section of ``gpu`` replaced. Both are mappings."""
+    if gpu is None or not isinstance(base.value, dict) or not isinstance(gpu.value, dict):
+        return base
+    sections = dict(base.value)
+    for key, section in gpu.value.items():
+        below = sections.get(key)
+        if below is not None and isinstance(below.value, dict) and isinstance(section.value, dict):
+            section = replace(below, value={**below.value, **section.value})
+        sections[key] = section
+    return replace(base, value=sections)
+
+
+def _validate(
+    source: LocatedValue, base: LocatedValue, gpu: LocatedValue | None, path: Path, folder: Path
+) -> Profile:
+    values = source.plain()
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if value is not None or key not in _MAY_BE_EMPTY}
+    try:
+        profile = Profile.model_validate(values, context={"folder": folder})
+    except ValidationError as error:
+        ignore = (BUILT, STORED, NUMBER, MIX, _KEY_STEP)
+        raise ProfileError(fault_lines(error, source, str(path), known=_known_keys, ignore=ignore)) from None
+    profile._path, profile._folder = path, folder
+    profile._source, profile._base, profile._gpu = source, base, gpu
+    _check_builder(profile)
+    _check_space(profile)
+    return profile
+
+
+def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> Collection[str]:
+    if not location:
+        return [*Profile.model_fields, *(["gpu"] if not keys else [])]
+    if len(location) > 2 and location[:2] == ("space", "models"):
+        return list(ModelSpaceSection.model_fields)
+    return list(_SECTIONS[str(location[-1])].model_fields)
+
+
+def _check_builder(profile: Profile) -> None:
+    """Raise BadInputError if the builder is unknown or its settings class refuses ``model.settings``."""
+    if not isinstance(profile.model, BuiltModel):
+        return
+    name = profile.model.builder
+    if name not in BUILDERS:
+        problem = f"{format_value(name)} is no builder; {suggest(name, sorted(BUILDERS))}"
+        raise profile.fault("model", "builder", problem=problem)
+    builder = load_builder(name)
+    try:
+        builder.parse(profile.model.settings)
+    except ValidationError as error:
+        source = profile._source.at(("model", "settings"))
+        known = list(builder.settings.model_fields)
+        lines = fault_lines(error, source, str(profile.path), known=lambda *_: known)
+        raise ProfileError(lines) from None
+
+
+def _check_space(profile: Profile) -> None:
+    """Raise BadInputError for errors that show without the model's config.pbtxt."""
+    if profile.space is None:
+        return
+    space, sizes = profile.space, parse_size_distribution(str(profile.request.batch_size))
+    size = sizes.largest
+    if space.max_batch_size and size > (largest := max(*space.max_batch_size, 1)):  # every server would refuse it
+        problem = f"{size} is larger than every space.max_batch_size; write at most {largest}"
+        raise profile.fault("request", "batch_size", problem=problem)
+    lists = (
+        space.max_batch_size,
+        space.max_queue_delay_microseconds,
+        space.preferred_batch_size,
+        space.instance_group_count,
+        *space.fields().values(),
+    )
+    combinations = math.prod(len(choices) for choices in lists if choices)
+    if combinations > _MAX_COMBINATIONS:
+        problem = f"the choices have {combinations:,} combinations; give at most {_MAX_COMBINATIONS:,}"
+        raise profile.fault("space", problem=problem)
+    try:
+        for config in (space.config, *(section.config for section in space.models.values())):
+            for path, values in config.items():
+                for value in values:
+                    field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
+        SearchSpace(
+            max_batch_size=space.max_batch_size or (INT32_MAX,),
+            max_queue_delay_us=space.max_queue_delay_microseconds or ("off",),
+            preferred_batch_sizes=(space.max_batch_size and space.preferred_batch_size) or ("none",),
+            instance_count=space.instance_group_count or (1,),
+            fields=space.fields(),
+            request_batch_size=sizes.fixed or 1,
+        )
+    except ValueError as error:
+        raise profile.space_fault(error) from None
+
+
+def find_profile(argument: str) -> Path:
+    """Return the file of a profile given by its path (``.yaml``, ``.yml``) or by name (``dlrm``).
+
+    Raises BadInputError with the most similar names and the folders searched.
+    """
+    if argument.endswith((".yaml", ".yml")):
+        path = Path(argument)
+        if not is_file(path):
+            raise BadInputError(f"{one_line(argument)}: no such file; `tune models` lists the profiles with a name")
+        return path
+    try:
+        name = check_file_name(argument)
+    except ValueError as error:
+        raise BadInputError(f"no model {error}; `tune models` lists the names") from None
+    for folder in profile_folders():
+        path = folder / f"{name}.yaml"
+        if is_file(path):
+            return path
+    similar = difflib.get_close_matches(name, list_profiles(), n=3)
+    hint = f"did you mean {' or '.join(similar)}? " if similar else ""
+    searched = " and ".join(str(folder.absolute()) for folder in dict.fromkeys(profile_folders()))
+    raise BadInputError(f"no model {format_value(name)} in {searched}: {hint}`tune models` lists them")
+
+
+def list_profiles() -> dict[str, Path]:
+    """Return the file of every profile that has a name, ordered by name; earlier folders come first."""
+    profiles: dict[str, Path] = {}
+    for folder in profile_folders():
+        for path in folder.glob("*.yaml"):
+            with contextlib.suppress(ValueError):  # the file name cannot be a profile's name
+                name = check_file_name(path.stem)
+                if name not in profiles and is_file(path):
+                    profiles[name] = path
+    return dict(sorted(profiles.items()))
+
+
+def profile_folders() -> tuple[Path, ...]:
+    """Return the folders that are searched for a name, in this order."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    checkout = package.parent
+    if not installed.is_dir() and (checkout / "pyproject.toml").is_file():  # an editable install
+        installed = checkout / "configs"
+    return Path("configs"), installed

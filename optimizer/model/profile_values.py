@@ -1,0 +1,298 @@
+"""The types of a profile's values, and pydantic's validation errors as one line each."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, TypeVar
+
+from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, ValidationError, ValidationInfo
+from pydantic_core import ErrorDetails
+
+from objectives.sla import parse_duration_ms
+from optimizer.config import gpu_placement
+from optimizer.config.batching import parse_policy
+from optimizer.core.request_sizes import (
+    DISTRIBUTION_MARKS,
+    parse_bounds,
+    parse_size_distribution,
+    parse_size_distributions,
+)
+from optimizer.core.safe_text import check_file_name, format_value, is_folder, resolve_inside
+from optimizer.core.trial import FieldValue
+from optimizer.core.yaml_lines import LocatedValue, located_error
+from optimizer.options import server_options
+from optimizer.options.values import format_cpus, parse_cpus
+
+
+def fault_lines(
+    error: ValidationError,
+    source: LocatedValue,
+    file: str,
+    *,
+    known: Callable[[Sequence[str | int], Sequence[str]], Collection[str]],
+    ignore: Collection[str] = (),
+) -> list[str]:
+    """Return a line for each error: ``file:line: key.path: value, problem and allowed values``.
+
+    ``source`` is the validated tree. ``known(location, keys)`` returns the keys that a section may have; ``location``
+    is pydantic's name of the section, ``keys`` its path in the file. ``ignore``: steps of locations that are no keys.
+    """
+    lines = []
+    for detail in error.errors(include_url=False):
+        node = source.at([step for step in detail["loc"] if step not in ignore])
+        if detail["type"] == "extra_forbidden":
+            problem = f"unknown key; {suggest(node.keys[-1], known(detail['loc'][:-1], node.keys[:-1]))}"
+        else:
+            problem = _problem(detail)
+        lines.append(str(located_error(file, node.line, node.keys, problem)))
+    return lines
+
+
+def suggest(word: str, known: Collection[str]) -> str:
+    """Return a hint to the most similar of the ``known`` words, or to all of them if none is similar."""
+    nearest = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known) or 'none'}"
+
+
+def _problem(detail: ErrorDetails) -> str:
+    kind, value, bounds = detail["type"], detail["input"], detail.get("ctx", {})
+    shown = format_value(value)
+    match kind:
+        case "missing":
+            return "missing"
+        case "kind_of_model":
+            return detail["msg"]
+        case "value_error":
+            return str(bounds["error"])
+        case "int_type" | "int_from_float":
+            quoted = isinstance(value, str) and value.isdecimal()
+            return f"{shown} is not a whole number{f'; write {value} without quotes' if quoted else ''}"
+        case "greater_than_equal":
+            return f"{shown} is not at least {bounds['ge']}"
+        case "greater_than":
+            return f"{shown} is not greater than {bounds['gt']}"
+        case "less_than_equal":
+            return f"{shown} is not at most {bounds['le']}"
+        case "literal_error":
+            return f"{shown} is not {bounds['expected']}"
+        case "tuple_type":
+            single = value is not None and not isinstance(value, dict)
+            return f"{shown} is not a list{f'; write [{shown}]' if single else ''}"
+        case "string_type":
+            return f"{shown} is not text; write it in quotes"
+        case "string_too_long":
+            return f"is longer than {bounds['max_length']} characters"
+        case "model_type" | "dict_type":
+            return f"{shown} is not a mapping; leave the key out or fill it"
+        case _:
+            return f"{shown}: {detail['msg']}"
+
+
+T = TypeVar("T")
+
+INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
+MAX_TERMS: Final = 32  # limit of the terms of a preferred-size policy
+MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads the file at every start, at about 20 MB/s
+NUMBER, MIX = "<number>", "<mix>"  # the two types of request size, as pydantic names them in error locations
+SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.measure.score`` that need no file
+
+
+def _parsed_by(parse: Callable[[Any], object]) -> PlainValidator:
+    """Return a validator that converts with ``parse`` and puts the value in front of its ValueErrors."""
+
+    def validate(value: object) -> object:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise ValueError(f"{format_value(value)}: {error}") from None
+
+    return PlainValidator(validate)
+
+
+def _joined(value: object, separator: str) -> str:
+    """Return a list of a profile in the syntax of the command line; other values as text."""
+    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _parse_bound_ms(value: object) -> float:
+    if not isinstance(value, str) and not _is_whole(value) and not isinstance(value, float):
+        raise ValueError(f"{format_value(value)} is not a time; write one such as 20ms, 0.02s or 500us")
+    try:
+        return parse_duration_ms(str(value))
+    except ValueError as error:
+        raise ValueError(f"{format_value(value)}: {error}") from None
+
+
+def _parse_delay(value: object) -> int | str:
+    if value is False or (isinstance(value, str) and value.lower() == "off"):
+        return "off"
+    if _is_whole(value) and 0 <= value <= INT32_MAX:
+        return value
+    raise ValueError(f"{format_value(value)} is neither a number of µs from 0 on nor off (no dynamic batching)")
+
+
+def _parse_preferred_sizes(value: object) -> str:
+    terms = value if isinstance(value, tuple) else (value,)
+    try:
+        if value is None or not all(isinstance(term, str) or _is_whole(term) for term in terms):
+            raise ValueError
+        policy = parse_policy(value)
+    except ValueError:
+        allowed = "none, max, max/2, a size, or a list of those such as [max/2, max]"
+        raise ValueError(f"{format_value(value)} is not a choice; write {allowed}") from None
+    if policy.count(",") >= MAX_TERMS:
+        raise ValueError(f"{format_value(value)} has more than {MAX_TERMS} sizes")
+    return policy
+
+
+def _check_scalar(value: object) -> FieldValue:
+    if isinstance(value, str | int | float):
+        return value
+    raise ValueError(f"{format_value(value)} is not a single value (text, number, true or false)")
+
+
+def _check_setting(value: object) -> FieldValue | None:
+    return None if value is None else _check_scalar(value)
+
+
+def _check_name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{format_value(value)} is not text; write it in quotes")
+    return check_file_name(value)
+
+
+def _resolve(value: object, info: ValidationInfo, kind: Literal["file", "folder"]) -> Path:
+    """Return the path of a file or folder in the profile's folder, which is the validation context."""
+    if not isinstance(value, str):
+        raise ValueError(f"{format_value(value)} is not the path of a {kind}")
+    path = resolve_inside((info.context or {})["folder"], value)
+    if not (path.is_dir() if kind == "folder" else path.is_file()):
+        raise ValueError(f"{format_value(value)} is not a {kind}")
+    return path
+
+
+def _resolve_input_data(value: object, info: ValidationInfo) -> Path | str | None:
+    if value is None or value == "random" or value == "zero":
+        return value if isinstance(value, str) else None
+    if isinstance(value, str) and is_folder((info.context or {})["folder"] / value):
+        return _resolve(value, info, "folder")
+    path = _resolve(value, info, "file")
+    if path.stat().st_size > MAX_INPUT_DATA_BYTES:
+        raise ValueError(
+            f"{format_value(value)} is larger than {MAX_INPUT_DATA_BYTES >> 20} MiB; write fewer samples"
+        )
+    return path
+
+
+def _check_sizes(value: object) -> str:
+    """Return the sizes of an input, such as [3, 16..128], in the syntax of ``parse_size_distributions``."""
+    if value == ():
+        raise ValueError("is empty; give at least one value")
+    text = _joined(value, ",")
+    try:
+        parse_size_distributions(text)
+    except ValueError as error:
+        raise ValueError(f"{format_value(value)}: {error}") from None
+    return text
+
+
+def _number_or_mix(value: object) -> str:
+    mixed = isinstance(value, str) and any(mark in value for mark in DISTRIBUTION_MARKS)
+    return MIX if mixed else NUMBER
+
+
+def _check_mix(value: object) -> str:
+    parse_size_distribution(str(value))
+    return str(value)
+
+
+def _check_bounds(value: object) -> str:
+    text = _joined(value, "..")
+    parse_bounds(text)
+    return text
+
+
+def _parse_metric(value: object, info: ValidationInfo) -> str | MetricFunction:
+    if isinstance(value, str) and value in SCORES:
+        return value
+    file, _, function = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not file.endswith(".py") or not function.isidentifier():
+        allowed = f"{', '.join(SCORES)}, or a file and its function such as accuracy.py:score"
+        raise ValueError(f"{format_value(value)} is not a metric; write {allowed}")
+    return MetricFunction(_resolve(file, info, "file"), function)
+
+
+def _parse_number(value: object) -> float:
+    try:  # text too: YAML 1.1 reads 1e-3 as text
+        number = float(value) if isinstance(value, str | float) or _is_whole(value) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{format_value(value)} is not a number")
+    return number
+
+
+def _parse_non_negative(value: object) -> float:
+    if (number := _parse_number(value)) < 0:
+        raise ValueError(f"{format_value(value)} is not at least 0")
+    return number
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{format_value(text)} has control characters")
+    return text
+
+
+def _check_not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
+    if not values:
+        raise ValueError("is empty; give at least one value")
+    return values
+
+
+NonEmpty = Annotated[tuple[T, ...], AfterValidator(_check_not_empty)]
+PrintableText = Annotated[str, AfterValidator(_check_printable)]
+PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
+ThreadCount = Annotated[int, Field(ge=1, le=4096)]
+ExecutionMode = Literal[0, 1]
+GraphLevel = Literal[-1, 0, 1, 2]
+Accelerator = Literal["none", "tensorrt"]
+BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
+LatencyBound = Annotated[float | None, PlainValidator(_parse_bound_ms)]
+QueueDelay = Annotated[int | str, PlainValidator(_parse_delay)]
+PreferredSizes = Annotated[str, PlainValidator(_parse_preferred_sizes)]
+GpuList = Annotated[str, _parsed_by(lambda value: gpu_placement.to_text(gpu_placement.parse(_joined(value, ","))))]
+CpuList = Annotated[str, _parsed_by(lambda value: format_cpus(parse_cpus(str(value))))]
+PlainName = Annotated[str, PlainValidator(_check_name)]
+ServerOption = Annotated[str, _parsed_by(lambda value: server_options.check_option_name(str(value)))]
+BuilderSetting = Annotated[FieldValue | None, PlainValidator(_check_setting)]
+FieldChoice = Annotated[FieldValue, PlainValidator(_check_scalar)]
+FiniteNumber = Annotated[float | None, PlainValidator(_parse_number)]
+NonNegative = Annotated[float | None, PlainValidator(_parse_non_negative)]
+ExistingFolder = Annotated[Path, PlainValidator(partial(_resolve, kind="folder"))]
+DimSizes = Annotated[str, PlainValidator(_check_sizes)]
+ValueBounds = Annotated[str, _parsed_by(_check_bounds)]
+RequestSize = Annotated[
+    Annotated[PositiveInt, Tag(NUMBER)] | Annotated[str, _parsed_by(_check_mix), Tag(MIX)],
+    Discriminator(_number_or_mix),
+]
+InputData = Annotated[Path | str | None, PlainValidator(_resolve_input_data)]
+LabelledData = Annotated[Path, PlainValidator(partial(_resolve, kind="file"))]
+
+
+class MetricFunction(NamedTuple):
+    """The function ``function`` in the Python file ``file``."""
+
+    file: Path
+    function: str
+
+
+ScoreMetric = Annotated[str | MetricFunction, PlainValidator(_parse_metric)]

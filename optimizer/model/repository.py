@@ -1,0 +1,353 @@
+"""Read models from Triton repositories: their configuration, checked, and the models that belong together."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import field_path, model_config
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.safe_text import check_shell_word, format_value, is_folder, one_line
+from optimizer.model.config_check import check_config
+from optimizer.model.onnx_file import (
+    check_operators,
+    check_versions,
+    complete,
+    derive,
+    external_files,
+    read_onnx,
+    show_path,
+)
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+MODEL_FILES = {"onnxruntime": ("model.onnx",), "python": ("model.py",), "pytorch": ("model.pt", "model.pt2")}
+PLATFORMS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
+PYTHON_BACKEND_VERSIONS = ("3.11", "3.12")  # Pythons with numpy 1, which the embedded Python backend needs
+NATIVE_FILES = {"tensorrt": ("model.plan",), "tensorflow": ("model.savedmodel", "model.graphdef")}
+NATIVE_PLATFORMS = {
+    "tensorrt_plan": "tensorrt",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorflow_graphdef": "tensorflow",
+    "ensemble": "",
+}
+
+
+def backend_of(config: ModelConfig) -> str:
+    """Return the backend of the model, from ``backend`` or the older ``platform``; empty for an ensemble."""
+    platform = str(config.platform)
+    return str(config.backend) or {**PLATFORMS, **NATIVE_PLATFORMS}.get(platform, platform)
+
+
+TORCH = "torch==2.13.0"  # as in the extra ``pytorch``
+# members of a valid archive, inside its one folder
+MEMBERS = {".pt": ("/code/",), ".pt2": ("/models/", "/data/aotinductor/")}
+NEEDED = {
+    ".pt": "not TorchScript; write it with torch.jit.save (Triton cannot serve files of torch.save)",
+    ".pt2": "neither a torch.export archive nor an AOTInductor package; write it with torch.export.save",
+}
+OLDER_EXPORT = "serialized_exported_program.json"
+
+
+def check_torch() -> None:
+    """Raise EnvironmentFault if torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentFault(
+            f"PyTorch models need torch, which is not installed here: pip install {TORCH} (tritune's extra pytorch)"
+        )
+
+
+def check_torch_file(path: Path) -> None:
+    """Raise BadInputError if the server cannot load the file."""
+    kind = ".pt2" if path.suffix == ".pt2" else ".pt"
+    try:
+        if not path.is_file():  # a pipe would block
+            raise BadInputError(f"{show_path(path)}: not a file")
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        names = []
+    if not any(member in name for name in names for member in MEMBERS[kind]) and OLDER_EXPORT not in names:
+        raise BadInputError(f"{show_path(path)}: {NEEDED[kind]}")
+
+
+ALTERNATIVES = {"torch_aoti": 'in a copy write backend: "pytorch" instead of the platform'}
+MAX_LIST = 300  # limit for the characters of a list in an error
+MAX_ENSEMBLE_DEPTH = 8
+
+
+def read_repository_model(
+    repository: Path, name: str, *, gpu: bool, largest_batch: int = 64, any_backend: bool = False
+) -> ModelSource:
+    """Return the model ``repository/name`` with an explicit instance count where Triton would choose one.
+
+    ``gpu``: the server sees a GPU. ``largest_batch``: max_batch_size of an ONNX model without config.pbtxt whose
+    graph takes batches. ``any_backend``: the server is the user's own and may have any backend. Raises BadInputError
+    if the model cannot be served, EnvironmentFault if this machine lacks something that serves it.
+    """
+    try:
+        check_shell_word(name)
+    except ValueError as error:
+        raise BadInputError(f"model name: {error}") from None
+    if not is_folder(repository):
+        raise BadInputError(f"{show_path(repository)}: no such model repository")
+    folder = repository / name
+    if not is_folder(folder):
+        models = sorted(path.name for path in _entries(repository) if (path / "config.pbtxt").exists())
+        has = one_line(", ".join(models), MAX_LIST) or "none"
+        raise BadInputError(f"{show_path(repository)}: no model {name!r} there; it has {has}")
+    versions = [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
+    facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
+    path = folder / "config.pbtxt"
+    if path.exists():
+        config = _read_config(path, folder, versions, any_backend=any_backend)
+    else:
+        config = _derived_config(folder, versions, largest_batch)
+    return ModelSource(repository, name, model_config.with_explicit_counts(config, gpu=gpu), facts=facts)
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """Return whether the model is an ensemble, whose steps are checked one by one."""
+    return bool(config.HasField("ensemble_scheduling"))
+
+
+def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
+    """Raise BadInputError if the model does not answer single requests with one response. ``path``: of ``config``."""
+    if config.HasField("sequence_batching"):
+        raise BadInputError(
+            f"{show_path(path)}: sequence_batching: a stateful model takes sequences of requests, and tune sends "
+            "single ones; tune a copy without it if the state does not matter to its speed, or measure it with "
+            "perf_analyzer's --sequence-length"
+        )
+    if config.model_transaction_policy.decoupled:
+        raise BadInputError(
+            f"{show_path(path)}: decoupled: such a model sends any number of responses to a request, and tune counts "
+            "one; tune a copy that responds once, or measure it with perf_analyzer's --streaming"
+        )
+
+
+def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
+    config = model_config.read(path)
+    if config.name and config.name != folder.name:
+        problem = f"its name {format_value(config.name)} is not that of its folder {folder.name!r}; make them equal"
+        raise BadInputError(f"{show_path(path)}: {problem}")
+    config.name = folder.name
+    check_config(config, path, [] if is_ensemble(config) else [int(version.name) for version in versions])
+    if is_ensemble(config):
+        return config
+    _check_shell_words(config, path, any_backend=any_backend)
+    if not config.backend and not config.platform:
+        config.backend = _backend_by_file(versions)
+    backend = backend_of(config)
+    if backend not in MODEL_FILES and not any_backend:
+        raise BadInputError(
+            f"{show_path(path)}: backend {format_value(backend)} is not in the embedded server, which has "
+            f"{', '.join(MODEL_FILES)}; only a server of your own that has it can serve this model: to tune it here, "
+            f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
+        )
+    refuse_unmeasurable(config, path)
+    if any_backend:
+        if backend == "onnxruntime" and not (config.input and config.output):
+            file = _newest(config, backend, path, versions)
+            complete(config, read_onnx(file), path, file)
+        return config
+    file = _newest(config, backend, path, versions)
+    if backend == "onnxruntime":
+        file = file / "model.onnx" if file.is_dir() else file
+        complete(config, _read_checked_onnx(file), path, file)
+    elif backend == "pytorch":
+        _check_pytorch(config, path, file)
+    elif "{}.{}".format(*sys.version_info) not in PYTHON_BACKEND_VERSIONS:
+        raise EnvironmentFault(
+            f"{show_path(path)}: models in Python need numpy 1 in the embedded server: run tune under "
+            f"Python {' or '.join(PYTHON_BACKEND_VERSIONS)}"
+        )
+    return config
+
+
+def _read_checked_onnx(file: Path) -> ModelProto:
+    model = read_onnx(file)
+    external_files(model, file)
+    check_versions(model, file)
+    check_operators(model, file)
+    return model
+
+
+def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> ModelConfig:
+    """Return the configuration of an ONNX model without config.pbtxt, as Triton's own backend derives it."""
+    files = [version / "model.onnx" for version in versions if (version / "model.onnx").exists()]
+    if not files:
+        problem = "config.pbtxt is missing; a Triton model folder has one next to its version folders"
+        if loose := sorted(file.name for file in folder.glob("*.onnx")):
+            problem += f" (to tune {format_value(loose[0])}, name that file)"
+        raise BadInputError(f"{show_path(folder)}: {problem}")
+    file = max(files, key=lambda path: int(path.parent.name))
+    return derive(_read_checked_onnx(file), file, folder.name, largest_batch)
+
+
+def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path]) -> Path:
+    """Return the model file of the newest version that has one."""
+    own = (config.default_model_filename,) if config.default_model_filename else MODEL_FILES[backend]
+    files = [version / filename for version in versions for filename in own if (version / filename).exists()]
+    if not files:
+        where = show_path(path.parent / "1" / own[0])
+        raise BadInputError(
+            f"{show_path(path.parent)}: no version folder with {one_line(' or '.join(own))}; it belongs at {where}"
+        )
+    return max(files, key=lambda file: (int(file.parent.name), -own.index(file.name)))
+
+
+def _backend_by_file(versions: list[Path]) -> str:
+    """Return the backend that Triton derives from the model's files, or empty if none fits."""
+    for backend, filenames in {**MODEL_FILES, **NATIVE_FILES}.items():
+        if any((version / filename).exists() for version in versions for filename in filenames):
+            return backend
+    return ""
+
+
+def _check_shell_words(config: ModelConfig, path: Path, *, any_backend: bool) -> None:
+    """Raise BadInputError if a text that Triton's Python backend passes through a shell could run a command."""
+    for field in (model_config.FILENAME, model_config.ENVIRONMENT):
+        value = field_path.get_value(config, field)
+        where = f"{show_path(path)}: {field}"
+        if value and field == model_config.ENVIRONMENT and backend_of(config) != "python" and not any_backend:
+            raise BadInputError(f"{where}: only models of the backend python have an environment; remove it")
+        try:
+            model_config.check_shell_value(field, str(value or ""))
+        except ValueError as error:
+            raise BadInputError(f"{where}: {error}") from None
+
+
+def _check_pytorch(config: ModelConfig, path: Path, file: Path) -> None:
+    if not config.input or not config.output:
+        raise BadInputError(
+            f"{show_path(path)}: a PyTorch file does not contain its tensors' dims; write input and output, each "
+            "with name, data_type and dims"
+        )
+    for tensor in (*config.input, *config.output):
+        if tensor.data_type == ModelConfig().input.add(data_type="TYPE_STRING").data_type:
+            raise BadInputError(
+                f"{show_path(path)}: {format_value(tensor.name)} is TYPE_STRING, which tune's PyTorch backend "
+                "does not pass"
+            )
+    check_torch_file(file)
+    check_torch()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise BadInputError(f"{show_path(folder)}: cannot be read: {error.strerror}") from None
+
+
+def _size(folder: Path) -> int:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.parent.name != "__pycache__")
+    return sum(file.stat().st_size for file in files)
+
+
+def read_source(
+    read: Callable[[str], ModelSource],
+    name: str,
+    *,
+    composing: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    concurrent: Sequence[str] = (),
+    batcher: str | None = None,
+) -> ModelSource:
+    """Return the model ``name`` with the other models of its repository that belong to it; ``read`` reads one.
+
+    These are the steps of an ensemble, the models that a Python model calls (``composing``), the ``variants`` that
+    can replace it and the ``concurrent`` models that share its device. ``batcher`` is the model whose settings are
+    tuned, by default the largest step that batches. Raises BadInputError if a model is missing or they do not fit
+    together.
+    """
+    for flag, names in {"bls-composing-models": composing, "concurrent-models": concurrent}.items():
+        if name in names:
+            raise BadInputError(f"--{flag} {name}: {name} is the tuned model itself; leave it out")
+    if set(variants) == {name}:
+        raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
+    top = read(name)
+    parts: dict[str, ModelSource] = {}
+    for step in (*_steps(top.config), *composing, *concurrent):
+        _gather(step, read, parts, path=(name,))
+    if variants and parts:
+        raise BadInputError(
+            f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
+        )
+    others = dict.fromkeys((name, *variants)) if variants else ()
+    kinds = {other: top.config if other == name else read(other).config for other in others}
+    for other, config in kinds.items():
+        _check_variant(name, top.config, other, config)
+    facts = dict(top.facts)
+    if parts:
+        facts["model_bytes"] = sum(int(part.facts.get("model_bytes", 0)) for part in parts.values()) or int(
+            facts.get("model_bytes", 0)
+        )
+    return replace(
+        top,
+        facts=facts,
+        composing={name: part.config for name, part in parts.items()},
+        batcher=_batcher(top, parts, top.name if concurrent and batcher is None else batcher),
+        concurrent=tuple(dict.fromkeys(concurrent)),
+        variants=kinds,
+    )
+
+
+def _steps(config: ModelConfig) -> list[str]:
+    return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+
+
+def _gather(
+    name: str, read: Callable[[str], ModelSource], parts: dict[str, ModelSource], path: tuple[str, ...]
+) -> None:
+    """Add ``name`` to ``parts``, after the steps that it consists of."""
+    if name in path or len(path) > MAX_ENSEMBLE_DEPTH:
+        raise BadInputError(f"{one_line(path[0])}: its ensembles call one another ({' > '.join((*path, name))})")
+    if name in parts:
+        return
+    try:
+        part = read(name)
+    except BadInputError as error:
+        raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
+    for step in _steps(part.config):
+        _gather(step, read, parts, (*path, name))
+    parts[name] = part
+
+
+def _batcher(top: ModelSource, parts: dict[str, ModelSource], wanted: str | None) -> str:
+    able = {name: part for name, part in parts.items() if not is_ensemble(part.config)}
+    if wanted is not None and wanted != top.name and wanted not in able:
+        raise BadInputError(
+            f"model.batcher: {format_value(wanted)} is not a model of {top.name}, which has {', '.join(able)}"
+        )
+    if wanted is not None or not able:
+        return "" if wanted == top.name else wanted or ""
+    batching = {name: part for name, part in able.items() if part.config.max_batch_size > 1} or able
+    return max(batching, key=lambda name: int(batching[name].facts.get("model_bytes", 0)))
+
+
+def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelConfig) -> None:
+    """Raise BadInputError if requests to the model are not valid requests to the variant."""
+    if is_ensemble(variant):
+        raise BadInputError(f"{other}: an ensemble cannot be a variant; give the variants to its own steps")
+
+    def inputs(model: ModelConfig) -> dict[str, tuple[int, tuple[int, ...]]]:
+        return {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.input}
+
+    if inputs(config) != inputs(variant):
+        raise BadInputError(
+            f"{other}: its inputs differ from those of {name}, so one load cannot measure both; tune them separately"
+        )
+    if (config.max_batch_size > 0) != (variant.max_batch_size > 0):
+        raise BadInputError(f"{other}: only one of {name} and {other} takes batches; give both a max_batch_size")

@@ -1,0 +1,324 @@
+"""The requests to a model: the user's options are matched with the model's inputs and stored as a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import file_lock, write_atomically, write_error
+from optimizer.core.notes import SamplesLeftOut
+from optimizer.core.request_sizes import Shape, ValueRange, parse_range, parse_shape, select_inputs
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line
+from optimizer.model import input_data
+from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
+from optimizer.model.recorded_samples import (
+    read_csv_samples,
+    read_folder,
+    read_npy_samples,
+    read_npz_samples,
+    read_parquet_samples,
+)
+
+GENERATED_DATA = ("random", "zero")  # input data that the load generator makes up
+READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[InputSample]]] = {
+    ".npz": read_npz_samples,
+    ".npy": read_npy_samples,
+    ".csv": read_csv_samples,
+    ".parquet": read_parquet_samples,
+}
+# perf_analyzer prepares every request before it starts; this many samples in all requests together take about 1 s
+MAX_PREPARED_SAMPLES, MIN_SAMPLES = 1 << 19, 8
+MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
+MAX_GENERATED_REQUESTS, MIN_GENERATED_REQUESTS = 256, 8
+GENERATED_BYTES = 8 << 20  # size to aim at: perf_analyzer reads the file at every start, at about 20 MB/s
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The requests that the user asks for, on the command line or in a profile.
+
+    ``input_data``: ``random``, ``zero``, a file or folder of samples, or empty if not given. ``shapes`` and
+    ``ranges`` are texts that ``core.request_sizes`` parses; the last one for an input counts. ``string_data`` and
+    ``string_length`` are perf_analyzer's.
+    """
+
+    input_data: str = ""
+    shapes: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+    string_data: str | None = None
+    string_length: int | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the samples come from a file or folder."""
+        return self.input_data not in ("", *GENERATED_DATA)
+
+    def over(self, defaults: RequestOptions) -> RequestOptions:
+        """Return these options, with ``defaults`` for those that are not set.
+
+        Recorded samples replace all defaults.
+        """
+        if self.is_recorded:
+            return self
+        return RequestOptions(
+            self.input_data or defaults.input_data,
+            defaults.shapes + self.shapes,
+            defaults.ranges + self.ranges,
+            defaults.string_data if self.string_data is None else self.string_data,
+            self.string_length or defaults.string_length,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBatching:
+    """How samples become requests: ``samples`` per request, sent by the open loop or by perf_analyzer.
+
+    ``mixed``: requests have up to ``samples``. ``seed`` determines random values. In a request of several samples
+    all have the same shape, with perf_analyzer in all requests.
+    """
+
+    samples: int = 1
+    open_loop: bool = False
+    seed: int = 0
+    mixed: bool = False
+
+    def check(self, source: str, samples: Sequence[InputSample]) -> None:
+        """Raise BadInputError if these requests cannot be formed from consecutive samples of ``source``."""
+        shapes = [tuple(array.shape for array in sample.values()) for sample in samples]
+        if self.samples == 1 or len(set(shapes)) == 1:
+            return
+        if not self.open_loop:
+            raise BadInputError(
+                f"{one_line(source, 200)}: perf_analyzer sends requests of {self.samples} samples in one shape only; "
+                "set --request-batch-size 1 or use --load rate"
+            )
+        groups = [set(shapes[i : i + self.samples]) for i in range(0, len(shapes), self.samples)]
+        if self.mixed or len(shapes) % self.samples or any(len(group) > 1 for group in groups):
+            raise BadInputError(
+                f"{one_line(source, 200)}: samples of different shapes cannot be in one request of {self.samples}; "
+                "set --request-batch-size 1 or put samples of one shape together"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests as a load generator takes them.
+
+    ``input_data`` is ``random``, ``zero`` or the absolute path of perf_analyzer's JSON; ``shapes`` are its
+    ``name:d1,d2``. ``unbounded``: inputs whose random integers cover their whole type. ``largest``: the largest
+    shape of each input with dynamic dims. ``note``: a remark for the user.
+    """
+
+    input_data: str = "random"
+    shapes: tuple[str, ...] = ()
+    unbounded: tuple[str, ...] = ()
+    largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    note: SamplesLeftOut | None = None
+
+    def limited(self, batching: RequestBatching, cache: Path) -> Requests:
+        """Return requests that perf_analyzer prepares in about a second: evenly chosen samples of a large file.
+
+        Raises BadInputError or EnvironmentFault.
+        """
+        limit = max(MIN_SAMPLES, MAX_PREPARED_SAMPLES // batching.samples)
+        if self.input_data in GENERATED_DATA or batching.open_loop or batching.samples == 1:
+            return self
+        path = Path(self.input_data)
+        if path.stat().st_size <= limit * MIN_ENTRY_BYTES:
+            return self
+        entries = input_data.read_entries(path)
+        if len(entries) <= limit:
+            return self
+        chosen = [entries[i * len(entries) // limit] for i in range(limit)]
+        note = SamplesLeftOut(limit, len(entries), batching.samples)
+        return replace(self, input_data=str(_store(input_data.entries_to_json(chosen), cache)), note=note)
+
+
+def prepare_requests(
+    options: RequestOptions, config: ModelConfig, batching: RequestBatching, cache: Path
+) -> Requests:
+    """Return the requests to the model of ``config``; generated or converted samples are stored in ``cache``.
+
+    Raises BadInputError if ``options`` do not fit the model, EnvironmentFault if ``cache`` cannot be written.
+    """
+    inputs = _Inputs(config, options)
+    requests = inputs.recorded(batching, cache) if options.is_recorded else inputs.generated(batching, cache)
+    return requests.limited(batching, cache)
+
+
+def _store(content: bytes, cache: Path) -> Path:
+    """Write ``content`` into ``cache`` under its hash, unless it is there; other processes may do so too."""
+    if len(content) > input_data.MAX_BYTES:
+        raise BadInputError(f"the input data would be more than {input_data.MAX_BYTES >> 20} MiB; give fewer samples")
+    folder = cache / "requests"
+    path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.json"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file_lock(folder / ".lock", lambda holder: None):
+            if not path.exists() or path.stat().st_size != len(content):
+                write_atomically(path, content)
+    except OSError as error:
+        raise write_error(path, error) from error
+    return path
+
+
+class _Inputs:
+    """The options by input of the model. Raises BadInputError for options that do not fit it."""
+
+    def __init__(self, config: ModelConfig, options: RequestOptions) -> None:
+        batched = config.max_batch_size > 0
+        self.model = str(config.name)
+        self.tensors = {
+            tensor.name: InputTensor(tensor.name, _datatype(tensor.data_type), tuple(tensor.dims), batched)
+            for tensor in config.input
+        }
+        self.optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
+        self.kind: Literal["random", "zero"] = "zero" if options.input_data == "zero" else "random"
+        self.shapes: dict[str, tuple[str, Shape]] = {}
+        self.bounds: dict[str, ValueRange] = {}
+        self.options = options
+        for text in options.shapes:
+            self._add_shape(text)
+        for text in options.ranges:
+            self._add_range(text)
+
+    @property
+    def _describes_strings(self) -> bool:
+        return self.options.string_data is not None or bool(self.options.string_length)
+
+    def recorded(self, batching: RequestBatching, cache: Path) -> Requests:
+        """Return requests with the samples of a file or folder; perf_analyzer's own JSON is used in place."""
+        name = one_line(self.options.input_data, 60)
+        if self.bounds or self._describes_strings:
+            raise BadInputError(
+                f"input data {name}: ranges and strings apply to random requests only; leave them out, or the input "
+                "data"
+            )
+        if mixes := [text for text, shape in self.shapes.values() if shape.fixed is None]:
+            raise BadInputError(
+                f"shape {one_line(mixes[0], 60)}: a mix applies to random requests only; the input data {name} have "
+                "their own shapes"
+            )
+        path = Path(self.options.input_data).absolute()
+        if not is_folder(path) and not is_file(path):
+            problem = "is a device or a pipe" if exists(path) else "no such file or folder"
+            raise BadInputError(f"input data {name}: {problem}; give a file or folder, or random or zero")
+        shapes = {name: shape.fixed or () for name, (_, shape) in self.shapes.items()}
+        tensors = [replace(tensor, shape=shapes.get(name, tensor.shape)) for name, tensor in self.tensors.items()]
+        reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
+        samples = input_data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
+        batching.check(str(path), samples)
+        largest = {
+            name: tuple(np.max([sample[name].shape for sample in samples], axis=0).tolist())
+            for name, tensor in self.tensors.items()
+            if -1 in tensor.shape and name in samples[0]
+        }
+        if reader is None:
+            return Requests(str(path), _shape_texts(shapes), largest=largest)
+        return Requests(str(_store(input_data.to_json(samples), cache)), largest=largest)
+
+    def generated(self, batching: RequestBatching, cache: Path) -> Requests:
+        """Return random or zero requests, left to the load generator if it can make them."""
+        tensors = list(self.tensors.values())
+        if self._describes_strings and all(tensor.datatype != "BYTES" for tensor in tensors):
+            inputs = one_line(", ".join(f"{tensor.name} {tensor.datatype}" for tensor in tensors), 200)
+            raise BadInputError(
+                f"--string-data and --string-length: {self.model} has no input of strings (its inputs are {inputs}); "
+                "leave them out"
+            )
+        for tensor in tensors:
+            if -1 in tensor.shape and tensor.name not in self.shapes:
+                name = one_line(tensor.name, 60)
+                raise BadInputError(
+                    f"input {name!r} of {self.model} has dims {list(tensor.shape)}, which random requests cannot "
+                    f"fill: give --shape {name}:128, a mix such as --shape {name}:16..128, or --input-data FILE "
+                    f"(in a profile request.shapes, such as {{{name}: [128]}}, or request.input_data)"
+                )
+        integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
+        unbounded = tuple(name for name in integers if name not in self.bounds and self.kind == "random")
+        fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
+        plain = not self.bounds and not self._describes_strings
+        if plain and len(fixed) == len(self.shapes):
+            return Requests(self.kind, _shape_texts(fixed), unbounded, fixed)
+        samples = self._generate(batching)
+        batching.check(f"shapes {', '.join(self.options.shapes)}", samples)
+        largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
+        return Requests(str(_store(input_data.to_json(samples), cache)), (), unbounded, largest)
+
+    def _generate(self, batching: RequestBatching) -> list[InputSample]:
+        """Return the samples of whole requests; all samples of one request have the same shape."""
+        options = self.options
+        generators = {
+            name: ValueGenerator(self.kind, self.bounds.get(name), options.string_data, options.string_length)
+            for name in self.tensors
+        }
+        shapes = self._draw_shapes(MAX_GENERATED_REQUESTS, batching.seed)
+        sizes = [
+            batching.samples
+            * sum(generators[name].bytes_of(self.tensors[name], dims) for name, dims in by_name.items())
+            for by_name in shapes
+        ]
+        if max(sizes) * MIN_GENERATED_REQUESTS > input_data.MAX_BYTES:
+            raise BadInputError(
+                f"a request to {self.model} would have {max(sizes) / 2**20:,.0f} MiB; give smaller shapes"
+            )
+        fitting = GENERATED_BYTES * len(sizes) // max(1, sum(sizes))
+        count = max(MIN_GENERATED_REQUESTS, min(MAX_GENERATED_REQUESTS, fitting))
+        if count < MAX_GENERATED_REQUESTS:
+            shapes = self._draw_shapes(count, batching.seed)
+        rng = np.random.default_rng(batching.seed)
+        return [
+            {name: generators[name].array(self.tensors[name], dims, rng) for name, dims in by_name.items()}
+            for by_name in shapes
+            for _ in range(batching.samples)
+        ]
+
+    def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
+        """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""
+        rng = np.random.default_rng([seed, 1])
+        mixes = {text: shape.draw(count, rng) for text, shape in self.shapes.values()}
+        return [
+            {
+                name: mixes[self.shapes[name][0]][i] if name in self.shapes else tensor.shape
+                for name, tensor in self.tensors.items()
+            }
+            for i in range(count)
+        ]
+
+    def _add_shape(self, text: str) -> None:
+        try:
+            shape = parse_shape(text)
+            for name in select_inputs(shape.names, self.tensors):
+                if not shape.fits_model(self.tensors[name].shape):
+                    raise ValueError(f"{name} is {list(self.tensors[name].shape)}")
+                self.shapes[name] = (text, shape)
+        except ValueError as error:
+            raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
+
+    def _add_range(self, text: str) -> None:
+        try:
+            names, bounds = parse_range(text)
+            if self.kind == "zero":
+                raise ValueError("input data zero has no range of values; leave the range out")
+            for name in select_inputs(names, self.tensors):
+                ValueGenerator(bounds=bounds).check(self.tensors[name])
+                self.bounds[name] = bounds
+        except ValueError as error:
+            raise BadInputError(f"range {one_line(text, 60)}: {one_line(str(error), 200)}") from None
+
+
+def _shape_texts(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """Return the shapes in the syntax of perf_analyzer's --shape."""
+    return tuple(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def _datatype(data_type: int) -> str:
+    name = str(DataType.Name(data_type)).removeprefix("TYPE_")
+    return {"STRING": "BYTES"}.get(name, name)

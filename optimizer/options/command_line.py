@@ -1,0 +1,125 @@
+"""The command line: the parser that the table of options generates, and the command that reproduces a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.options.option import Option
+from optimizer.options.option_reader import written_values
+from optimizer.options.run_options import RunOptions
+from optimizer.options.table import GROUPS, OPTIONS
+from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path
+
+
+class _NoColor(argparse.Action):
+    """Set NO_COLOR (see no-color.org) for rich and for child processes."""
+
+    def __call__(self, *_: object) -> None:
+        os.environ["NO_COLOR"] = "1"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser with one-line errors; every command takes ``--no-color``."""
+
+    def __init__(self, prog: str, usage: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} {usage}".strip(),
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument(
+            "--no-color",
+            action=_NoColor,
+            nargs=0,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help="Disable colors (also: set NO_COLOR)",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise BadInputError in place of argparse's exit."""
+        raise BadInputError(f"{one_line(message, QUOTE_LENGTH)}; `{self.prog} --help` shows the options")
+
+    def read(self, words: list[str]) -> argparse.Namespace:
+        """Return the parsed words; negative values may follow their flag as words of their own.
+
+        Raises BadInputError for a wrong word, and if ``--out`` or ``--output`` is no path.
+        """
+        namespace = self.parse_args(_join_negative_values(words))
+        for name in ("out", "output"):
+            parse_optional(f"--{name}", getattr(namespace, name, None), parse_path)
+        return namespace
+
+    def add_options(
+        self, names: Collection[str], hidden: Collection[str] = (), defaults: Mapping[str, str] | None = None
+    ) -> dict[str, argparse._ArgumentGroup]:
+        """Add options of the table and return the groups of the parser by title.
+
+        ``defaults`` replaces defaults in the help. The options in ``hidden`` are not shown in the help.
+        """
+        groups = {str(group.title): group for group in self._action_groups}
+        for title in GROUPS:
+            for option in OPTIONS:
+                if option.group != title or option.name not in {*names, *hidden}:
+                    continue
+                if option.name in hidden:
+                    _add_option(self, option, argparse.SUPPRESS)
+                    continue
+                if title not in groups:
+                    groups[title] = self.add_argument_group(title)
+                text = option.help_text((defaults or {}).get(option.name, ""))
+                _add_option(groups[title], option, text.replace("%", "%%"))
+        return groups
+
+
+def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -> None:
+    named: dict[str, Any] = {"help": text}
+    if option.type is None:
+        named |= {"action": "store_const", "const": True}
+    else:
+        choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
+        named |= {"action": "append" if option.repeatable else "store", "metavar": choices or option.type.metavar}
+    parser.add_argument(option.flag, **named)
+
+
+def values_of(namespace: argparse.Namespace) -> dict[str, object]:
+    """Return the values of the table's options that were given, by option name."""
+    values = {option.name: getattr(namespace, option.keyword, None) for option in OPTIONS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def command_line(options: RunOptions) -> str:
+    """Return the ``tune`` command that reproduces ``options``.
+
+    Defaults are left out, except those that a file of Model Analyzer may set. Secrets are replaced.
+    """
+    words = ["tune"]
+    for name, value in written_values(options).items():
+        flag = f"--{name}"
+        if value is True:
+            words.append(flag)
+            continue
+        for text in value if isinstance(value, list) else [str(value)]:
+            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    return shlex.join([*words, *(["--"] if options.model.startswith("-") else []), options.model])
+
+
+def _join_negative_values(words: list[str]) -> list[str]:
+    """Return ``--budget -5m`` as ``--budget=-5m``, because argparse takes -5m for a flag."""
+    joined: list[str] = []
+    for word in words:
+        if joined and re.match(r"-\.?[0-9]", word) and re.fullmatch("--[a-z][a-z0-9-]*", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined

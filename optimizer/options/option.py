@@ -1,0 +1,106 @@
+"""The declaration of an option: its value type, its help text, and the commands that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from optimizer.options.addresses import redact_header
+from optimizer.options.run_options import TARGETS, RunOptions, TargetName
+from optimizer.options.values import MovePath, quote
+
+DEFAULTS: Final = RunOptions("")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type of option values.
+
+    Attributes:
+        metavar: The value's name in help texts.
+        parse: Text to value. Raises ValueError with advice.
+        write: Value to the text that reads as the same value. Secrets are replaced.
+        annotation: The type of the Python keyword.
+        move: The value as seen from another working folder, for a value that may be a path.
+    """
+
+    metavar: str
+    parse: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+    annotation: str = "str"
+    move: MovePath | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of ``tune run``.
+
+    Attributes:
+        name: The flag without dashes.
+        type: How its value is read and written; None for a switch, which takes no value.
+        help: The help text, without the targets that take it.
+        also: Where else it is taken: P Python, B entries of a suite, S ``tune sweep``, R together with ``--resume``.
+        stored_as: The field of RunOptions: None if it has the option's name, empty for an option that only the
+            command itself uses.
+        key: The key in the field if that is a mapping.
+        default: The default in words if it is not the default of the field.
+        choices: The allowed values if there are few.
+        repeatable: It may be given several times; the field is a tuple.
+        targets: The targets that take it.
+        from_model_analyzer: Model Analyzer's file may set it, so the reproduced command always has it.
+        always_written: The reproduced command has it even if it is the default.
+        group: The heading under which help shows it.
+    """
+
+    name: str
+    type: ValueType | None
+    help: str
+    also: str = "PBS"
+    stored_as: str | None = None
+    key: str = ""
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+    targets: tuple[TargetName, ...] = TARGETS
+    from_model_analyzer: bool = False
+    always_written: bool = False
+    group: str = ""
+
+    @property
+    def field(self) -> str:
+        """The field of RunOptions; empty if it has none."""
+        return self.keyword if self.stored_as is None else self.stored_as
+
+    @property
+    def flag(self) -> str:
+        """The flag with its dashes."""
+        return f"--{self.name}"
+
+    @property
+    def keyword(self) -> str:
+        """The name as an identifier."""
+        return self.name.replace("-", "_")
+
+    def help_text(self, default: str = "") -> str:
+        """Return the help with the default, or with ``default`` in its place."""
+        default = default or self.default
+        if not default and self.type is not None and self.field and not self.key and not self.repeatable:
+            value = getattr(DEFAULTS, self.field)
+            default = "" if value in (None, ()) else self.type.write(value)
+        targets = "" if self.targets == TARGETS else f"{', '.join(self.targets)}: "
+        return f"{targets}{self.help} (default: {default})" if default else f"{targets}{self.help}"
+
+    @property
+    def when_set(self) -> bool:
+        """The value of a switch's field if the switch is given."""
+        return not self.name.startswith("no-")
+
+    def quote(self, text: str) -> str:
+        """Return a value for a message, without secrets."""
+        return quote(redact_header(text) if self.name == "header" else text)
+
+    def value_in(self, options: RunOptions) -> Any:
+        """Return the option's value in ``options``."""
+        value = getattr(options, self.field)
+        return value.get(self.key) if self.key else value

@@ -1,0 +1,265 @@
+"""Convert option values to RunOptions, and check combinations of options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.core.safe_text import is_folder
+from optimizer.options.addresses import DEFAULT_URL, server_address
+from optimizer.options.option import DEFAULTS, Option
+from optimizer.options.run_options import RunOptions, default_search
+from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS
+from optimizer.options.values import OptionError, move_model, quote
+
+CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
+
+
+def check_options(options: RunOptions, explicit: Collection[str]) -> None:
+    """Raise OptionError if options contradict each other."""
+    _check_load(options, explicit)
+    check_target(options, explicit)
+    _check_remote(options, explicit)
+    _check_search(options)
+    _check_cluster(options)
+    if options.join is not None and options.storage is None:
+        raise OptionError(
+            "join", f"--join {quote(options.join)}: --storage is missing; give the database that all workers share"
+        )
+
+
+def check_target(options: RunOptions, explicit: Collection[str]) -> None:
+    """Raise OptionError if an option does not belong to the target, or needs another option that is missing."""
+    for option in OF_TARGET:
+        if option.name in explicit and options.target not in option.targets:
+            value = option.value_in(options)
+            shown = option.quote(value[0] if option.repeatable else value)
+            names = " and ".join(option.targets)
+            raise OptionError(
+                option.name,
+                f"{option.flag} {shown}: works only with --target {names}; give that too, or leave {option.flag} out",
+            )
+    if (options.tls_cert is None) != (options.tls_key is None):
+        flag, other = ("--tls-key", "--tls-cert") if options.tls_cert is None else ("--tls-cert", "--tls-key")
+        raise OptionError(flag[2:], f"{flag}: a client certificate needs its key; give {other} too")
+    files = {"tls-ca": options.tls_ca, "tls-cert": options.tls_cert, "tls-key": options.tls_key}
+    name = next((name for name, file in files.items() if file is not None), None)
+    if name is not None and not server_address(options.url).tls:
+        url = quote(options.url or DEFAULT_URL)
+        raise OptionError(name, f"--{name}: --url {url} is not encrypted; begin it with grpcs:// or https://")
+    if options.target == "docker" and options.docker_image is None:
+        raise OptionError(
+            "target",
+            "--target docker: --docker-image is missing; give an image such as nvcr.io/nvidia/tritonserver:…-py3",
+        )
+
+
+def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
+    if options.load != "rate":
+        if "arrivals" in explicit:
+            problem = (
+                f"--arrivals {quote(options.arrivals)}: works only with --load rate; give that too, or leave it out"
+            )
+            raise OptionError("arrivals", problem)
+        return
+    if options.protocol == "http":
+        fix = "leave --protocol http out" if "protocol" in explicit else "give the server's gRPC address as --url"
+        raise OptionError("load", f"--load rate sends requests by gRPC only: {fix}")
+    if options.perf_analyzer_image is not None:
+        problem = "--load rate does not use perf_analyzer: leave --perf-analyzer-image out"
+        raise OptionError("load", problem)
+
+
+def _check_remote(options: RunOptions, explicit: Collection[str]) -> None:
+    if options.target != "remote":
+        return
+    if "protocol" in explicit and options.protocol == "http" and server_address(options.url).protocol != "http":
+        raise OptionError("protocol", "--protocol http: --url is a gRPC address; give http://host:port")
+    if options.server_cpus is not None:
+        problem = f"--server-cpus {options.server_cpus}: the CPUs of a remote server cannot be set; leave it out"
+        raise OptionError("server-cpus", problem)
+
+
+def _check_search(options: RunOptions) -> None:
+    if options.search == "simulated" and options.objectives[0] != "throughput":
+        raise OptionError(
+            "search",
+            f"--search simulated ranks by throughput; with --objective {','.join(options.objectives)} "
+            "take tpe, nsga2, random or grid",
+        )
+    if options.search == "grid" and options.warm_start is not None:
+        problem = "--warm-start: --search grid measures every configuration anyway; leave one of the two out"
+        raise OptionError("warm-start", problem)
+
+
+def _check_cluster(options: RunOptions) -> None:
+    if options.cluster is None:
+        if options.cluster_cpus is not None:
+            problem = (
+                f"--cluster-cpus {options.cluster_cpus}: works only with --cluster; give that too, or leave it out"
+            )
+            raise OptionError("cluster-cpus", problem)
+        return
+    if options.target not in CLUSTER_TARGETS:
+        raise OptionError(
+            "cluster",
+            f"--cluster: each trial starts its own server, which --target {options.target} does not; "
+            f"take {' or '.join(CLUSTER_TARGETS)}",
+        )
+    if options.join is not None:
+        raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --join out")
+    for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):
+        option = next(option for option in OPTIONS if option.name == name)
+        if option.value_in(options) is not None:
+            reason = (
+                "uses tune's own perf_analyzer" if name == "perf-analyzer-image" else "gets free CPUs of its node"
+            )
+            raise OptionError(name, f"--{name}: a trial on a cluster {reason}: leave it out")
+
+
+def run_options(model: str, values: Mapping[str, object]) -> RunOptions:
+    """Return the options of a run from values by option name, such as ``{"sla-p95": "20ms", "seed": 3}``.
+
+    A value is text as on the command line, a number, a path, True for a switch, or a list for a repeatable option or
+    one whose text is a comma-separated list. An option with the value None or False is not set. Raises OptionError.
+    """
+    parsed = parse_values(values)
+    options = RunOptions(model=model, **_fields(parsed))
+    if "search" not in parsed:
+        options = replace(options, search=default_search(options.objectives))
+    if options.target == "remote" and server_address(options.url).protocol == "http":
+        options = replace(options, protocol="http")
+    check_options(options, parsed.keys())
+    return options
+
+
+def parse_values(
+    values: Mapping[str, object], is_known: Callable[[Option], bool] = lambda option: True
+) -> dict[str, Any]:
+    """Return the parsed values of the options that are set, by name.
+
+    Raises OptionError for an invalid value, and for an option that is not in the table or not ``is_known``.
+    """
+    parsed = {}
+    for name, value in values.items():
+        option = BY_NAME.get(name)
+        if option is None or not is_known(option):
+            similar = difflib.get_close_matches(name, filter(lambda other: is_known(BY_NAME[other]), BY_NAME), 1)
+            advice = f"did you mean --{similar[0]}?" if similar else "`tune --help` shows the options"
+            raise OptionError(name, f"--{quote(name)}: unknown option; {advice}")
+        if value is not None and value is not False:
+            parsed[name] = _parse(option, value)
+    return parsed
+
+
+def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the latency bounds in ``values`` by metric, such as ``{"p95": 20.0}``. Raises OptionError."""
+    return {BY_NAME[name].key: value for name, value in parse_values(values).items() if BY_NAME[name].key}
+
+
+def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
+    """Return ``options`` with the target options in ``values``; if they name another target, with no others.
+
+    Raises OptionError.
+    """
+    parsed = parse_values(values)
+    if parsed.get("target", options.target) != options.target:
+        options = replace(options, **{option.field: getattr(DEFAULTS, option.field) for option in OF_TARGET})
+    options = replace(options, **_fields(parsed))
+    check_target(options, parsed.keys())
+    return options
+
+
+def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
+    """Return the options of a resumed run with the values that are given with ``--resume``. Raises OptionError."""
+    fields = _fields(parse_values(values))
+    fields.pop("out", None)  # where the run is looked for
+    return replace(options, **fields)
+
+
+def written_values(options: RunOptions) -> dict[str, str | list[str] | bool]:
+    """Return values by option name that ``run_options`` reads as ``options``; defaults and secrets are left out.
+
+    The seed, and the options that a file of Model Analyzer may set, are written even if they are defaults.
+    """
+    written: dict[str, str | list[str] | bool] = {}
+    for option in OPTIONS:
+        if not option.field:
+            continue
+        value, default = option.value_in(options), _default(option, options)
+        always = option.always_written or (option.from_model_analyzer and options.from_model_analyzer is not None)
+        if option.name == "arrivals" and options.load != "rate":
+            always = False
+        if value is None or (value == default and not always):
+            continue
+        if option.type is None:
+            written[option.name] = True
+        elif option.repeatable:
+            written[option.name] = [option.type.write(element) for element in value]
+        else:
+            written[option.name] = option.type.write(value)
+    return written
+
+
+def move_options(folder: Path, options: RunOptions) -> RunOptions:
+    """Return options that were given in ``folder``, with relative paths rewritten for the current working folder.
+
+    They are unchanged if ``folder`` is the current working folder or does not exist.
+    """
+    if not is_folder(folder) or folder.samefile(Path.cwd()):
+        return options
+    moved = {"model": move_model(folder, options.model, options)}
+    for option in OPTIONS:
+        move = option.type.move if option.type is not None and option.field else None
+        if move is not None and (value := getattr(options, option.field)) is not None:
+            moved[option.field] = move(folder, value, options)
+    return replace(options, **moved)  # type: ignore[arg-type]  # fields of text
+
+
+def _parse(option: Option, value: object) -> Any:
+    """Return the value of the option's field. Raises OptionError."""
+    if option.type is None:
+        if value is not True:
+            raise OptionError(option.name, f"{option.flag}: {_quoted(value)} is neither true nor false")
+        return value
+    elements = value if isinstance(value, (list, tuple)) else (value,)
+    for element in elements:
+        if isinstance(element, bool) or not isinstance(element, (str, int, float, Path)):
+            kind = type(element).__name__
+            raise OptionError(option.name, f"{option.flag}: {kind} is not text, a number or a list of them")
+    if option.repeatable:
+        return tuple(_parse_text(option, str(element)) for element in elements)
+    return _parse_text(option, ",".join(map(str, elements)))
+
+
+def _parse_text(option: Option, text: str) -> Any:
+    assert option.type is not None
+    try:
+        if option.choices and text not in option.choices:
+            raise ValueError(f"choose from {', '.join(option.choices)}")
+        return option.type.parse(text)
+    except ValueError as error:
+        raise OptionError(option.name, f"{option.flag} {option.quote(text)}: {error}") from None
+
+
+def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of RunOptions for parsed values."""
+    fields: dict[str, Any] = {}
+    for name, value in parsed.items():
+        option = BY_NAME[name]
+        if option.key:
+            fields.setdefault(option.field, {})[option.key] = value
+        elif option.field:
+            fields[option.field] = option.when_set if option.type is None else value
+    return fields
+
+
+def _default(option: Option, options: RunOptions) -> object:
+    return default_search(options.objectives) if option.name == "search" else option.value_in(DEFAULTS)
+
+
+def _quoted(value: object) -> str:
+    return quote(str(value))

@@ -1,0 +1,87 @@
+"""The options of a run as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, get_args
+
+from objectives.sla import CONFIDENCE
+
+TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
+SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
+SlaMetric: TypeAlias = Literal["avg", "p50", "p90", "p95", "p99"]
+LogName: TypeAlias = Literal["live", "plain", "none"]
+TARGETS: Final[tuple[TargetName, ...]] = get_args(TargetName)
+SEARCHERS: Final[tuple[SearchName, ...]] = get_args(SearchName)
+LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
+SLA_METRICS: Final[tuple[SlaMetric, ...]] = get_args(SlaMetric)
+THROUGHPUT = ("throughput",)
+
+
+def default_search(objectives: tuple[str, ...]) -> SearchName:
+    """Return the default search method for ``objectives``: `simulated` ranks by throughput alone."""
+    return "simulated" if objectives == THROUGHPUT else "tpe"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of ``tune run``: durations in ms, the budget in seconds, memory in bytes; None if not set.
+
+    Everything that decides which measurements are made is a field and is stored in ``run.json``, so ``--resume`` uses
+    the same values. ``optimizer.options.table`` declares the option of each field.
+    """
+
+    model: str
+    sla_ms: dict[SlaMetric, float] = field(default_factory=dict)  # upper bound of the latency by metric
+    model_repository: str | None = None
+    bls_composing_models: tuple[str, ...] = ()
+    concurrent_models: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    model_warmup: bool = False
+    from_model_analyzer: str | None = None  # the file; the options that it sets are stored in the other fields too
+    target: TargetName = "embedded"
+    tritonserver: str | None = None
+    backend_directory: str | None = None
+    server_args: tuple[str, ...] = ()
+    url: str | None = None
+    metrics_url: str | None = None
+    headers: tuple[str, ...] = ()  # NAME:VALUE; variables of the environment are not expanded yet
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    docker_image: str | None = None
+    docker_gpus: str | None = None
+    docker_mounts: tuple[str, ...] = ()
+    docker_shm_size: str | None = None
+    docker_ulimits: tuple[str, ...] = ()
+    perf_analyzer_image: str | None = None
+    objectives: tuple[str, ...] = THROUGHPUT
+    min_throughput: str | None = None
+    max_memory_bytes: float | None = None
+    min_score: float | None = None
+    confidence: float = CONFIDENCE
+    output_check: bool = True
+    budget_seconds: float = 240.0
+    max_trials: int | None = None
+    max_instances: int | None = None  # of one model
+    confirmation: bool = True
+    search: str = default_search(THROUGHPUT)
+    seed: int = 0
+    warm_start: str | None = None  # a run, or a table of trials, of another machine
+    protocol: Literal["grpc", "http"] = "grpc"
+    measurement_interval_ms: float | None = None  # length of each of the three windows
+    request_batch_size: int | str | None = None  # text: a mix of sizes, see optimizer.core.request_sizes
+    input_data: str | None = None  # random, zero, or a file or folder of samples
+    shapes: tuple[str, ...] = ()  # see optimizer.core.request_sizes
+    ranges: tuple[str, ...] = ()  # see optimizer.core.request_sizes
+    string_data: str | None = None
+    string_length: int | None = None
+    load: Literal["concurrency", "rate"] = "concurrency"
+    arrivals: str = "poisson"  # or constant, or a file of intervals; only with load "rate"
+    server_cpus: str | None = None  # such as 0-3
+    client_cpus: str | None = None
+    cluster: str | None = None  # auto, or ray://host:port
+    cluster_cpus: int | None = None  # per trial
+    storage: str | None = None
+    join: str | None = None  # name of a study in the storage that several workers share
+    out: str = "results"

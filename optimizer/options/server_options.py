@@ -1,0 +1,54 @@
+"""Options of tritonserver that apply to all models: which ones may be set, and how a candidate sets them.
+
+A candidate's field ``server.<option>``, such as ``server.rate-limit``, sets an option. The value DEFAULT omits it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from optimizer.core.trial import SERVER_OPTION_PREFIX, FieldValue
+
+DEFAULT = "default"
+MAX_VALUE_LENGTH = 1000
+# set by tune itself, or able to stop, hide or open the server
+_RESERVED = re.compile(
+    r"help|id|model-(repository|store|control-mode|config-name|namespacing)|repository-poll-secs|load-model"
+    r"|exit-on-error|disable-auto-complete-config|strict-(model-config|readiness)|backend-directory|log-(file|error)"
+    r"|allow-.*|(http|grpc|metrics)-(address|port)|reuse-(http|grpc)-port|http-restricted-api|grpc-restricted-protocol"
+    r"|grpc-use-ssl.*|(sagemaker|vertex-ai)-.*"
+)
+
+
+def check_option_name(name: str) -> str:
+    """Return ``name`` if it is the name of an option that may be set, without dashes. Raises ValueError."""
+    if not re.fullmatch("[a-z][a-z0-9-]*", name):
+        raise ValueError("write the name of an option of tritonserver without the dashes, such as rate-limit")
+    if _RESERVED.fullmatch(name):
+        raise ValueError(f"--{name} is set by tune itself")
+    return name
+
+
+def normalize_value(name: str, value: FieldValue) -> FieldValue:
+    """Return a value as tritonserver reads it; YAML reads ``off`` as false. Raises ValueError."""
+    if isinstance(value, bool):
+        return "off" if name == "rate-limit" and not value else str(value).lower()
+    text = str(value)
+    if not text or not text.isprintable() or len(text) > MAX_VALUE_LENGTH:
+        raise ValueError(f"{text[:50]!r} is not an option value; write 1 to {MAX_VALUE_LENGTH} printable characters")
+    return value
+
+
+def option_names(paths: Iterable[str]) -> list[str]:
+    """Return the names of the options among the field paths of a space."""
+    return [path.removeprefix(SERVER_OPTION_PREFIX) for path in paths if path.startswith(SERVER_OPTION_PREFIX)]
+
+
+def to_arguments(fields: Iterable[tuple[str, FieldValue]]) -> tuple[str, ...]:
+    """Return the arguments of tritonserver that a candidate's fields set, such as ``--rate-limit=off``."""
+    return tuple(
+        f"--{path.removeprefix(SERVER_OPTION_PREFIX)}={value}"
+        for path, value in fields
+        if path.startswith(SERVER_OPTION_PREFIX) and value != DEFAULT
+    )

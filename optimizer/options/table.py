@@ -1,0 +1,359 @@
+"""The table of options: each option of ``tune run`` is declared once.
+
+The parser and its help, the reproduced command, the Python keywords, the options of suites and of Model Analyzer's
+files, and the reference page are generated from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
+from optimizer.core.request_sizes import parse_range, parse_shape
+from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS
+from optimizer.options import values
+from optimizer.options.addresses import (
+    DEFAULT_URL,
+    parse_cluster_address,
+    parse_metrics_address,
+    redact,
+    redact_header,
+    server_address,
+)
+from optimizer.options.option import Option, ValueType
+from optimizer.options.run_options import LOGS, SEARCHERS, SLA_METRICS, TARGETS, TargetName
+
+REQUIREMENTS, MODEL, REQUESTS = "requirements", "model and load", "requests"
+TARGET, CLUSTER = "target", "Ray cluster (see docs/cluster.md)"
+SEARCH, RESULTS = "search", "results"
+GROUPS: Final = (REQUIREMENTS, MODEL, REQUESTS, TARGET, CLUSTER, SEARCH, RESULTS)
+
+
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a parser that checks the text and returns it unchanged: its meaning depends on the model."""
+
+    def keep(text: str) -> str:
+        parse(text)
+        return text
+
+    return keep
+
+
+def _number(metavar: str, least: int, most: int | None = None) -> ValueType:
+    return ValueType(metavar, values.whole_number(least, most), annotation="int")
+
+
+def _text(metavar: str) -> ValueType:
+    return ValueType(metavar, values.parse_text)
+
+
+_LATENCY = ValueType("TIME", parse_duration_ms, lambda value: f"{values.format_number(value)}ms")
+_INTERVAL = ValueType("TIME", values.parse_interval_ms, _LATENCY.write)
+_BUDGET = ValueType("TIME", values.parse_budget_seconds, lambda value: f"{values.format_number(value)}s")
+_RATE = ValueType("RATE", _checked(lambda text: parse_rate(text, 1)))
+_BYTES = ValueType("SIZE", parse_bytes, lambda value: f"{values.format_number(value)}B")
+_SCORE = ValueType("SCORE", values.parse_number, values.format_number, "str | int | float")
+_SHARE = ValueType(
+    "SHARE", values.parse_confidence, lambda value: f"{values.format_number(100 * value)}%", "str | int | float"
+)
+_OBJECTIVES = ValueType("NAME[,NAME]", values.parse_objectives, ",".join)
+_MODELS = ValueType("NAMES", values.parse_model_names, ",".join)
+_CPUS = ValueType("CPUS", values.parse_usable_cpus)
+_CHOICE = ValueType("")
+_FOLDER = ValueType("DIR", values.parse_path, annotation="str | Path")
+_RUN = ValueType("RUN", values.parse_path, annotation="str | Path", move=values.move_run)
+
+
+def _program(metavar: str) -> ValueType:
+    return ValueType(metavar, values.parse_text, annotation="str | Path", move=values.move_program)
+
+
+def _moved(metavar: str) -> ValueType:
+    return ValueType(metavar, values.parse_path, annotation="str | Path", move=values.move_path)
+
+
+_LOCAL: tuple[TargetName, ...] = ("local",)
+_DOCKER: tuple[TargetName, ...] = ("docker",)
+_REMOTE: tuple[TargetName, ...] = ("remote",)
+
+_BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
+    REQUIREMENTS: (
+        *(
+            Option(
+                f"sla-{metric}",
+                _LATENCY,
+                f"Upper bound on the {'average' if metric == 'avg' else metric} latency: 20ms, 0.02s, 500us",
+                stored_as="sla_ms",
+                key=metric,
+                also="P",
+            )
+            for metric in SLA_METRICS
+        ),
+        Option(
+            "min-throughput",
+            _RATE,
+            "Lower bound on the throughput: 4000/s (inferences) or 500req/s (requests)",
+            also="PB",
+        ),
+        Option(
+            "max-memory",
+            _BYTES,
+            "Upper bound on the memory of the GPU, or of the server without a GPU: 4GiB",
+            stored_as="max_memory_bytes",
+            also="PB",
+        ),
+        Option(
+            "min-score", _SCORE, "Lower bound on the score on the profile's labelled data (see README)", also="PB"
+        ),
+        Option("confidence", _SHARE, "Confidence level of the verdict on the SLA: 99%, 99.9%", also="PB"),
+        Option(
+            "no-output-check",
+            None,
+            "Accept outputs that differ from the baseline's",
+            stored_as="output_check",
+            also="PB",
+        ),
+        Option(
+            "objective",
+            _OBJECTIVES,
+            f"Objectives, the most important first: {', '.join(values.OBJECTIVES)}",
+            stored_as="objectives",
+            from_model_analyzer=True,
+            also="PB",
+        ),
+    ),
+    MODEL: (
+        Option("model-repository", _moved("DIR"), "Triton model repository that contains MODEL"),
+        Option("bls-composing-models", _MODELS, "Models that MODEL, a Python model, calls, separated by commas"),
+        Option("concurrent-models", _MODELS, "Models that get the same load at the same time, separated by commas"),
+        Option("variants", _MODELS, "Models that may be served in place of MODEL, separated by commas"),
+        Option(
+            "max-instances",
+            _number("N", 1, values.LARGEST_INT32),
+            "Largest number of instances of a model that a configuration may have",
+            default="64, fewer if memory is short",
+        ),
+        Option("model-warmup", None, "Let the server run each batch size once before it accepts requests"),
+        Option(
+            "from-model-analyzer",
+            _moved("FILE"),
+            "Model Analyzer configuration file; MODEL is one of its models",
+            also="PS",
+        ),
+        Option(
+            "print-profile", None, "Print the Model Analyzer file as a profile.yaml and exit", stored_as="", also=""
+        ),
+        Option("protocol", _CHOICE, "Protocol of the requests", choices=("grpc", "http"), from_model_analyzer=True),
+        Option(
+            "load",
+            _CHOICE,
+            "Fixed number of requests in flight (concurrency), or requests sent at a fixed rate (rate)",
+            choices=("concurrency", "rate"),
+            from_model_analyzer=True,
+            also="PB",
+        ),
+        Option(
+            "arrivals",
+            ValueType("KIND", values.parse_arrivals, annotation="str | Path", move=values.move_arrivals),
+            "Request distribution of --load rate: poisson, constant, or a file of intervals in µs",
+            from_model_analyzer=True,
+        ),
+        Option(
+            "measurement-interval",
+            _INTERVAL,
+            "Length of a perf_analyzer window; a measurement has three",
+            stored_as="measurement_interval_ms",
+            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate",
+        ),
+        Option("server-cpus", _CPUS, "CPUs for the server, such as 0-3 (see README)"),
+        Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
+    ),
+    REQUESTS: (
+        Option(
+            "request-batch-size",
+            ValueType("N", values.parse_batch_size, annotation="str | int"),
+            "Samples in each request; with --load rate also a mix of sizes such as 1*9|8*1",
+        ),
+        Option(
+            "input-data",
+            ValueType("DATA", values.parse_input_data, annotation="str | Path", move=values.move_input_data),
+            "random, zero, JSON file or folder of perf_analyzer, or a .npz, .npy, .csv or .parquet file",
+            default="random",
+        ),
+        Option(
+            "shape",
+            ValueType("NAME:SIZES", _checked(parse_shape)),
+            "Shape of an input with variable dimensions: ids:128, a mix ids:16..128 or ids:16*3|128*1, "
+            "or the same for several inputs a,b:16..128; repeatable",
+            stored_as="shapes",
+            repeatable=True,
+        ),
+        Option(
+            "input-range",
+            ValueType("NAME:LOW..HIGH", _checked(parse_range)),
+            "Range of random values, such as ids:0..30521; repeatable",
+            stored_as="ranges",
+            repeatable=True,
+        ),
+        Option("string-data", ValueType("TEXT", values.parse_string_data), "Value of each string tensor"),
+        Option("string-length", _number("N", 1, values.LONGEST_STRING), "Length of random strings", default="128"),
+    ),
+    TARGET: (
+        Option(
+            "target",
+            _CHOICE,
+            "Server that runs the trials. embedded: installed by tune; local: a tritonserver program; "
+            "docker: an image; remote: a running server",
+            choices=TARGETS,
+        ),
+        Option(
+            "tritonserver", _program("PATH"), "the tritonserver program", default="the one on PATH", targets=_LOCAL
+        ),
+        Option(
+            "backend-directory",
+            _program("DIR"),
+            "folder of the backends",
+            default="next to the program, else /opt/tritonserver/backends",
+            targets=_LOCAL,
+        ),
+        Option(
+            "server-arg",
+            ValueType("ARG", values.parse_server_arg),
+            "argument of tritonserver, as --server-arg=--x=y; repeatable",
+            stored_as="server_args",
+            repeatable=True,
+            targets=("local", "docker"),
+        ),
+        Option(
+            "url",
+            ValueType("URL", _checked(server_address)),
+            "HOST:PORT of gRPC, or a URL with grpcs://, http:// or https://",
+            default=DEFAULT_URL,
+            targets=_REMOTE,
+        ),
+        Option(
+            "metrics-url",
+            ValueType("HOST:PORT", parse_metrics_address),
+            "address of the server's metrics, which report GPUs",
+            default="host of --url, port 8002",
+            targets=_REMOTE,
+        ),
+        Option(
+            "header",
+            ValueType("NAME:VALUE", values.parse_header, redact_header),
+            "header of each request; $VARIABLE in its value is expanded when it is sent; repeatable",
+            stored_as="headers",
+            repeatable=True,
+            targets=_REMOTE,
+            also="PBSR",
+        ),
+        Option("tls-ca", _program("FILE"), "CA certificates that verify the server (PEM file)", targets=_REMOTE),
+        Option("tls-cert", _program("FILE"), "client certificate (PEM file)", targets=_REMOTE),
+        Option("tls-key", _program("FILE"), "client private key (PEM file)", targets=_REMOTE),
+        Option(
+            "docker-image",
+            _text("IMAGE"),
+            "image of the server, such as nvcr.io/nvidia/tritonserver:…-py3",
+            targets=_DOCKER,
+        ),
+        Option("docker-gpus", _text("GPUS"), "all, none, or 0,1", targets=_DOCKER),
+        Option(
+            "docker-mount",
+            _text("SRC:DST"),
+            "another folder to mount in the container; repeatable",
+            stored_as="docker_mounts",
+            repeatable=True,
+            targets=_DOCKER,
+        ),
+        Option(
+            "docker-shm-size", _text("SIZE"), "size of the container's shared memory, such as 1g", targets=_DOCKER
+        ),
+        Option(
+            "docker-ulimit",
+            _text("NAME=N"),
+            "resource limit of the container, such as memlock=-1; repeatable",
+            stored_as="docker_ulimits",
+            repeatable=True,
+            targets=_DOCKER,
+        ),
+        Option(
+            "perf-analyzer-image", _text("IMAGE"), "Docker image whose perf_analyzer is used, such as Triton's SDK"
+        ),
+    ),
+    CLUSTER: (
+        Option(
+            "cluster",
+            ValueType("ADDRESS", parse_cluster_address),
+            "Run the trials on a Ray cluster: auto (the cluster of this machine) or ray://host:port",
+            also="PR",
+        ),
+        Option(
+            "cluster-cpus",
+            _number("N", 1, values.LARGEST_COUNT),
+            "CPUs of each trial, which then gets no GPU",
+            default="one GPU, else a whole node",
+            also="P",
+        ),
+    ),
+    SEARCH: (
+        Option("budget", _BUDGET, "Wall time of the whole search: 5m, 90s", stored_as="budget_seconds", also="PR"),
+        Option(
+            "max-trials",
+            _number("N", 1, values.LARGEST_INT32),
+            "Number of configurations to try, including the baselines",
+            default="unlimited",
+            also="PBR",
+        ),
+        Option(
+            "no-confirmation",
+            None,
+            "End with the search: the recommendation is not measured on fresh servers, so its verdict is UNDECIDED",
+            stored_as="confirmation",
+            also="P",
+        ),
+        Option(
+            "search",
+            _CHOICE,
+            "Search method",
+            default="simulated; tpe for other objectives than throughput",
+            choices=SEARCHERS,
+            also="PB",
+        ),
+        Option("seed", _number("N", 0, values.LARGEST_SEED), "Seed of the random numbers", always_written=True),
+        Option("warm-start", _RUN, "Learn from a run, or a table of trials, of another machine", also="PB"),
+    ),
+    RESULTS: (
+        Option("out", _FOLDER, "Folder of the results", also="PSR"),
+        Option("resume", _RUN, "Continue the run in this folder", stored_as="", also="PSR"),
+        Option(
+            "storage",
+            ValueType("URL", values.parse_storage, redact, move=values.move_storage),
+            "Optuna storage: the URL of a database, or a journal file",
+            default="a file in the folder of the run",
+            also="PBR",
+        ),
+        Option(
+            "join",
+            ValueType("STUDY", values.parse_study_name),
+            "Share this study of --storage with other workers",
+            also="P",
+        ),
+        Option("json", None, "Print one JSON document on standard output", stored_as="", also="SR"),
+        Option("no-report", None, "Write no report.html (`tune report` writes it later)", stored_as="", also="PR"),
+        Option(
+            "log",
+            _CHOICE,
+            "What is shown during the run",
+            stored_as="",
+            default="live on a terminal, else none",
+            choices=LOGS,
+            also="PR",
+        ),
+    ),
+}
+OPTIONS: Final = tuple(replace(option, group=group) for group, options in _BY_GROUP.items() for option in options)
+BY_NAME: Final = {option.name: option for option in OPTIONS}
+SLA_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.key)
+OF_TARGET: Final = tuple(option for option in OPTIONS if option.group == TARGET)

@@ -1,0 +1,386 @@
+"""Types of option values: how text is parsed, written back, and moved to another working folder if it is a path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from itertools import groupby
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from objectives.metrics import METRICS
+from objectives.sla import parse_duration_ms
+from optimizer.core.errors import BadInputError
+from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
+from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
+from optimizer.options.run_options import RunOptions
+from optimizer.options.server_options import check_option_name
+
+MovePath: TypeAlias = Callable[[Path, str, RunOptions], str]
+_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)", re.DOTALL)
+_SQLITE_PATH = re.compile(r"sqlite(?:\+\w+)?:///(?!:memory:|file:)([^?]+)(?:\?.*)?", re.DOTALL)
+
+
+def move_model(folder: Path, model: str, options: RunOptions) -> str:
+    """Return MODEL: the path of a profile or model, or a name; a profile of that name may lie in ``folder``."""
+    if options.model_repository is not None:
+        return model
+    if model.endswith((".yaml", ".yml", ".onnx")) or is_folder(folder / model):
+        return str(folder / model)
+    profile = folder / "configs" / f"{model}.yaml"
+    return str(profile) if is_file(profile) else model
+
+
+def move_path(folder: Path, path: str, _: RunOptions) -> str:
+    """Return a value that is always a path."""
+    return str(folder / path)
+
+
+def move_program(folder: Path, path: str, _: RunOptions) -> str:
+    """Return a path, or the plain name of a program, which is looked up on PATH."""
+    return str(folder / path) if "/" in path or (folder / path).exists() else path
+
+
+def move_arrivals(folder: Path, arrivals: str, _: RunOptions) -> str:
+    """Return the name of a distribution, or a file of intervals."""
+    return str(folder / arrivals) if is_file(folder / arrivals) else arrivals
+
+
+def move_input_data(folder: Path, input_data: str, _: RunOptions) -> str:
+    """Return ``random``, ``zero``, or a path."""
+    return input_data if input_data in ("random", "zero") else str(folder / input_data)
+
+
+def move_run(folder: Path, run: str, options: RunOptions) -> str:
+    """Return a run: a path, or a name in the folder of results."""
+    return str(folder / (run if (folder / run).exists() else Path(options.out) / run))
+
+
+def move_storage(folder: Path, storage: str, _: RunOptions) -> str:
+    """Return a journal file or the URL of a database, whose SQLite file may have a relative path."""
+    if "://" not in storage:
+        return str(folder / storage)
+    match = _SQLITE_FILE.fullmatch(storage)
+    return f"{match[1]}{folder / match[2]}" if match else storage
+
+
+def storage_file(storage: str) -> Path | None:
+    """Return the file of a storage, a journal or an SQLite database; None for other databases."""
+    if "://" not in storage:
+        return Path(storage)
+    match = _SQLITE_PATH.fullmatch(storage)
+    return Path(match[1]) if match else None
+
+
+T = TypeVar("T")
+
+QUOTE_LENGTH = 300  # limit for the characters of a value in a message
+LARGEST_SEED = 2**32 - 1  # numpy's limit
+LARGEST_INT32 = 2**31 - 1  # Triton's sizes
+LARGEST_RATE = 1e6  # requests per second
+LONGEST_TEXT = 4096  # characters
+LONGEST_STRING = 1 << 20
+LONGEST_STUDY_NAME = 400
+MAX_VALUES = 1000  # limit for the values of a list
+MIN_CONFIDENCE, MAX_CONFIDENCE = 0.8, 0.9999
+OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # the objective memory includes it
+_DECIMAL = r"([0-9]{1,10}(?:\.[0-9]{1,9})?)"
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_|~-]+:.*", re.DOTALL)  # the name is a token of RFC 9110
+
+
+class OptionError(BadInputError):
+    """A value of an option that is not allowed; ``option`` is the option's name without dashes."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+def quote(text: str) -> str:
+    """Return ``text`` on one line for a message; empty text is shown as ``''``."""
+    return one_line(text, QUOTE_LENGTH) if text.strip() else ascii(text[:QUOTE_LENGTH])
+
+
+def parse_value(flag: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return ``parse(text)``. Raises OptionError naming flag and value if ``parse`` raises ValueError."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise OptionError(flag.removeprefix("--"), f"{flag} {quote(text)}: {error}") from None
+
+
+def parse_optional(flag: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    """Return ``parse_value``, or None for an option that was not given."""
+    return None if text is None else parse_value(flag, text, parse)
+
+
+def format_number(number: float) -> str:
+    """Return all digits of ``number`` without an exponent."""
+    text = format(Decimal(repr(float(number))), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from ``least`` to ``most``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text) if len(text) <= 20 else None
+        except ValueError:
+            number = None
+        if number is None or number < least or (most is not None and number > most):
+            bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+            raise ValueError(f"write a whole number {bounds}")
+        return number
+
+    return parse
+
+
+def parse_budget_ms(text: str) -> float:
+    """Return a duration such as ``5m`` in milliseconds."""
+    return parse_duration_ms(text, example="5m")
+
+
+def parse_budget_seconds(text: str) -> float:
+    """Return a duration such as ``5m`` in seconds."""
+    return parse_budget_ms(text) / 1000
+
+
+def parse_interval_ms(text: str) -> float:
+    """Return the duration of a measurement window in milliseconds."""
+    milliseconds = parse_duration_ms(text, example="300ms")
+    if not MIN_WINDOW_MS <= milliseconds <= MAX_WINDOW_MS:
+        raise ValueError(f"write a time from {MIN_WINDOW_MS}ms to {MAX_WINDOW_MS / 1000:g}s")
+    return milliseconds
+
+
+def number_where(is_allowed: Callable[[float], bool], rule: str) -> Callable[[str], float]:
+    """Return a parser of numbers that are allowed; ``rule`` is the error about all other texts."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not is_allowed(value):
+            raise ValueError(rule)
+        return value
+
+    return parse
+
+
+parse_number = number_where(math.isfinite, "write a number such as 0.9")
+
+
+def parse_share(text: str) -> float:
+    """Return a share such as ``99%`` or ``0.99`` as a fraction; NaN if ``text`` is no number."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return math.nan
+
+
+def parse_confidence(text: str) -> float:
+    """Return a confidence level as a fraction."""
+    share = parse_share(text)
+    if not MIN_CONFIDENCE <= share <= MAX_CONFIDENCE:
+        raise ValueError(f"write a share such as 99%, from {MIN_CONFIDENCE:.0%} to {100 * MAX_CONFIDENCE:g}%")
+    return round(share, 9)
+
+
+def parse_objectives(text: str) -> tuple[str, ...]:
+    """Return the objectives in ``text``, most important first."""
+    names = tuple(text.split(","))
+    if any(name not in OBJECTIVES or names.count(name) > 1 for name in names):
+        raise ValueError(f"give one or more of {', '.join(OBJECTIVES)}, each once")
+    return names
+
+
+def parse_model_names(text: str) -> tuple[str, ...]:
+    """Return the model names in ``text`` without repetitions."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not all(names):
+        raise ValueError("give names of models, separated by commas")
+    return names
+
+
+def parse_usable_cpus(text: str) -> str:
+    """Return a list of CPUs in its shortest form; this process must be allowed to run on them."""
+    return format_cpus(parse_cpus(text, among=usable_cpus()))
+
+
+def parse_batch_size(text: str) -> int | str:
+    """Return the number of samples of each request, or the text itself if it is a mix of sizes."""
+    if any(mark in text for mark in DISTRIBUTION_MARKS):
+        parse_size_distribution(text)
+        return text
+    return whole_number(1, LARGEST_INT32)(text)
+
+
+def parse_string_data(text: str) -> str:
+    """Return ``text`` if it is short enough to be sent as a string tensor."""
+    if len(text) > LONGEST_STRING:
+        raise ValueError(f"it is longer than {LONGEST_STRING} characters")
+    return text
+
+
+def parse_input_data(text: str) -> str:
+    """Return the source of input data: ``random``, ``zero``, or a path."""
+    if not text:
+        raise ValueError("write random, zero, or a file or folder of samples")
+    return text
+
+
+def parse_text(text: str) -> str:
+    """Return ``text`` if it consists of printable characters."""
+    if not text or len(text) > LONGEST_TEXT or not text.isprintable():
+        raise ValueError(f"give 1 to {LONGEST_TEXT:,} printable characters")
+    return text
+
+
+def parse_path(text: str) -> str:
+    """Return ``text`` if it can be a path."""
+    if not text.strip():
+        raise ValueError("write a path")
+    return text
+
+
+def parse_arrivals(text: str) -> str:
+    """Return a distribution of requests, or the path of a file of intervals."""
+    if not text.strip():
+        raise ValueError("write poisson, constant, or a file of intervals in microseconds")
+    return text
+
+
+def parse_storage(text: str) -> str:
+    """Return an Optuna storage: the URL of a database, or the path of a journal file.
+
+    A new file needs a folder or an ending in its name, because a plain word is more often a mistake.
+    """
+    is_word = "://" not in text and not re.search(r"[/.:]", text)
+    if not text.strip() or (is_word and not is_file(Path(text))):
+        file = f"./{quote(text.strip() or 'study')}.journal"
+        raise ValueError(f"write a file such as {file}, or a URL such as sqlite:///study.db")
+    return text
+
+
+def parse_study_name(text: str) -> str:
+    """Return the name of a shared study."""
+    if not text.strip() or not text.isprintable() or len(text) > LONGEST_STUDY_NAME:
+        raise ValueError(f"give a name of 1 to {LONGEST_STUDY_NAME} printable characters")
+    return text
+
+
+def parse_header(text: str) -> str:
+    """Return a request header ``NAME:VALUE``."""
+    if not _HEADER.fullmatch(parse_text(text)):
+        raise ValueError("write NAME:VALUE, such as Authorization:$TOKEN")
+    return text
+
+
+def parse_server_arg(text: str) -> str:
+    """Return an option of tritonserver, such as ``--log-verbose=1``."""
+    match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", parse_text(text))
+    if match is None:
+        raise ValueError("write an option with its value, --server-arg=--name=value")
+    try:
+        check_option_name(match[1])
+    except ValueError as error:
+        raise ValueError(f"{error}; leave it out") from None
+    return text
+
+
+def parse_whole_numbers(text: str, least: int, most: int = LARGEST_INT32) -> tuple[int, ...]:
+    """Return a list such as ``1,2,4``, ``2:16:2`` or ``1..256`` in its order, without repetitions."""
+    return tuple(int(number) for number in _parse_list(text, least, most, "whole number"))
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Return a list of request rates per second, which may be fractions."""
+    return tuple(float(number) for number in _parse_list(text, 1, LARGEST_RATE, "rate"))
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    """Return the values of a comma-separated list without repetitions."""
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if not all(words) or len(words) > MAX_VALUES:
+        raise ValueError("write values, separated by commas")
+    return words
+
+
+def _parse_list(text: str, least: float, most: float, kind: str) -> tuple[Decimal, ...]:
+    numbers = (number for part in text.split(",") for number in _parse_part(part.strip(), kind))
+    try:
+        values = tuple(dict.fromkeys(itertools.islice(numbers, MAX_VALUES + 1)))
+        if not all(least <= number <= most for number in values):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"write {kind}s from {least:g} to {most:,.0f} as 1,2,4 or start:end:step (2:16:2) or doubled (1..256)"
+        ) from None
+    if len(values) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES:,} values; take a larger step")
+    return values
+
+
+def _parse_part(text: str, kind: str) -> Iterator[Decimal]:
+    """Return the numbers of one element of a list. Raises ValueError."""
+    match = re.fullmatch(f"{_DECIMAL}(?:(:|\\.\\.){_DECIMAL}(?::{_DECIMAL})?)?", text)
+    if match is None or ("." in text.replace("..", "") and kind == "whole number"):
+        raise ValueError
+    first, relation, last, step = match.groups()
+    low, high = Decimal(first), Decimal(last or first)
+    if high < low or (relation == ".." and (step or not low)) or (step and not Decimal(step)):
+        raise ValueError
+    if relation == "..":
+        doublings = math.ceil(math.log2(high / low))
+        return iter([*(low * 2**power for power in range(doublings)), high])
+    stride = Decimal(step or 1)
+    return (low + i * stride for i in range(int((high - low) / stride) + 1))
+
+
+# Lists of CPUs as taskset and cpuset write them: ``0-3,8``.
+
+LARGEST_COUNT = 8192  # the kernel's NR_CPUS
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+
+
+def parse_cpus(text: str, among: frozenset[int] | None = None) -> frozenset[int]:
+    """Return the CPUs that ``text`` lists, such as ``0-3,8`` or ``0-6:2``; at least one.
+
+    Raises ValueError (one line) for any other text, and for a CPU that is not ``among`` the usable ones.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError("write CPU numbers and ranges, such as 0-3 or 0-3,8")
+        first = int(match[1])
+        last, step = int(match[2] or first), int(match[3] or 1)
+        if last < first or step < 1:
+            raise ValueError(f"{part.strip()} contains no CPU; write the lower number first, such as 0-3")
+        if last >= LARGEST_COUNT:
+            raise ValueError(f"Linux has no CPU {last}; the last can be {LARGEST_COUNT - 1}")
+        numbers.update(range(first, last + 1, step))
+    if among is not None and numbers - among:
+        unusable = format_cpus(numbers - among)
+        raise ValueError(f"CPU {unusable} cannot be used here; the usable CPUs are {format_cpus(among)}")
+    return frozenset(numbers)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Return the shortest text that ``parse_cpus`` reads as ``cpus``: ``0-3,8``."""
+    ordered = sorted(set(cpus))
+    runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])  # equal along consecutive numbers
+    ends = [(run[0][1], run[-1][1]) for run in (list(pairs) for _, pairs in runs)]
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ends)
+
+
+def usable_cpus() -> frozenset[int]:
+    """Return the CPUs that this process may run on."""
+    return frozenset(os.sched_getaffinity(0))

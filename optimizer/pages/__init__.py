@@ -1,1 +1,0 @@
-"""What ``tune report`` writes of runs: pages, Markdown, tables, plots."""

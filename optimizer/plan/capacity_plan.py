@@ -1,0 +1,300 @@
+"""Answers a capacity question: replicas for a rate, rate of replicas, or the tightest bound; with cost and power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from objectives.confidence import Verdict
+from objectives.sla import Sla, parse_rate
+from optimizer.core.errors import BadInputError
+from optimizer.plan.evidence import PlannedConfiguration, Slowdown, planned_configurations
+from optimizer.plan.fleet import EXPECTED, SAFE, Fleet, RateEstimate, ReplicaCount, replicas_needed, sustainable_rate
+from optimizer.plan.replica import replica
+from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, RecordedTraffic, Traffic
+from optimizer.results.finished_run import FinishedRun
+
+HOURS_A_MONTH = 730.0  # a twelfth of a year
+SECONDS_AN_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost in the currency of the given price per hour.
+
+    ``scaled_per_hour`` and ``scaled_per_million`` are the cost if the number of replicas follows the hours of a day.
+    """
+
+    per_hour: float
+    per_month: float
+    per_million: float
+    scaled_per_hour: float | None = None
+    scaled_per_million: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Power of all GPUs at the measured load, an upper estimate for lower loads; None if unknown."""
+
+    watts: float | None
+    joules_per_1000: float | None
+
+
+def costs(replica_hour: float, replicas: int, inferences_per_s: float, by_hour: Sequence[int]) -> Cost:
+    """Return the cost of ``replicas``.
+
+    ``inferences_per_s`` is the average over a day. ``by_hour`` holds the replicas in each hour; empty if constant.
+    """
+    hour = replica_hour * replicas
+    millions = inferences_per_s * SECONDS_AN_HOUR / 1e6
+    scaled = replica_hour * sum(by_hour) / len(by_hour) if by_hour else None
+    return Cost(hour, HOURS_A_MONTH * hour, hour / millions, scaled, None if scaled is None else scaled / millions)
+
+
+def power(replica_watts: float | None, replicas: int, inferences_per_s: float) -> Power:
+    """Return the power of ``replicas`` and their energy per 1,000 inferences."""
+    if replica_watts is None:
+        return Power(None, None)
+    watts = replica_watts * replicas
+    return Power(watts, 1000 * watts / inferences_per_s)
+
+
+HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
+BURST = 2.0  # factor on the planned rate
+
+
+@dataclass(frozen=True, slots=True)
+class LoadForecast:
+    """The expected behaviour of the fleet at ``rate`` requests per second.
+
+    ``meets`` says whether the bounds are expected to be met, ``meets_safely`` whether also at the SAFE quantile of
+    the slowness. ``utilization`` is the share of the capacity. ``busy`` is the share of time in which instances
+    compute. It is higher with dynamic batching, because small batches take nearly as long as full ones.
+    """
+
+    rate: float
+    latency_ms: float
+    utilization: float
+    busy: float
+    meets: bool
+    meets_safely: bool
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """The answer for one configuration: ``replicas`` serve ``rate`` requests per second, the day's peak.
+
+    ``count`` is set if the question asks for replicas, ``carries`` if it asks for a rate or a bound. ``replicas`` is
+    0 if no number meets the bounds; ``carries`` is 0 if no rate does. ``tightest_ms`` is the lowest bound on the
+    judged latency that could be promised (safely, expected). ``one_lost`` is the load with a replica less; with
+    ``spare`` replicas any one may fail. ``in_burst`` is the load at BURST times the rate, which needs ``for_burst``
+    replicas (None: no number is enough). ``by_hour`` holds the replicas in each hour of a day. ``unloaded_ms`` is the
+    latency at almost no load.
+    """
+
+    source: PlannedConfiguration
+    replicas: int
+    rate: float
+    count: ReplicaCount | None = None
+    carries: RateEstimate | None = None
+    at_rate: LoadForecast | None = None
+    tightest_ms: tuple[float, float] | None = None
+    headroom: tuple[LoadForecast, ...] = ()
+    one_lost: LoadForecast | None = None
+    spare: int | None = None
+    in_burst: LoadForecast | None = None
+    for_burst: int | None = None
+    by_hour: tuple[int, ...] = ()
+    cost: Cost | None = None
+    power: Power | None = None
+    unloaded_ms: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Return True if some replicas serve some rate within the bounds."""
+        return self.replicas > 0 and self.rate > 0
+
+
+@dataclass(frozen=True)
+class CapacityQuestion:
+    """A question about capacity; None means that an option was not given.
+
+    ``rate`` is the text of the option, the mean over ``day``. ``devices`` counts GPUs, or machines without GPUs.
+    ``most_cost`` is per hour. ``hour_costs`` are prices of a device by part of the hardware's name; an empty name
+    stands for all.
+    """
+
+    traffic: Traffic
+    balancer: Balancer
+    day: Day = STEADY
+    rate: str | None = None
+    replicas: int | None = None
+    devices: int | None = None
+    most_cost: float | None = None
+    hour_costs: Mapping[str, float] = field(default_factory=dict)
+    sla: Sla = field(default_factory=Sla)
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """The answers to ``question``, one for each hardware."""
+
+    question: CapacityQuestion
+    answers: tuple[FleetPlan, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Return True if the question has an answer on at least one kind of hardware."""
+        return any(answer.feasible for answer in self.answers)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return FAIL if the question has no answer, UNDECIDED if an answer is from an UNDECIDED run, else PASS."""
+        verdicts = {answer.source.verdict for answer in self.answers if answer.feasible}
+        if not verdicts:
+            return Verdict.FAIL
+        return Verdict.UNDECIDED if Verdict.UNDECIDED in verdicts else Verdict.PASS
+
+
+def plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
+    """Return the best answer for each hardware of ``runs``. Raises BadInputError if the runs do not fit together."""
+    by_hardware = planned_configurations(runs, question.sla)
+    answers = ([_Planner(question, source).answer() for source in sources] for sources in by_hardware)
+    return CapacityPlan(question, tuple(max(alternatives, key=_merit) for alternatives in answers))
+
+
+def _merit(answer: FleetPlan) -> tuple[bool, int, float, float]:
+    """Return a sort key: feasible, then fewest replicas, highest rate, tightest bound."""
+    tightest_ms = answer.tightest_ms[0] if answer.tightest_ms is not None else math.inf
+    return answer.feasible, -answer.replicas, answer.rate, -tightest_ms
+
+
+class _Planner:
+    """Answers ``question`` for one configuration.
+
+    Raises BadInputError if its trials do not determine service times.
+    """
+
+    def __init__(self, question: CapacityQuestion, source: PlannedConfiguration) -> None:
+        try:
+            fitted = replica(source.evidence, source.sla)
+        except ValueError as error:
+            raise BadInputError(
+                f"{source.runs[0]}: no measurement of its trials shows how long batches take ({error})"
+            ) from None
+        self._question, self._source = question, source
+        self._fleet = Fleet(fitted, question.traffic, question.balancer)
+        self._hour_cost = _hour_cost(question.hour_costs, source.hardware)
+        self._expected, self._safe = (fitted.slowness_estimate.quantile(p) for p in (EXPECTED, SAFE))
+
+    def answer(self) -> FleetPlan:
+        """Return the replicas for the given rate, the rate of the given replicas, or the bound for both."""
+        replicas = _replicas(self._question, self._source, self._hour_cost)
+        rate = _rate(self._question, self._fleet.replica.request_batch_size)
+        if replicas is None:
+            assert rate is not None, "the question has a rate or replicas"
+            return self._replicas_for(rate)
+        if replicas == 0:
+            return FleetPlan(self._source, 0, rate or 0.0)
+        rates, peak_factor = sustainable_rate(self._fleet, replicas), self._question.day.peak_factor
+        if rate is not None:
+            return self._plan(replicas, rate * peak_factor, rate, carries=rates)
+        if not rates.safe:
+            return FleetPlan(self._source, replicas, 0.0, carries=rates, unloaded_ms=self._unloaded_ms())
+        return self._plan(replicas, rates.safe, rates.safe / peak_factor, carries=rates)
+
+    def _replicas_for(self, mean_rate: float) -> FleetPlan:
+        day = self._question.day
+        peak = mean_rate * day.peak_factor
+        count = replicas_needed(self._fleet, peak)
+        if count is None:
+            return FleetPlan(self._source, 0, peak, unloaded_ms=self._unloaded_ms())
+        by_hour: tuple[int, ...] = ()
+        if day.peak_factor > 1:
+            by_hour = tuple(self._for_hour(mean_rate * day.busiest(hour), count.safe) for hour in range(HOURS))
+        return self._plan(count.safe, peak, mean_rate, count=count, by_hour=by_hour)
+
+    def _plan(
+        self,
+        replicas: int,
+        rate: float,
+        mean_rate: float,
+        *,
+        count: ReplicaCount | None = None,
+        carries: RateEstimate | None = None,
+        by_hour: tuple[int, ...] = (),
+    ) -> FleetPlan:
+        source, hour_cost = self._source, self._hour_cost
+        at_rate = self._forecast(rate, replicas)
+        inferences = mean_rate * self._fleet.replica.request_batch_size
+        return FleetPlan(
+            source,
+            replicas,
+            rate,
+            count,
+            carries,
+            at_rate,
+            tightest_ms=(self._latency_ms(rate, replicas, self._safe), at_rate.latency_ms),
+            headroom=tuple(self._forecast(share * rate, replicas) for share in HEADROOM),
+            one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
+            spare=None if count is None else count.safe + 1,
+            in_burst=self._forecast(BURST * rate, replicas),
+            for_burst=self._fleet.fewest_replicas(BURST * rate, self._safe),
+            by_hour=by_hour,
+            cost=None if hour_cost is None else costs(hour_cost * source.devices, replicas, inferences, by_hour),
+            power=power(source.watts, replicas, inferences),
+        )
+
+    def _forecast(self, rate: float, replicas: int) -> LoadForecast:
+        fleet = self._fleet
+        simulated = fleet.simulate(rate, replicas, self._expected)
+        latency_ms = fleet.replica.latency_ms(simulated, fleet.replica.sla.judged_latency)
+        utilization = rate / (replicas * fleet.replica.capacity(self._expected.slowness))
+        meets = fleet.accepts(simulated, self._expected)
+        meets_safely = meets and fleet.meets(rate, replicas, self._safe)
+        return LoadForecast(rate, latency_ms, utilization, simulated.utilization, meets, meets_safely)
+
+    def _latency_ms(self, rate: float, replicas: int, slowdown: Slowdown) -> float:
+        simulated = self._fleet.simulate(rate, replicas, slowdown)
+        if simulated.overloaded and self._fleet.traffic.is_steady:
+            return math.inf
+        replica = self._fleet.replica
+        return replica.latency_ms(simulated, replica.sla.judged_latency, slowdown.lateness)
+
+    def _unloaded_ms(self) -> float:
+        return self._latency_ms(0.05 * self._fleet.replica.capacity(1.0), 1, self._expected)
+
+    def _for_hour(self, rate: float, most: int) -> int:
+        if rate <= 0:
+            return 1
+        count = self._fleet.fewest_replicas(rate, self._safe)
+        return most if count is None else min(count, most)
+
+
+def _rate(question: CapacityQuestion, request_batch_size: float) -> float | None:
+    """Return requests per second; a recording has its own rate if neither a rate nor replicas are given."""
+    if question.rate is not None:
+        return parse_rate(question.rate, request_batch_size) / request_batch_size
+    sizes = (question.replicas, question.devices, question.most_cost)
+    if isinstance(question.traffic, RecordedTraffic) and sizes == (None, None, None):
+        return question.traffic.rate
+    return None
+
+
+def _replicas(question: CapacityQuestion, source: PlannedConfiguration, hour_cost: float | None) -> int | None:
+    """Return the given number of replicas, 0 if the budget is too small for one; None if the question asks for it."""
+    if question.replicas is not None:
+        return question.replicas
+    if question.devices is not None:
+        return question.devices // source.devices
+    if question.most_cost is None:
+        return None
+    if hour_cost is None:
+        raise BadInputError(f"--max-cost needs the price of {source.hardware} per hour; give --gpu-hour-cost")
+    return int(question.most_cost / (hour_cost * source.devices) * (1 + 1e-12))
+
+
+def _hour_cost(hour_costs: Mapping[str, float], hardware: str) -> float | None:
+    named = [cost for name, cost in hour_costs.items() if name and name.lower() in hardware.lower()]
+    return named[0] if named else hour_costs.get("")

@@ -1,0 +1,266 @@
+"""Measurements that a plan is based on: deployments of one configuration, and how much their speed differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, special
+
+from objectives import batch_stats
+from objectives.confidence import Verdict
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from objectives.verdict import pool_measurements
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
+from optimizer.measure.load_client import arrivals
+from optimizer.measure.load_client.arrivals import Arrivals
+from optimizer.results import summary
+from optimizer.results.finished_run import FinishedRun
+from optimizer.results.recommendation import Outcome, assess
+from optimizer.simulator.fitted_parameters import execution_settings
+
+Array = npt.NDArray[np.float64]
+
+# Deployments of one configuration on one machine differ by 3 to 10 % (relative standard deviation). The prior of
+# this deviation is log-normal with median USUAL_DEVIATION and factor USUAL_FACTOR. Student's t, which has no prior,
+# would need margins of 40 % for the few deployments of a run.
+USUAL_DEVIATION, USUAL_FACTOR = 0.055, 1.5
+# relative errors of the simulator; mean absolute errors are 1.0 % and 3.2 % in benchmarks/simulator_proof.md
+THROUGHPUT_ERROR, LATENCY_ERROR = 0.0125, 0.04
+DEVIATIONS = USUAL_DEVIATION * USUAL_FACTOR ** np.linspace(-3, 3, 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much slower a server is than the simulation.
+
+    Batches take ``slowness`` times as long. Latencies are those of the slowed simulation times ``lateness``.
+    """
+
+    slowness: float = 1.0
+    lateness: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class SlownessEstimate:
+    """Posterior distribution of the logarithm of the slowness of a deployment.
+
+    It is a mixture of normal distributions around ``mean``, with standard deviations ``errors`` and ``weights``.
+    """
+
+    mean: float
+    errors: Array
+    weights: Array
+    deployments: int
+
+    def quantile(self, probability: float) -> Slowdown:
+        """Return the slowdown that replicas do not exceed with this probability.
+
+        Near saturation the slowness alone decides what can be served. Below it, the uncertainty of a latency is that
+        of the slowness and of the simulated latency together; ``lateness`` is the ratio of the two quantiles.
+        """
+        slowness = self._quantile(probability, self.errors)
+        together = self._quantile(probability, np.hypot(self.errors, LATENCY_ERROR))
+        return Slowdown(math.exp(self.mean + slowness), math.exp(together - slowness))
+
+    def _quantile(self, probability: float, errors: Array) -> float:
+        if probability == 0.5:
+            return 0.0
+        widest = 10 * float(errors[-1])
+
+        def excess(value: float) -> float:
+            return float(self.weights @ special.ndtr(value / errors)) - probability
+
+        return float(optimize.brentq(excess, -widest, widest))
+
+
+def estimate_slowness(log_slowness: Sequence[float]) -> SlownessEstimate:
+    """Return the distribution of the slowness from the log slowness of one or more measured deployments.
+
+    The spread of deployments is estimated from these values and the prior of the deviation.
+    """
+    observed = np.asarray(log_slowness, np.float64)
+    count, squares = len(observed), float(((observed - observed.mean()) ** 2).sum())
+    prior = -0.5 * (np.log(DEVIATIONS / USUAL_DEVIATION) / math.log(USUAL_FACTOR)) ** 2
+    density = prior - (count - 1) * np.log(DEVIATIONS) - squares / (2 * DEVIATIONS**2)
+    weights = np.exp(density - density.max())
+    errors = np.sqrt(DEVIATIONS**2 / count + THROUGHPUT_ERROR**2)
+    return SlownessEstimate(float(observed.mean()), errors, weights / weights.sum(), count)
+
+
+MeasuredServer: TypeAlias = tuple[Point, ...]  # the measurements of one started server, at each load
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measurements that show how fast the machine computes ``candidate``.
+
+    ``deployments`` have the same instances and fields. They differ only in batching, which the simulation models.
+    ``arrivals`` is the arrival process of measurements at a rate.
+    """
+
+    candidate: Candidate
+    problem: Problem
+    deployments: tuple[MeasuredServer, ...]
+    arrivals: Arrivals
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for server in self.deployments for point in server]
+
+
+def collect(candidate: Candidate, problem: Problem, runs: Sequence[Sequence[Trial]], arrivals: Arrivals) -> Evidence:
+    """Return the evidence from several runs of one model on one hardware, without lost or overloaded measurements."""
+    group = execution_settings(problem.space.canonical(candidate))
+    alike = [
+        trial
+        for trials in runs
+        for trial in trials
+        if execution_settings(problem.space.canonical(trial.candidate)) == group
+    ]
+    servers = (server for trial in alike for server in _deployments(trial))
+    return Evidence(candidate, problem, tuple(filter(None, servers)), arrivals)
+
+
+def _deployments(trial: Trial) -> Iterator[MeasuredServer]:
+    yield tuple(filter(_is_usable, all_points([trial])))
+    for server in dict.fromkeys(window.server for window in trial.confirmations):
+        own = [window for window in trial.confirmations if window.server == server]
+        loads = dict.fromkeys(window.load for window in own)
+        pools = (_pooled(trial, load, [w.measurement for w in own if w.load == load]) for load in loads)
+        yield tuple(filter(_is_usable, pools))
+
+
+def _pooled(trial: Trial, load: LoadPoint, windows: Sequence[Measurement]) -> Point:
+    """Return the windows of one server as one measurement."""
+    counted = batch_stats.sum_by_size(batch_stats.from_text(window.batch_stats) for window in windows)
+    measured = replace(pool_measurements(windows), batch_stats=batch_stats.to_text(counted))
+    return Point(trial.number, trial.candidate, load, measured)
+
+
+def _is_usable(point: Point) -> bool:
+    measured = point.measurement
+    return bool(measured.throughput_infer_per_sec and measured.latency_avg_ms and not measured.overloaded)
+
+
+@dataclass(frozen=True)
+class PlannedConfiguration:
+    """A configuration on one kind of hardware that can be planned with.
+
+    ``point`` is its measurement in the newest run, ``builder`` the kind of a built-in model. ``verdict`` is that of
+    the newest run. If it is UNDECIDED, ``undecided_cause`` says why, and ``next_command`` continues its test.
+    """
+
+    hardware: str
+    gpus: int
+    runs: tuple[str, ...]
+    model: str
+    builder: str
+    point: Point
+    evidence: Evidence
+    sla: Sla
+    verdict: Verdict
+    undecided_cause: str
+    next_command: str
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.point.candidate
+
+    @property
+    def devices(self) -> int:
+        """Return the number of GPUs of a replica, or 1 for a machine without GPUs."""
+        return max(1, self.gpus)
+
+    @property
+    def device(self) -> str:
+        return "GPU" if self.gpus else "machine"
+
+    @property
+    def watts(self) -> float | None:
+        """Return the power of the GPUs; None if it is unknown."""
+        return self.point.measurement.gpu_power_watts
+
+
+def planned_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[list[PlannedConfiguration]]:
+    """Return the configurations to plan with, for each hardware in the order of ``runs``.
+
+    Each hardware has the configuration that its newest run recommends and, if it is another one, the best within
+    the SLA. ``latencies`` replace the latency bounds of the runs.
+
+    Raises BadInputError if the runs are of several models, or one recommends nothing.
+    """
+    models = dict.fromkeys(run.problem.model for run in runs)
+    if len(models) > 1:
+        raise BadInputError(f"the runs are of different models ({', '.join(models)}); give runs of one model")
+    by_hardware: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        by_hardware.setdefault(hardware_of(run), []).append(run)
+    return [_planned_for_hardware(hardware, alike, latencies) for hardware, alike in by_hardware.items()]
+
+
+def hardware_of(run: FinishedRun) -> str:
+    """Return the GPUs of a run with their number, or its CPU."""
+    hardware = run.info["hardware"]
+    gpus = list(hardware["gpus"])
+    names = [f"{gpus.count(name)}x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
+    return ", ".join(names) or f"{hardware['cpu']}, {hardware['cpu_count']} cores"
+
+
+def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) -> list[PlannedConfiguration]:
+    newest = max(runs, key=lambda run: str(run.info.get("written", "")))
+    for run in runs:
+        if run.outcome is None or run.outcome.recommended is None:
+            raise BadInputError(
+                f"{run.folder.path}: recommends no configuration; run `tune` again, with a looser bound or a "
+                "longer --budget, or give another run"
+            )
+    outcome = newest.outcome
+    assert outcome is not None, "checked above"
+    latencies = latencies or newest.problem.sla.latencies
+    if not latencies:
+        raise BadInputError(f"{newest.folder.path}: has no latency bound; give one, such as --sla-p95 20ms")
+    batch = newest.problem.request_batch_size
+    others = [run.folder.path for run in runs if run.problem.request_batch_size != batch]
+    if others:
+        raise BadInputError(
+            f"{others[0]} and {newest.folder.path}: have different request sizes; give only one of them"
+        )
+    how = arrivals.parse_arrivals(newest.options.arrivals)
+    facts = newest.info["problem"].get("facts", {})
+    return [
+        PlannedConfiguration(
+            hardware,
+            len(newest.info["hardware"]["gpus"]),
+            tuple(run.name for run in runs),
+            newest.problem.model,
+            str(facts.get("builder", "")).partition(" ")[0],
+            point,
+            collect(point.candidate, newest.problem, [run.trials for run in runs], how),
+            latencies,
+            outcome.verdict,
+            summary.undecided_cause(outcome),
+            summary.next_command(outcome, newest.folder.path),
+        )
+        for point in _points(newest, latencies)
+    ]
+
+
+def _points(run: FinishedRun, latencies: Sla) -> list[Point]:
+    """Return the recommended point of the run, then the best or closest one within ``latencies``, if it is another.
+
+    Under open-loop traffic either may be the better one.
+    """
+    others = run.problem.sla.without(*(bound.metric for bound in run.problem.sla.latencies))
+    problem = replace(run.problem, sla=Sla((*latencies, *others)))
+    outcome: Outcome = assess(run.trials, problem, run.baseline, run.dynamic_batching)
+    own = run.outcome.recommended if run.outcome is not None else None
+    points = [point for point in (own, outcome.recommended or outcome.closest) if point is not None]
+    return list({point.candidate: point for point in reversed(points)}.values())[::-1]

@@ -1,0 +1,151 @@
+"""A fleet of equal replicas behind a load balancer: latency at a rate, replicas for a rate, and highest rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from optimizer.core.errors import BadInputError
+from optimizer.plan.evidence import Slowdown
+from optimizer.plan.replica import Replica
+from optimizer.plan.traffic import Balancer, Traffic
+from optimizer.simulator.scenario import SimulationResult
+
+MOST_REPLICAS = 100_000
+REQUESTS, MOST_REQUESTS = 40_000, 400_000  # per replica in a simulation
+BOUNDS_LONG = 50  # a simulation lasts at least this many times the bound, because a queue needs time to fill
+MOST_TIMES = 8.0  # factor on the replicas that the throughput needs; if these miss the bound, more miss it too
+STEP = 1.08  # growth of the number of replicas while the bounds are missed
+RATE_STEP, LEAST_SHARE, PRECISION = 0.9, 0.02, 0.002  # steps and limits of a rate, as shares of the capacity
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """Replicas that share ``traffic``; ``seed`` is the seed of the arrivals."""
+
+    replica: Replica
+    traffic: Traffic
+    balancer: Balancer
+    seed: int = 1
+    requests: int = REQUESTS
+
+    def simulate(self, rate: float, replicas: int, slowdown: Slowdown) -> SimulationResult:
+        """Return how each of ``replicas`` behaves while the fleet gets ``rate`` requests per second."""
+        longest_s = max(bound.bound for bound in self.replica.sla) / 1e3
+        wanted = min(max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas)), MOST_REQUESTS)
+        arrivals_s = self.traffic.of_replica(rate, replicas, self.balancer, wanted, self.seed)
+        return self.replica.serve(arrivals_s, slowdown.slowness)
+
+    def meets(self, rate: float, replicas: int, slowdown: Slowdown) -> bool:
+        """Return True if ``replicas`` meet the bounds at ``rate``."""
+        return self.accepts(self.simulate(rate, replicas, slowdown), slowdown)
+
+    def accepts(self, simulated: SimulationResult, slowdown: Slowdown) -> bool:
+        """Return True if the ``simulated`` behaviour meets the bounds."""
+        return self.replica.meets(simulated, slowdown.lateness) and not (
+            simulated.overloaded and self.traffic.is_steady
+        )
+
+    def fewest_replicas(self, rate: float, slowdown: Slowdown, enough: int | None = None) -> int | None:
+        """Return the fewest replicas that meet the bounds at ``rate`` requests per second; None if no number does.
+
+        ``enough`` replicas are known to meet them. Raises BadInputError if more than MOST_REPLICAS are needed.
+        """
+        least = rate / self.replica.capacity(slowdown.slowness)
+        if least > MOST_REPLICAS:
+            raise BadInputError(
+                f"--rate: {rate:,.6g} requests/s need more than {MOST_REPLICAS:,} replicas; check the unit"
+            )
+        if not self.traffic.is_steady:
+            least *= 0.5  # the late requests of a recording's peaks may be few enough to be allowed
+        most = max(4, math.ceil(MOST_TIMES * least))
+        failed = max(0, math.ceil(least) - 1)
+        for count in _upwards(failed + 1, most) if enough is None else [enough]:
+            if self.meets(rate, count, slowdown):
+                return bisected(failed, count, lambda replicas: self.meets(rate, replicas, slowdown))
+            failed = count
+        return None
+
+    def highest_rate(self, replicas: int, slowdown: Slowdown) -> float:
+        """Return the highest rate, in requests per second, at which ``replicas`` meet the bounds; 0 without any."""
+        most = replicas * self.replica.capacity(slowdown.slowness)
+        high = most * (1.0 if self.traffic.is_steady else 2.0)
+        low = high
+        while not self.meets(low, replicas, slowdown):
+            high, low = low, low * RATE_STEP
+            if low < LEAST_SHARE * most:
+                return 0.0
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.meets(middle, replicas, slowdown) else (low, middle)
+        return low
+
+
+def _upwards(first: int, most: int) -> Iterator[int]:
+    """Yield numbers from ``first`` to ``most`` in growing steps, beginning with steps of one."""
+    count = first
+    while count <= most:
+        yield count
+        count = max(count + 1, math.floor(count * STEP))
+
+
+def bisected(failed: int, met: int, meets: Callable[[int], bool]) -> int:
+    """Return the smallest number that meets the bounds.
+
+    The search is a bisection between ``failed``, which misses them, and ``met``, which meets them.
+    """
+    while met - failed > 1:
+        middle = (failed + met) // 2
+        failed, met = (failed, middle) if meets(middle) else (middle, met)
+    return met
+
+
+TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.999  # quantiles of the slowness
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCount:
+    """Replicas at three quantiles of the slowness.
+
+    ``safe`` is too few in one plan of 1,000; it is the number to deploy. ``likely`` is too few in one of two, ``low``
+    is enough in one of 40.
+    """
+
+    low: int
+    likely: int
+    safe: int
+
+
+@dataclass(frozen=True, slots=True)
+class RateEstimate:
+    """Requests per second of the fleet at three quantiles of the slowness.
+
+    ``safe`` is served in 999 of 1,000 plans, ``likely`` in one of two, ``high`` in one of 40.
+    """
+
+    safe: float
+    likely: float
+    high: float
+
+
+def replicas_needed(fleet: Fleet, rate: float) -> ReplicaCount | None:
+    """Return the replicas for ``rate`` requests per second; None if no number meets the bounds safely."""
+    counts: list[int] = []
+    for probability in (SAFE, EXPECTED, TOO_LOW):
+        fewest = fleet.fewest_replicas(
+            rate, fleet.replica.slowness_estimate.quantile(probability), counts[-1] if counts else None
+        )
+        if fewest is None and not counts:
+            return None
+        counts.append(fewest or counts[-1])
+    safe, likely, low = counts
+    return ReplicaCount(low, likely, safe)
+
+
+def sustainable_rate(fleet: Fleet, replicas: int) -> RateEstimate:
+    """Return the highest rate of ``replicas``."""
+    safe, likely, high = (
+        fleet.highest_rate(replicas, fleet.replica.slowness_estimate.quantile(p)) for p in (SAFE, EXPECTED, TOO_LOW)
+    )
+    return RateEstimate(safe, likely, high)

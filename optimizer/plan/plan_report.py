@@ -1,0 +1,329 @@
+"""A capacity plan as text and as JSON, with results that NVIDIA published about the same model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+
+from objectives.confidence import Verdict
+from objectives.sla import Sla
+from optimizer.plan.capacity_plan import CapacityPlan, FleetPlan, LoadForecast
+from optimizer.plan.evidence import PlannedConfiguration
+from optimizer.plan.traffic import SPLIT, RecordedTraffic
+from optimizer.results import formatting
+from optimizer.results.finished_run import candidate_document
+from optimizer.results.formatting import plain_table, print_table
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A quoted ``sentence`` from the document ``title``."""
+
+    sentence: str
+    title: str
+
+
+PUBLISHED = {  # by kind of built-in model
+    "dlrm": Published(
+        "if we have a 20ms upper bound on latency, then a single GPU can handle up to 8 concurrent requests. This "
+        "leads to total throughput of 1.776.030 recommendations/sec.",
+        "Deploying the DLRM model using Triton Inference Server (requests of 4096, one V100-32G)",
+    ),
+    "bert": Published(
+        "the throughput at BS=1, Client Concurrent Requests = 64 is 119 and in Figure 4, the throughput at BS=8, "
+        "Client Concurrent Requests = 8 is 517",
+        "Deploying the BERT model using Triton Inference Server (BERT Base, one V100-32G)",
+    ),
+    "resnext": Published(
+        "|256 | 1312 | 195.87 | 196.87 | 197.75 | 199.06|",
+        "Deploying the ResNeXt101-32x4d model using Triton Inference Server (FP16, one V100-16G: concurrent "
+        "requests, img/s, average, 90%, 95% and 99% latency in ms)",
+    ),
+    "text_recognition": Published(
+        "Concurrency: 16, throughput: 3187.76 infer/sec, latency 10567 usec",
+        "Triton Conceptual Guide, part 2 (requests of 2, p95, one A100)",
+    ),
+    "minilm": Published(
+        "batch size 1, seq len 16 tokens -> `1.7ms`/query", "transformer-deploy, demo scripts (one query at a time)"
+    ),
+}
+
+
+def sentence(source: PlannedConfiguration) -> str:
+    """Return ``with a 20 ms bound on p95 one machine (…) handles 47 concurrent requests of 4, 13,315 infer/s``."""
+    load, device = source.point.load, source.device
+    subject = f"one {device}" if source.devices == 1 else f"{source.devices} {device}s"
+    handles = f"handle{'s' if source.devices == 1 else ''}"
+    served = f"{load.concurrency:,} concurrent requests"
+    if load.request_rate:
+        served = f"{formatting.load(load)}, each"
+    size = f" of {formatting.exact(load.request_batch_size)}"
+    rate = formatting.value_of(source.point, "throughput")
+    return f"{_within(source.sla)} {subject} ({source.hardware}) {handles} {served}{size}, {rate}"
+
+
+def _within(sla: Sla) -> str:
+    listed = " and ".join(
+        f"a {formatting.exact(bound.bound)} ms bound on {formatting.short_metric(bound.metric)}" for bound in sla
+    )
+    return f"with {listed}"
+
+
+def document(plan: CapacityPlan, note: str = "") -> dict[str, Any]:
+    """Return the document of ``--json``."""
+    question = plan.question
+    return {
+        "found": plan.feasible,
+        "verdict": plan.verdict.value,
+        "traffic": question.traffic.name,
+        "peak_factor": question.day.peak_factor,
+        "balancer": question.balancer,
+        "balancer_split": SPLIT[question.balancer],
+        "note": note,
+        "answers": [_answer(answer) for answer in plan.answers],
+    }
+
+
+def _answer(answer: FleetPlan) -> dict[str, Any]:
+    source = answer.source
+    size = source.evidence.problem.request_batch_size
+    published = PUBLISHED.get(source.builder)
+    gpus = source.gpus * answer.replicas
+    return {
+        "found": answer.feasible,
+        "verdict": (source.verdict if answer.feasible else Verdict.FAIL).value,
+        "undecided_cause": source.undecided_cause or None,
+        "next_command": source.next_command or None,
+        "model": source.model,
+        "hardware": source.hardware,
+        "runs": list(source.runs),
+        "deployments": len(source.evidence.deployments),
+        "configuration": candidate_document(source.candidate),
+        "sla": list(map(str, source.sla)),
+        "sentence": sentence(source) if source.sla.is_met(source.point.measurement) else None,
+        "published": None if published is None else asdict(published),
+        "replicas": answer.replicas,
+        "gpus": gpus or None,
+        "gpus_per_replica": source.gpus,
+        "count": None if answer.count is None else asdict(answer.count),
+        **_rates("rate", answer.rate, size),
+        "carries_requests_per_sec": None if answer.carries is None else asdict(answer.carries),
+        "at_rate": _load(answer.at_rate, size),
+        "tightest_bound_ms": None if answer.tightest_ms is None else _finite(answer.tightest_ms[0]),
+        "latency_alone_ms": answer.unloaded_ms or None,
+        "n_plus_1_replicas": answer.spare,
+        "one_lost": _load(answer.one_lost, size),
+        "burst": _load(answer.in_burst, size),
+        "burst_replicas": answer.for_burst,
+        "headroom": [_load(load, size) for load in answer.headroom],
+        "replicas_by_hour": list(answer.by_hour) or None,
+        "cost": None if answer.cost is None else asdict(answer.cost),
+        "power": None if answer.power is None else asdict(answer.power),
+    }
+
+
+def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
+    if load is None:
+        return None
+    return {
+        **_rates("rate", load.rate, size),
+        "latency_ms": _finite(load.latency_ms),
+        "utilization": round(load.utilization, 4),
+        "busy": round(load.busy, 4),
+        "meets_sla": load.meets,
+        "surely": load.meets_safely,
+    }
+
+
+def _rates(name: str, rate: float, size: float) -> dict[str, float]:
+    return {f"{name}_requests_per_sec": round(rate, 3), f"{name}_infer_per_sec": round(rate * size, 3)}
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+def print_plan(console: Console, plan: CapacityPlan) -> None:
+    """Print all answers, and a comparison of them if there are several."""
+    for answer in plan.answers:
+        _print_answer(console, plan, answer)
+    if len(plan.answers) > 1:
+        _print_side_by_side(console, plan)
+    source = plan.answers[0].source
+    if source.builder in PUBLISHED:
+        published = PUBLISHED[source.builder]
+        _line(console, "published", f'"{published.sentence}" ({published.title})')
+
+
+def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
+    """Return an answer in one sentence."""
+    source, goal = answer.source, formatting.bounds(answer.source.sla)
+    have = _replicas(source, answer.replicas)
+    if answer.count is not None:
+        return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
+    if answer.carries is None:
+        if answer.replicas == 0 and plan.question.rate is None and answer.rate == 0:
+            return f"{source.model}: the budget is too small for one replica of {source.hardware}"
+        alone = (
+            f": its latency is {formatting.number(answer.unloaded_ms)} ms at almost no load"
+            if answer.unloaded_ms
+            else ""
+        )
+        return f"{source.model}: no number of replicas meets {goal} safely{alone}"
+    if not answer.feasible:
+        return f"{source.model}: {have} meet {goal} safely at no rate"
+    if plan.question.rate is None:
+        return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
+    assert answer.tightest_ms is not None, "a feasible answer has it"
+    latency, (safe_ms, _) = formatting.short_metric(source.sla.judged_latency), answer.tightest_ms
+    rate = _rate(answer, answer.rate)
+    if safe_ms == float("inf"):
+        return f"{source.model}: {have} cannot safely serve {rate} within any bound"
+    return f"{source.model}: {have} serve {rate} within {latency} <= {formatting.number(safe_ms)} ms"
+
+
+def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> None:
+    source, question = answer.source, plan.question
+    is_undecided = answer.feasible and source.verdict is Verdict.UNDECIDED
+    style = formatting.VERDICT_STYLES[Verdict.UNDECIDED] if is_undecided else "bold"
+    console.print(headline(plan, answer), style=style, highlight=False, markup=False)
+    if is_undecided:
+        console.print(f"the run is UNDECIDED: {source.undecided_cause}", highlight=False, markup=False)
+        console.print(f"next  {source.next_command}", highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    if answer.count is not None:
+        count = answer.count
+        interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
+        interval = "" if count.low == count.safe else interval
+        _line(console, "replicas", f"{interval}{count.safe:,} with 99.9 % certainty")
+    carries = answer.carries
+    if carries is not None and carries.likely:
+        low, likely, high = (_infer(answer, rate) for rate in (carries.safe, carries.likely, carries.high))
+        _line(console, "rate", f"{low} with 99.9 % certainty, most likely {likely}, at most {high}")
+    if answer.at_rate is not None:
+        latency = formatting.short_metric(source.sla.judged_latency)
+        at = f"{answer.at_rate.utilization:.0%} used, {latency} {formatting.number(answer.at_rate.latency_ms)} ms"
+        _line(console, "each", f"{at}, {_infer(answer, answer.rate / answer.replicas)}")
+        _line(console, "one lost", _one_lost(answer))
+        _line(console, "burst, 2x", _burst(answer))
+    for label, text in _money(answer):
+        _line(console, label, text)
+    _line(console, "traffic", f"{_traffic(plan)}; {question.balancer}: {SPLIT[question.balancer]}")
+    _line(console, "server", formatting.configuration(source.candidate))
+    runs = ", ".join(source.runs)
+    _line(console, "hardware", source.hardware)
+    _line(console, "from", f"{formatting.count(len(source.evidence.deployments), 'deployment')} of {runs}")
+    if source.sla.is_met(source.point.measurement):
+        _line(console, "measured", sentence(source))
+    if answer.headroom:
+        console.print()
+        _print_headroom(console, answer)
+    console.print()
+
+
+def _print_headroom(console: Console, answer: FleetPlan) -> None:
+    latency = formatting.short_metric(answer.source.sla.judged_latency)
+    table = plain_table(">of the rate", ">infer/s", f">{latency} ms", ">used", ">busy", "within the bound")
+    for load in answer.headroom:
+        within = "yes" if load.meets_safely else "likely" if load.meets else "no"
+        cells = (f"{load.rate / answer.rate:.0%}", formatting.number(_size(answer) * load.rate))
+        table.add_row(
+            *cells, formatting.number(load.latency_ms), f"{load.utilization:.0%}", f"{load.busy:.0%}", within
+        )
+    print_table(console, table)
+
+
+def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
+    table = plain_table("hardware", ">replicas", ">likely", ">infer/s", ">per hour", ">per million")
+    for answer in plan.answers:
+        count = "" if answer.count is None else f"{answer.count.low:,}–{answer.count.safe:,}"
+        cost = answer.cost
+        money = ("", "") if cost is None else (_amount(cost.per_hour), _amount(cost.per_million))
+        replicas = f"{answer.replicas:,}" if answer.feasible else "none"
+        table.add_row(answer.source.hardware, replicas, count, _infer(answer, answer.rate).split()[0], *money)
+    print_table(console, table)
+    console.print()
+
+
+def _one_lost(answer: FleetPlan) -> str:
+    lost, spare = answer.one_lost, answer.spare
+    needed = "" if spare is None else f"; {_replicas(answer.source, spare)} tolerate it (N+1)"
+    return f"no replica is left{needed}" if lost is None else f"{_survives(answer, lost)}{needed}"
+
+
+def _burst(answer: FleetPlan) -> str:
+    assert answer.in_burst is not None, "set together with at_rate"
+    more = "no number is enough"
+    if answer.for_burst is not None:
+        more = f"{_replicas(answer.source, answer.for_burst)} are enough"
+    return _survives(answer, answer.in_burst) + ("" if answer.in_burst.meets_safely else f"; {more}")
+
+
+def _survives(answer: FleetPlan, load: LoadForecast) -> str:
+    latency = formatting.short_metric(answer.source.sla.judged_latency)
+    verdict = "within the bound" if load.meets_safely else "likely within" if load.meets else "misses the bound"
+    return f"{verdict} ({latency} {formatting.number(load.latency_ms)} ms)"
+
+
+def _money(answer: FleetPlan) -> list[tuple[str, str]]:
+    lines = []
+    if answer.cost is not None:
+        cost = answer.cost
+        text = f"{_amount(cost.per_hour)} per hour, {_amount(cost.per_month)} per month (730 hours)"
+        lines.append(("cost", f"{text}, {_amount(cost.per_million)} per million inferences"))
+        if cost.scaled_per_hour is not None and cost.scaled_per_million is not None:
+            scaled = f"{_amount(cost.scaled_per_hour)} per hour, {_amount(cost.scaled_per_million)} per million"
+            range_ = f"{min(answer.by_hour):,} to {max(answer.by_hour):,} replicas"
+            lines.append(("scaled hourly", f"{scaled}, with {range_} over the day"))
+    if answer.power is not None:
+        watts, joules = answer.power.watts, answer.power.joules_per_1000
+        known = (
+            f"{formatting.number(watts)} W of all GPUs at the measured load, "
+            f"{formatting.number(joules)} J per 1,000 inferences"
+        )
+        lines.append(("power", formatting.UNKNOWN if watts is None else known))
+    return lines
+
+
+def _traffic(plan: CapacityPlan) -> str:
+    traffic, day = plan.question.traffic, plan.question.day
+    if isinstance(traffic, RecordedTraffic):
+        return f"as recorded ({formatting.number(traffic.rate)} req/s), stretched to the rate"
+    if day.peak_factor > 1:
+        return f"diurnal (sine), Poisson at its peak of {formatting.exact(day.peak_factor)} times the mean"
+    return traffic.name.capitalize()
+
+
+def _replicas(source: PlannedConfiguration, count: int) -> str:
+    replicas = formatting.count(count, "replica")
+    return f"{replicas} ({formatting.count(count * source.gpus, 'GPU')})" if source.gpus else replicas
+
+
+def _rate(answer: FleetPlan, rate: float) -> str:
+    """Return a rate in inferences and, if requests have several samples, in requests."""
+    size = _size(answer)
+    requests = f" ({formatting.number(rate)} req/s of {formatting.exact(size)})" if size != 1 else ""
+    return f"{_infer(answer, rate)}{requests}"
+
+
+def _infer(answer: FleetPlan, rate: float) -> str:
+    return f"{formatting.number(_size(answer) * rate)} infer/s"
+
+
+def _size(answer: FleetPlan) -> float:
+    return answer.source.evidence.problem.request_batch_size
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def _line(console: Console, label: str, text: str) -> None:
+    table = plain_table("", "")
+    table.show_header = False
+    table.columns[0].min_width = 12
+    table.add_row(label, text)
+    print_table(console, table)

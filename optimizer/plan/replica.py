@@ -1,0 +1,216 @@
+"""One replica: the simulated server, fitted to measurements, with the uncertainty of its speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from objectives.metrics import METRICS
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.plan.evidence import Evidence, MeasuredServer, SlownessEstimate, estimate_slowness
+from optimizer.simulator.calibration import observe_point, service_times
+from optimizer.simulator.fitted_parameters import (
+    FittedOverheads,
+    estimate_network_s,
+    execution_settings,
+    fit_overheads,
+)
+from optimizer.simulator.metrics import LATENCY_FIELDS, as_closed_loop
+from optimizer.simulator.scenario import (
+    ClosedLoopLoad,
+    MeasurementInterval,
+    OpenLoopLoad,
+    Scenario,
+    ServiceTimes,
+    SimulatedLoad,
+    SimulationResult,
+)
+from optimizer.simulator.server_model import ServerModel, fit
+from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
+from optimizer.store.trials_reader import MOST_CONCURRENCY
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that of a deployment is interpolated
+FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
+CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
+RATE_REQUESTS = 20_000
+FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
+FULLEST = 4  # batches in flight per instance; more do not raise the throughput
+LARGEST_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """A simulated server of one configuration.
+
+    ``tail`` is the ratio of measured to simulated judged latency at equal throughput. ``request_batch_size`` is the
+    average number of samples of a request. ``sla`` has the latency bounds.
+    """
+
+    candidate: Candidate
+    model: ServerModel
+    request_batch_size: float
+    sla: Sla
+    slowness_estimate: SlownessEstimate
+    tail: float = 1.0
+
+    def serve(self, arrivals_s: Array, slowness: float) -> SimulationResult:
+        """Return the simulated behaviour if batches take ``slowness`` times as long; ``tail`` is not applied yet."""
+        load = OpenLoopLoad(as_samples(arrivals_s, self.request_batch_size / self.model.request_batch_size))
+        return _simulated(self.model, [(self.candidate, load)], slowness)[0]
+
+    def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
+        """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
+        return 1e3 * self.tail * lateness * float(getattr(simulated, LATENCY_FIELDS[metric]))
+
+    def meets(self, simulated: SimulationResult, lateness: float = 1.0) -> bool:
+        """Return True if ``simulated`` meets all bounds."""
+        return all(self.latency_ms(simulated, bound.metric, lateness) <= bound.bound for bound in self.sla)
+
+    def capacity(self, slowness: float) -> float:
+        """Return the highest throughput in requests per second, regardless of latency."""
+        samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
+        full = ClosedLoopLoad(max(1, min(FULLEST * samples // self.model.request_batch_size, 4096)))
+        simulated = _simulated(self.model, [(self.candidate, full)], slowness)[0]
+        return simulated.throughput_infer_per_s / self.request_batch_size
+
+
+def as_samples(arrivals_s: Array, each: float) -> Array:
+    """Return the arrival times of single samples, as which requests of mixed sizes are simulated."""
+    if each == 1:
+        return arrivals_s
+    return np.repeat(arrivals_s, np.diff(np.floor(each * np.arange(len(arrivals_s) + 1))).astype(int))
+
+
+def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
+    """Return a replica fitted to ``evidence``, and to the latency metric of the first bound of ``sla``.
+
+    Raises ValueError if no measurement determines service times.
+    """
+    problem, candidate = evidence.problem, evidence.candidate
+    size = problem.space.request_batch_size
+    most = max(problem.max_concurrency, *(p.candidate.max_batch_size // size + 1 for p in evidence.points), 1)
+    problem = replace(problem, max_concurrency=min(most, MOST_CONCURRENCY))
+    latency = sla.judged_latency
+    measured = evidence.points
+    if problem.open_loop:
+        measured = as_closed_loop(measured, problem)
+    known = [point for point in measured if METRICS[latency].value(point.measurement)]
+    own = [point for point in known if point.candidate == candidate]
+    chosen = sorted(known, key=lambda point: point.candidate == candidate)  # the fit uses the last ones
+    model = _fitted(known, chosen[-max(FITTED_POINTS, len(own)) :], problem, latency, seed)
+    speeds = _Speeds(model, evidence, latency)
+    slowness = estimate_slowness([speeds.log_slowness(server) for server in evidence.deployments])
+    return Replica(candidate, model, problem.request_batch_size, sla, slowness, speeds.tail())
+
+
+def _fitted(
+    measured: Sequence[Point], chosen: Sequence[Point], problem: Problem, latency: str, seed: int
+) -> ServerModel:
+    """Return the server model fitted to one combination of instances and fields only.
+
+    The search fits one model to all combinations, and has to assume how much instances slow each other down.
+    """
+    observed = [seen for point in measured if (seen := observe_point(point)) is not None]
+    way = estimate_network_s(measured)
+    if way is None or not observed:
+        return fit(chosen, problem, latency, seed)
+    size = problem.space.request_batch_size
+    # no load fills a larger batch, and a table of its service times would exceed the memory
+    largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MOST_CONCURRENCY)
+    instances = measured[0].candidate.instance_count
+    times = service_times(observed, largest - largest % size, instances, step=size)
+    first = ServerModel(lambda _: times, size, FittedOverheads(way), seed, fixed_shapes=problem.fixed_shapes)
+    overheads = fit_overheads(
+        lambda overheads, cells: replace(first, overheads=overheads).simulate(cells), first.overheads, chosen, latency
+    )
+    return replace(first, overheads=overheads)
+
+
+class _Speeds:
+    """Estimates the slowness of each deployment: the value whose simulation is closest to its measurements.
+
+    Throughput is compared in a closed loop, latency in an open loop, where throughput does not depend on speed.
+    """
+
+    def __init__(self, model: ServerModel, evidence: Evidence, latency: str) -> None:
+        self._evidence, self._latency = evidence, latency
+        self._each = evidence.problem.request_batch_size / model.request_batch_size
+        cells = list(dict.fromkeys((point.candidate, point.load) for point in evidence.points))
+        jobs = [(candidate, self._load(load)) for candidate, load in cells]
+        by_slowness = [_simulated(model, jobs, slowness) for slowness in SLOWNESSES.tolist()]
+        self._simulated = {cell: [row[i] for row in by_slowness] for i, cell in enumerate(cells)}
+
+    def log_slowness(self, deployment: MeasuredServer) -> float:
+        """Return the logarithm of the slowness of ``deployment``."""
+        misfit = sum((self._difference(point) ** 2 for point in deployment), np.zeros(len(FINE)))
+        return math.log(FINE[int(np.argmin(misfit))])
+
+    def tail(self) -> float:
+        """Return the median ratio of measured to simulated latency of the configuration; 1 without measurements.
+
+        Each deployment is simulated with its own slowness.
+        """
+        ratios = []
+        for server in self._evidence.deployments:
+            own = math.exp(self.log_slowness(server))
+            for point in server:
+                value = METRICS[self._latency].value(point.measurement)
+                if value and point.candidate == self._evidence.candidate:
+                    simulated_ms = 1e3 * float(np.interp(own, SLOWNESSES, self._field(point, self._latency)))
+                    ratios.append(value / simulated_ms)
+        ratio = float(np.median(ratios)) if ratios else 1.0
+        return min(max(ratio, 1 / LARGEST_TAIL), LARGEST_TAIL)
+
+    def _difference(self, point: Point) -> Array:
+        """Return log(measured / simulated) at each of FINE."""
+        measured = point.measurement
+        if point.load.concurrency:
+            assert measured.throughput_infer_per_sec, "evidence has only usable measurements"
+            simulated = np.array(
+                [result.throughput_infer_per_s for result in self._simulated[point.candidate, point.load]]
+            )
+            ratio = measured.throughput_infer_per_sec / np.interp(FINE, SLOWNESSES, simulated)
+            return np.asarray(np.log(ratio))
+        assert measured.latency_avg_ms, "evidence has only usable measurements"
+        simulated_ms = 1e3 * np.interp(FINE, SLOWNESSES, self._field(point, "latency-avg"))
+        return np.asarray(np.log(measured.latency_avg_ms / simulated_ms))
+
+    def _field(self, point: Point, latency: str) -> Array:
+        return np.array(
+            [getattr(result, LATENCY_FIELDS[latency]) for result in self._simulated[point.candidate, point.load]]
+        )
+
+    def _load(self, load: LoadPoint) -> SimulatedLoad:
+        if load.concurrency:
+            return ClosedLoopLoad(load.concurrency)
+        planned = self._evidence.arrivals.plan(load.request_rate, RATE_REQUESTS / load.request_rate, seed=0)
+        return OpenLoopLoad(as_samples(planned, self._each))
+
+
+def _simulated(
+    model: ServerModel, jobs: Sequence[tuple[Candidate, SimulatedLoad]], slowness: float
+) -> list[SimulationResult]:
+    service = {}
+    for candidate, _ in jobs:
+        group = execution_settings(candidate)
+        if group not in service:
+            times = model.times(group)
+            service[group] = ServiceTimes(times.seconds * slowness, times.step)
+    fitted, size = model.overheads, model.request_batch_size
+    overheads = fitted.to_overheads()
+    jitter, gaps_s = lognormal_jitter(fitted.jitter, model.seed), exponential_gaps(fitted.gap_s, model.seed)
+    results: list[SimulationResult] = []
+    for candidate, load in jobs:
+        window = CLOSED_WINDOW if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
+        job = Scenario(candidate, load, service[execution_settings(candidate)], overheads, size, model.fixed_shapes)
+        results += simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
+    return results

@@ -1,0 +1,197 @@
+"""Traffic of a fleet: arrival processes and recordings, their split by load balancers, and the course of a day."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line, read_bytes
+
+HOURS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The course of a day: at ``t`` hours the rate is ``1 + (peak_factor - 1) sin(2 pi t / 24)`` times the mean.
+
+    ``peak_factor`` is from 1 (constant) to 2 (no traffic at the minimum).
+    """
+
+    peak_factor: float = 1.0
+
+    def busiest(self, hour: int) -> float:
+        """Return the highest rate within hour ``hour``, counted from 0, as a multiple of the mean."""
+        wave = max(math.sin(2 * math.pi * t / HOURS) for t in (hour, hour + 1))
+        return 1 + (self.peak_factor - 1) * wave  # the peak is at 6:00, the end of an hour
+
+
+STEADY = Day()
+
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Balancer: TypeAlias = Literal["round-robin", "random", "least-outstanding"]
+BALANCERS: tuple[Balancer, ...] = ("round-robin", "random", "least-outstanding")
+SPLIT = {
+    "round-robin": "each replica gets every n-th request, so arrivals are more even than at random",
+    "random": "each request goes to a random replica",
+    "least-outstanding": "each request goes to the least busy replica; planned as random, which is no better",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoissonTraffic:
+    """Independent requests: a Poisson process.
+
+    ``is_steady`` is true if the rate is constant, so that an overload shows as a queue that only grows.
+    """
+
+    name = "poisson"
+    is_steady = True
+
+    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
+        """Return the ascending times in seconds of about ``requests`` arrivals at one of ``replicas``.
+
+        The whole fleet gets ``rate`` requests per second. Random assignment gives a Poisson process again. With
+        round-robin a gap is the sum of n exponential gaps.
+        """
+        rng = np.random.default_rng(seed)
+        if balancer == "round-robin":
+            return np.cumsum(rng.gamma(replicas, 1 / rate, requests))
+        return np.cumsum(rng.exponential(replicas / rate, requests))
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantTraffic:
+    """One request every 1 / rate seconds."""
+
+    name = "constant"
+    is_steady = True
+
+    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
+        if balancer == "round-robin":
+            return np.arange(1, requests + 1, dtype=np.float64) * (replicas / rate)
+        gaps = np.random.default_rng(seed).geometric(1 / replicas, requests)
+        return np.asarray(np.cumsum(gaps) / rate, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedTraffic:
+    """A recording, stretched in time to the planned rate. ``intervals_s`` are the gaps between its requests."""
+
+    intervals_s: Array
+    name = "recorded"
+    is_steady = False
+
+    @property
+    def rate(self) -> float:
+        """Return the recorded rate in requests per second."""
+        return float(1 / self.intervals_s.mean())
+
+    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
+        """Return the arrivals at enough replicas for ``requests``, one after another, or at all replicas.
+
+        Each replica's share has the length of the whole recording, so that all its peaks are included.
+        """
+        times = np.cumsum(self.intervals_s) * (self.rate / rate)
+        length, count = float(times[-1]), len(times)
+        rng = np.random.default_rng(seed)
+        owner = np.arange(count) % replicas if balancer == "round-robin" else rng.integers(replicas, size=count)
+        shown = min(replicas, max(1, -(-requests * replicas // count)))
+        # shares are a recording's length apart, so that the queue of one does not delay the next
+        shares = [times[owner == k] + 2 * k * length for k in range(shown)]
+        return np.concatenate(shares)
+
+
+Traffic: TypeAlias = PoissonTraffic | ConstantTraffic | RecordedTraffic  # how requests arrive at a fleet
+
+MAX_BYTES = 256 << 20
+COLUMNS = ("timestamp", "time", "ts")  # names of the column; without them the first column is read
+FEWEST = 100  # timestamps; fewer do not tell a rate
+HOLE, LONGEST = 100.0, 0.02  # gap in the recording: times the mean interval without the longest share of intervals
+EPOCH_UNITS = {"s": 1e11, "ms": 1e14, "us": 1e17}  # larger numbers are in the next smaller unit
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrace:
+    """A recording that was read. ``note`` names the rows that could not be used; it is empty if all could."""
+
+    traffic: RecordedTraffic
+    note: str
+
+
+def read_trace(path: Path) -> RecordedTrace:
+    """Read the timestamps of a CSV file from a column named one of COLUMNS, or the first column.
+
+    Timestamps are seconds, milliseconds, microseconds or nanoseconds since any time, or ISO 8601 dates. Raises
+    BadInputError if fewer than FEWEST can be read.
+    """
+    name = one_line(str(path))
+    cells, first = _cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
+    seconds = _seconds(cells)
+    unreadable = np.flatnonzero(np.isnan(seconds))
+    times = np.sort(seconds[~np.isnan(seconds)])
+    if len(times) < FEWEST:
+        raise BadInputError(
+            f"{name}: has {len(times)} readable timestamps in {len(cells)} rows; give at least {FEWEST}"
+        )
+    intervals = np.diff(times)
+    if not intervals.any():
+        raise BadInputError(f"{name}: all timestamps are equal; give the time of each request in finer units")
+    problems = []
+    if len(unreadable):
+        problems.append(
+            f"{len(unreadable):,} rows without a timestamp, the first in line {first + int(unreadable[0])}"
+        )
+    ascending = np.sort(intervals)  # without the longest, because gaps would raise the mean
+    gaps = intervals > HOLE * float(ascending[: int(len(ascending) * (1 - LONGEST))].mean())
+    gaps &= intervals > HOLE * float(np.median(intervals))
+    if gaps.any():
+        problems.append(
+            f"{int(gaps.sum()):,} gaps of {intervals[gaps].sum():,.4g} s in total in {times[-1] - times[0]:,.4g} s"
+        )
+        intervals = intervals[~gaps]
+    note = f"{name}: {' and '.join(problems)} left out" if problems else ""
+    return RecordedTrace(RecordedTraffic(intervals), note)
+
+
+def _cells(data: bytes, name: str) -> tuple[list[str], int]:
+    """Return the column of timestamps, and the line number of its first row."""
+    try:
+        rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInputError(f"{name}: not a CSV file ({one_line(str(error), 100)})") from None
+    while rows and not any(rows[-1]):
+        rows.pop()
+    if not rows:
+        raise BadInputError(f"{name}: empty; give a timestamp in each row")
+    header = [cell.strip().lower() for cell in rows[0]]
+    named = next((header.index(column) for column in COLUMNS if column in header), None)
+    is_header = named is not None or bool(np.isnan(_seconds(rows[0][:1])).all())
+    column = named or 0
+    cells = [row[column] if column < len(row) else "" for row in rows[is_header:]]
+    return cells, 1 + is_header
+
+
+def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the timestamps in seconds; NaN if a cell is not one."""
+    texts = pd.Series(cells, dtype=str).str.strip()
+    numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, copy=True)
+    numbers[~np.isfinite(numbers)] = np.nan
+    if 2 * np.isnan(numbers).sum() > len(numbers):  # dates
+        dates = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
+        since = (dates - pd.Timestamp("2000-01-01", tz="UTC")) / pd.Timedelta(1, "s")
+        return np.asarray(since.to_numpy(np.float64))
+    size = float(np.nanmedian(np.abs(numbers))) if len(numbers) else 0.0
+    per_second = 1.0
+    for most in EPOCH_UNITS.values():
+        per_second *= 1e3 if size > most else 1
+    return numbers / per_second

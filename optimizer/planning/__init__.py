@@ -1,1 +1,0 @@
-"""How many replicas a rate takes, from what runs measured and the simulated batcher."""

@@ -1,1 +1,0 @@
-"""Profiles: the YAML files of ``configs/``, read with errors that name file and line."""

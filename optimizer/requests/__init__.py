@@ -1,1 +1,0 @@
-"""Requests made of random, zero or recorded data."""

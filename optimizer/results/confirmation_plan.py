@@ -1,0 +1,451 @@
+"""Rules of the confirmation: which candidates are measured on fresh servers, at which loads, and the verdict.
+
+The best of many noisy measurements is too good on average. So the best candidate, the runner-up and the baselines are
+measured again on fresh servers, in turn. The best one is tested: more servers, and other loads, until the highest
+load is found that meets the SLA at the stated confidence. The others need confidence intervals only, each at its own
+highest safe load.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from objectives.agreement import Agreement, ServerPair, compare_load_generators
+from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
+from objectives.load_sequence import MARGIN, OTHER_MARGIN
+from objectives.metrics import Measurement
+from objectives.sequential import LOOKS
+from objectives.verdict import (
+    MOST_EXCLUDED,
+    ConfidenceInterval,
+    SequentialTest,
+    SlaVerdict,
+    ThroughputRatio,
+    judge_sla,
+    latency_interval_ms,
+    pool_measurements,
+    server_spreads,
+    throughput_interval,
+    throughput_ratio,
+)
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.speed_correction import SpeedCorrection
+
+COMPARED_SERVERS = 2  # fresh servers of each candidate at each load that needs confidence intervals only
+COMPARED_LOADS = 3  # most loads of each of these candidates
+WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window
+WINDOW_REQUESTS = 40  # requests in a window of a slow model
+START_SECONDS = 2.5  # estimated: start of a server and of the load generator, and its lead-in
+CROSS_CHECK_WINDOWS = 2  # length of perf_analyzer's measurement on each server of a test, in windows
+CROSS_CHECK_START_SECONDS = 0.5  # estimated: start and end of perf_analyzer
+LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
+LOWEST_LOAD, HIGHEST_LOAD = 0.3, 1.4  # tested loads, relative to the best one that the search measured
+MOST_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
+USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
+NO_BOUND = -1e3  # log of the latency over its bound if there is none
+COMPARED = "measured for comparison only"
+CLEAR_GAIN = 1.05  # another candidate is tested too if it is expected to serve at least this multiple
+FARTHEST_LOAD = 1.5  # of its test, relative to the load at which it was compared
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationCandidate:
+    """A candidate at one load, to be measured on fresh servers in ``windows`` of ``seconds`` each.
+
+    ``error`` is the error probability of its test; 0 if it is measured for comparison only. If ``is_cross_checked``,
+    perf_analyzer measures once after the windows.
+    """
+
+    trial: int
+    candidate: Candidate
+    load: LoadPoint
+    seconds: float
+    error: float = 0.0
+    windows: int = WINDOWS
+    is_cross_checked: bool = False
+
+    @property
+    def server_seconds(self) -> float:
+        """The estimated duration on one server, including its start."""
+        cross_check = CROSS_CHECK_START_SECONDS + self.cross_check_seconds if self.is_cross_checked else 0.0
+        return START_SECONDS + self.windows * self.seconds + cross_check
+
+    @property
+    def cross_check_seconds(self) -> float:
+        """The duration of perf_analyzer's load, if it measures."""
+        return CROSS_CHECK_WINDOWS * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Verdict on one candidate at one load, from its windows on fresh servers.
+
+    ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
+    of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
+    comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
+    load generator.
+    """
+
+    point: Point
+    judged: SlaVerdict
+    servers: int
+    windows: int
+    throughput: ConfidenceInterval
+    latency: str
+    latency_ms: ConfidenceInterval
+    error: float = 0.0
+    agreement: Agreement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLadder:
+    """The loads of one candidate that can be tested, ascending, with the predicted latency and throughput.
+
+    Attributes:
+        loads: At least one load.
+        predicted: The log of the latency over its bound; NO_BOUND if no latency is bounded.
+        throughput: The throughput in inferences per second.
+    """
+
+    loads: tuple[LoadPoint, ...]
+    predicted: tuple[float, ...]
+    throughput: tuple[float, ...]
+
+
+def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
+    """Return the best point of each of the ``most`` best candidates, best first.
+
+    Disturbed measurements count with less weight, see ``SpeedCorrection.best_point``. If no point is stable, the best
+    unstable one is returned: fresh servers decide about it.
+    """
+    rest, chosen = points, list[Point]()
+    while len(chosen) < most:
+        best = SpeedCorrection().best_point(rest, problem.best_point)
+        if best is None and not chosen:
+            best = problem.best_point(rest, unstable=True)
+        if best is None:
+            break
+        chosen.append(best)
+        rest = [point for point in rest if point.candidate != best.candidate]
+    return chosen
+
+
+def load_ladder(
+    point: Point, points: Sequence[Point], problem: Problem, model: ServerModel | None, *, every_load: bool = False
+) -> LoadLadder:
+    """Return the loads around that of ``point`` with the predicted latency and throughput of its candidate.
+
+    Latency is not monotonic in the load: with a queue delay, fewer requests in flight fill batches worse. So the
+    simulator predicts it where ``model`` was fitted, corrected by the candidate's own measurements. Otherwise they
+    are interpolated.
+
+    Args:
+        point: The candidate at its best load.
+        points: The search's points of all candidates.
+        problem: The search problem.
+        model: The server model that was fitted to the search's points; None if there is none.
+        every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
+    """
+    loads = _possible_loads(point, problem, every_load=every_load)
+    own = [other for other in points if other.candidate == point.candidate and other.throughput_infer_per_sec > 0]
+    own = sorted(own or [point], key=lambda other: _log_size(other.load))
+    measured = np.array([_log_metrics(other.measurement, problem) for other in own])
+    if model is not None and not problem.open_loop:
+        sizes = [load.concurrency for load in loads] + [other.load.concurrency for other in own]
+        simulated = model.measure([(point.candidate, size) for size in sizes])
+        figures = np.array([_log_metrics(measurement, problem) for measurement in simulated])
+        expected = figures[: len(loads)] + np.median(measured - figures[len(loads) :], axis=0)
+    else:
+        expected = _interpolated([_log_size(load) for load in loads], [_log_size(p.load) for p in own], measured)
+    return LoadLadder(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
+
+
+def _interpolated(sizes: Sequence[float], known: Sequence[float], figures: FloatArray) -> FloatArray:
+    """Return latency and throughput at ``sizes``; beyond the known ones, latency is proportional to the load."""
+    beyond = np.array(sizes) - np.clip(sizes, known[0], known[-1])
+    latency, throughput = (np.interp(sizes, known, column) for column in figures.T)
+    return np.stack([latency + beyond, throughput + np.minimum(beyond, 0.0)], axis=1)
+
+
+def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:
+    load, possible = point.load, problem.space.allowed_concurrencies(point.candidate)
+    if not problem.sla.latencies:
+        return [load]
+    if load.request_rate:
+        steps = range(math.ceil(math.log(LOWEST_LOAD, RATE_STEP)), math.floor(math.log(HIGHEST_LOAD, RATE_STEP)) + 1)
+        rates = sorted({float(f"{load.request_rate * RATE_STEP**step:.3g}") for step in steps} | {load.request_rate})
+        return [replace(load, request_rate=rate) for rate in rates]
+    if possible is None and every_load:
+        steps = range(math.ceil(math.log(problem.max_concurrency, LOAD_STEP)))
+        possible = (*(round(LOAD_STEP**step) for step in steps), problem.max_concurrency)
+    elif possible is None:
+        steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
+        possible = tuple(round(load.concurrency * LOAD_STEP**step) for step in steps)
+    within = {size for size in possible if 1 <= size <= problem.max_concurrency} | {load.concurrency}
+    return [replace(load, concurrency=size) for size in sorted(within)]
+
+
+def _log_size(load: LoadPoint) -> float:
+    return math.log(load.request_rate or load.concurrency)
+
+
+def _log_metrics(measurement: Measurement, problem: Problem) -> tuple[float, float]:
+    """Return the log of the latency over its bound and of the throughput."""
+    share = problem.sla.share_of_bound(measurement) if problem.sla.latencies else 0.0
+    return math.log(share) if 0 < share < math.inf else NO_BOUND, math.log(
+        measurement.throughput_infer_per_sec or 1.0
+    )
+
+
+def confirmation_candidate(point: Point, load: LoadPoint, error: float = 0.0) -> ConfirmationCandidate:
+    """Return the plan for the candidate of ``point`` at ``load``; slow models get longer windows."""
+    served = point.throughput_infer_per_sec / load.request_batch_size
+    seconds = WINDOW_REQUESTS / served if served > 0 else LONGEST_SECONDS
+    return ConfirmationCandidate(
+        point.trial, point.candidate, load, min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS), error
+    )
+
+
+def first_compared_load(ladder: LoadLadder) -> LoadPoint:
+    """Return the highest load that is predicted to be inside the bound by MARGIN, as for the tested candidate."""
+    return ladder.loads[_highest(ladder, -MARGIN)]
+
+
+def next_compared_load(ladder: LoadLadder, measured: Sequence[Confirmed], problem: Problem) -> LoadPoint | None:
+    """Return the load at which a candidate is measured next for comparison; None if it needs no more servers.
+
+    A candidate whose last load missed the SLA, or was inside it by more than MARGIN, gets another one. Then the
+    predictions are shifted by the measured difference, and the highest load at which a test would be likely to
+    pass is next.
+
+    Args:
+        ladder: The loads of the candidate.
+        measured: The candidate's confirmations, in the order of measuring.
+        problem: The search problem.
+    """
+    if not measured:
+        return first_compared_load(ladder)
+    last = measured[-1]
+    if last.servers < COMPARED_SERVERS:
+        return last.point.load
+    known = [entry.point.load for entry in measured]
+    if len(known) >= COMPARED_LOADS:
+        return None
+    corrected = corrected_ladder(ladder, last, problem)
+    is_close = _log_metrics(last.point.measurement, problem)[0] > -2 * MARGIN
+    if corrected is None or (meets_sla(last, problem) and is_close):
+        return None
+    chosen = first_compared_load(corrected)
+    return None if chosen in known else chosen
+
+
+def corrected_ladder(ladder: LoadLadder, measured: Confirmed, problem: Problem) -> LoadLadder | None:
+    """Return ``ladder`` with its predictions shifted by the measured difference at one load; None if unknown."""
+    throughput = measured.point.throughput_infer_per_sec
+    latency = _log_metrics(measured.point.measurement, problem)[0]
+    if measured.point.load not in ladder.loads or latency == NO_BOUND or throughput <= 0:
+        return None
+    load = ladder.loads.index(measured.point.load)
+    shift, factor = latency - ladder.predicted[load], throughput / ladder.throughput[load]
+    return LoadLadder(
+        ladder.loads,
+        tuple(predicted + shift for predicted in ladder.predicted),
+        tuple(factor * predicted for predicted in ladder.throughput),
+    )
+
+
+def rival_ladder(ladder: LoadLadder, measured: Confirmed, problem: Problem) -> LoadLadder | None:
+    """Return the loads for a test of a compared candidate, corrected by its measurement; None if that is unknown.
+
+    They end at FARTHEST_LOAD times the load that was measured.
+    """
+    corrected = corrected_ladder(ladder, measured, problem)
+    if corrected is None:
+        return None
+    farthest = _log_size(measured.point.load) + math.log(FARTHEST_LOAD)
+    count = sum(_log_size(load) <= farthest for load in corrected.loads)
+    return LoadLadder(corrected.loads[:count], corrected.predicted[:count], corrected.throughput[:count])
+
+
+def expected_throughput(ladder: LoadLadder) -> float:
+    """Return the predicted throughput at the load at which the test of a rival of the best candidate begins."""
+    return ladder.throughput[_highest(ladder, -OTHER_MARGIN)]
+
+
+def _highest(ladder: LoadLadder, limit: float) -> int:
+    """Return the highest load whose predicted log of the latency over its bound is at most ``limit``, else 0."""
+    return max((load for load, ratio in enumerate(ladder.predicted) if ratio <= limit), default=0)
+
+
+def meets_sla(confirmed: Confirmed, problem: Problem) -> bool:
+    """Return whether all windows on fresh servers together meet the SLA."""
+    return confirmed.judged.verdict is not Verdict.FAIL and problem.sla.is_met(confirmed.point.measurement)
+
+
+def disturbance_limit(trials: Sequence[Trial]) -> float:
+    """Return the CPU share of other processes above which a window on a fresh server does not count.
+
+    It is fixed before the first of these windows, from what was usual during the search: a machine that is always
+    shared is measured as it is.
+    """
+    shares = [measurement.other_cpu_share for trial in trials for _, measurement in trial.measurements]
+    known = [share for share in shares if share is not None]
+    return USUAL_DISTURBANCE + (statistics.median(known) if known else 0.0)
+
+
+def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
+    """Return the windows of each fresh server of ``trial`` at ``load``, in the order of measuring.
+
+    If the load was tested, they are those of the test. Earlier ones, for comparison, do not count, because the
+    candidate and the load were chosen by them.
+    """
+    return list(_windows_by_server(trial, load).values())
+
+
+def _windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:
+    own = [confirmation for confirmation in trial.confirmations if confirmation.load == load]
+    servers: dict[int, list[Measurement]] = {}
+    for confirmation in [again for again in own if again.error] or own:
+        servers.setdefault(confirmation.server, []).append(confirmation.measurement)
+    return servers
+
+
+def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement | None:
+    """Return whether perf_analyzer measured the same as tune's own client; None if it measured nothing there.
+
+    A false disagreement has the error probability of the run.
+    """
+    windows = _windows_by_server(trial, load)
+    pairs = [ServerPair(windows.get(c.server, []), c.measurement) for c in trial.cross_checks if c.load == load]
+    if not pairs:
+        return None
+    return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
+
+
+def confirmed_spreads(trials: Sequence[Trial], problem: Problem) -> dict[str, ServerSpread]:
+    """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed."""
+    groups = [server_windows(trial, load) for trial, load in _confirmed_loads(trials)]
+    return server_spreads(list(map(_usable_servers, groups)), problem.sla)
+
+
+def judge_load(
+    trial: Trial,
+    load: LoadPoint,
+    problem: Problem,
+    spreads: Mapping[str, ServerSpread],
+    error: float,
+    most_servers: int = 0,
+) -> SlaVerdict:
+    """Return the verdict on ``trial`` at ``load`` from its windows on fresh servers.
+
+    It is a PASS only after a planned number of servers (LOOKS): each further look would be another chance to err.
+
+    Args:
+        trial: The trial, with at least one confirmation at ``load``.
+        load: The load to judge.
+        problem: The search problem.
+        spreads: The variance between servers, see ``confirmed_spreads``.
+        error: The error probability of the test at this load.
+        most_servers: The number of servers that the time allows.
+    """
+    test = SequentialTest(error, most_servers, problem.confidence)
+    servers = server_windows(trial, load)
+    judged = judge_sla(servers, problem.sla, spreads, test)
+    if judged.verdict is Verdict.PASS and len(servers) not in LOOKS:
+        reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
+        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
+    if judged.verdict is Verdict.PASS:
+        rise_ms = _rise_ms([again for again in trial.confirmations if again.load == load])
+        if rise_ms > MOST_RISE * problem.sla.latency_bound_ms():
+            reason = f"the mean latency rose by {rise_ms:.3g} ms on each server: the rate may exceed the capacity"
+            return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
+        agreement = load_agreement(trial, load, problem)
+        if agreement is not None and agreement.contradiction:
+            reason, excess = agreement.contradiction, max(judged.excess, agreement.excess)
+            return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, excess=excess)
+    return judged
+
+
+def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[Confirmed]:
+    """Return the verdict on each trial and load that was confirmed.
+
+    A candidate that was measured for comparison only is UNDECIDED.
+    """
+    spreads = confirmed_spreads(trials, problem)
+    return [_judge_confirmation(trial, load, problem, spreads) for trial, load in _confirmed_loads(trials)]
+
+
+def compare_throughput(
+    ours: Confirmed, theirs: Confirmed, trials: Sequence[Trial], problem: Problem
+) -> ThroughputRatio | None:
+    """Return the throughput of ``ours`` relative to that of ``theirs``, both confirmed in ``trials``.
+
+    It is None if one of them has no undisturbed window.
+    """
+    by_number = {trial.number: trial for trial in trials}
+
+    def windows(entry: Confirmed) -> list[list[Measurement]]:
+        return _usable_servers(server_windows(by_number[entry.point.trial], entry.point.load))
+
+    spread = confirmed_spreads(trials, problem)["throughput"]
+    return throughput_ratio(windows(ours), windows(theirs), spread, problem.confidence)
+
+
+def _judge_confirmation(
+    trial: Trial, load: LoadPoint, problem: Problem, spreads: Mapping[str, ServerSpread]
+) -> Confirmed:
+    servers = server_windows(trial, load)
+    error = max(again.error for again in trial.confirmations if again.load == load)
+    judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)
+    if not error:
+        judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
+    usable = _usable_servers(servers)
+    pooled = usable if 0 < judged.excluded_share <= MOST_EXCLUDED else servers
+    latency = problem.sla.judged_latency
+    return Confirmed(
+        Point(trial.number, trial.candidate, load, pool_measurements([window for own in pooled for window in own])),
+        judged,
+        len(servers),
+        sum(map(len, servers)),
+        throughput_interval(usable, spreads["throughput"], problem.confidence),
+        latency,
+        latency_interval_ms(usable, latency, judged.effective_requests, spreads[latency], problem.confidence),
+        error,
+        load_agreement(trial, load, problem),
+    )
+
+
+def _confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
+    """Return each trial and load with confirmations, in the order of measuring."""
+    loads = {(trial.number, again.load): (trial, again.load) for trial in trials for again in trial.confirmations}
+    return list(loads.values())
+
+
+def _usable_servers(servers: Sequence[Sequence[Measurement]]) -> list[list[Measurement]]:
+    """Return the windows of each server that were not disturbed, without servers that have none."""
+    kept = [[window for window in windows if window.stable or window.overloaded] for windows in servers]
+    return [windows for windows in kept if windows]
+
+
+def _rise_ms(own: Sequence[Confirmation]) -> float:
+    """Return by how much the mean latency rose on each server, from the first to the last third of its windows.
+
+    The result is the average over servers, and 0 if latency did not rise on one of them. It is 0 in a closed loop,
+    where no queue can grow.
+    """
+    rises = []
+    for server in {confirmation.server for confirmation in own}:
+        means = [window.measurement.latency_avg_ms or 0.0 for window in own if window.server == server]
+        third = len(means) // 3
+        if third == 0 or not own[0].load.request_rate:
+            return 0.0
+        rises.append((sum(means[-third:]) - sum(means[:third])) / third)
+    return sum(rises) / len(rises) if rises and min(rises) > 0 else 0.0

@@ -1,0 +1,310 @@
+"""The plan of a confirmation, which is fixed before the first window, and the state of its tests.
+
+A confirmation that continues later has to make the same decisions as an uninterrupted one. So the loads and their
+predictions, the order of the candidates and the disturbance limit are recorded; the rest follows from the trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from objectives.confidence import Verdict
+from objectives.load_sequence import (
+    ERROR_SHARES,
+    MARGIN,
+    OTHER_ERROR_SHARES,
+    OTHER_MARGIN,
+    LoadJudgement,
+    LoadSequence,
+)
+from objectives.sequential import LOOKS
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
+from optimizer.results.confirmation_plan import (
+    CLEAR_GAIN,
+    COMPARED_SERVERS,
+    ConfirmationCandidate,
+    LoadLadder,
+    confirmation_candidate,
+    confirmed_spreads,
+    expected_throughput,
+    finalists,
+    judge_confirmations,
+    judge_load,
+    rival_ladder,
+    server_windows,
+)
+from optimizer.simulator.speed_correction import fit_speed_correction
+
+SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # of the error, for the candidates that are tested
+SMALLEST_ERROR = 1e-9  # below it, rounding is all that is left of the error
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationPlan:
+    """The decisions that are fixed before the first window of a confirmation.
+
+    Attributes:
+        error: Error probability of all tests together.
+        disturbance_limit: CPU share of other processes above which a window does not count.
+        finalists: Trials of the candidates in the order in which they are tested.
+        ladders: The loads that can be tested, by trial; those of a later finalist are added before its first window.
+    """
+
+    error: float
+    disturbance_limit: float
+    finalists: tuple[int, ...]
+    ladders: Mapping[int, LoadLadder] = field(default_factory=dict)
+
+    def ladder(self, point: Point) -> LoadLadder | None:
+        """Return the loads of the candidate of ``point``; None if they were not predicted yet."""
+        ladder = self.ladders.get(point.trial)
+        if ladder is None:
+            return None
+        size = point.load.request_batch_size  # JSON does not keep whether it is a whole number
+        return replace(ladder, loads=tuple(replace(load, request_batch_size=size) for load in ladder.loads))
+
+    def best_points(self, points: Sequence[Point], problem: Problem) -> list[Point]:
+        """Return the best of ``points`` for each finalist that can be deployed, in the order of testing."""
+        best = [finalists([own for own in points if own.trial == number], problem, 1) for number in self.finalists]
+        return [point for own in best for point in own]
+
+
+_PLAN = TypeAdapter(ConfirmationPlan)
+
+
+def plan_document(plan: ConfirmationPlan) -> dict[str, Any]:
+    """Return ``plan`` for run.json."""
+    document: dict[str, Any] = _PLAN.dump_python(plan, mode="json")
+    return document
+
+
+def read_plan_document(document: object) -> ConfirmationPlan:
+    """Return what ``plan_document`` has written. Raises ValueError with one line for anything else."""
+    try:
+        plan = _PLAN.validate_python(document)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(".".join(map(str, ("confirmation_plan", *fault["loc"]))) + f": {fault['msg']}") from None
+    for number, ladder in plan.ladders.items():
+        figures = (*ladder.predicted, *ladder.throughput)
+        if not ladder.loads or len(figures) != 2 * len(ladder.loads) or not all(map(math.isfinite, figures)):
+            raise ValueError(f"confirmation_plan.ladders.{number}: not a prediction for each load")
+    if not 0 < plan.error < 1:
+        raise ValueError(f"confirmation_plan.error: {plan.error:g} is not between 0 and 1")
+    return plan
+
+
+def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:
+    """Return the error of the test of each tested load of ``trial``, in the order of testing."""
+    return {again.load: again.error for again in trial.confirmations if again.error}
+
+
+def begun_error(trials: Sequence[Trial]) -> float:
+    """Return the error probability of all tests that were begun. A load that inherits an error adds nothing."""
+    return sum(sum(set(errors_by_load(trial).values())) for trial in trials)
+
+
+def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -> tuple[float, ...] | None:
+    """Return the shares of the error for the tests of finalist ``number``; None if other finalists use them all.
+
+    They are those of its earlier tests, otherwise the first ones that are free. The tests of a candidate that can no
+    longer be deployed do not count.
+    """
+    first = {
+        trial.number: next(iter(errors.values()))
+        for trial in trials
+        if trial.number in plan.finalists and (errors := errors_by_load(trial))
+    }
+    for shares in SHARES:
+        users = [own for own, error in first.items() if math.isclose(error, plan.error * shares[0])]
+        if number in users or (number not in first and not users):
+            return shares
+    return SHARES[0] if number in first else None  # its confirmations do not follow the plan: CandidateTests says so
+
+
+def without_lost_end(trial: Trial) -> Trial:
+    """Return ``trial`` without a lost measurement at the end of its confirmations, which is repeated."""
+    kept = trial.confirmations
+    while kept and kept[-1].is_lost:
+        kept = kept[:-1]
+    return replace(trial, confirmations=kept)
+
+
+@dataclass
+class CandidateTests:
+    """The tests of one candidate at the loads of its ladder, judged from the confirmations of ``trials``.
+
+    ``trials`` are all trials of the run; confirmations may be added while the tests run. ``sequence`` continues where
+    these confirmations end.
+    """
+
+    problem: Problem
+    plan: ConfirmationPlan
+    trials: list[Trial]
+    point: Point
+    ladder: LoadLadder
+    shares: tuple[float, ...]
+    sequence: LoadSequence = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise BadInputError if the trial's confirmations do not belong to the plan."""
+        self.sequence = LoadSequence(
+            self.ladder.predicted,
+            self.ladder.throughput,
+            self.plan.error,
+            self.shares,
+            MARGIN if self.shares == ERROR_SHARES else OTHER_MARGIN,
+        )
+        try:
+            self.sequence.resume(
+                [(self.ladder.loads.index(load), error) for load, error in errors_by_load(self.trial).items()]
+            )
+        except ValueError:
+            raise BadInputError(
+                f"the confirmations of trial {self.point.trial} do not follow the plan in run.json; "
+                "`tune verify --fresh` makes a separate test"
+            ) from None
+
+    @property
+    def trial(self) -> Trial:
+        """The tested trial, with its confirmations so far."""
+        return next(trial for trial in self.trials if trial.number == self.point.trial)
+
+    def planned(self, load: int) -> ConfirmationCandidate:
+        """Return what is measured on each server at this load."""
+        return confirmation_candidate(self.point, self.ladder.loads[load], self.sequence.current_error)
+
+    def servers(self, load: int) -> int:
+        """Return the number of servers that were measured to test this load."""
+        place = self.ladder.loads[load]
+        return len(server_windows(self.trial, place)) if place in errors_by_load(self.trial) else 0
+
+    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        """Return the verdict on this load."""
+        spreads = confirmed_spreads(self.trials, self.problem)
+        judged = judge_load(self.trial, self.ladder.loads[load], self.problem, spreads, error, most_servers)
+        return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
+
+    def is_worth_testing(self, load: int) -> bool:
+        """Return whether no other finalist serves clearly more than is expected of this candidate at this load."""
+        assert self.sequence.passed is not None
+        gain = self.ladder.throughput[load] / self.ladder.throughput[self.sequence.passed]
+        served = throughput_by_finalist(self.plan, self.trials, self.problem)
+        own = served.pop(self.point.trial)
+        return max(served.values(), default=0.0) < CLEAR_GAIN * gain * own
+
+
+def throughput_by_finalist(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem) -> dict[int, float]:
+    """Return the throughput of each finalist, by trial: at its best load that passed, otherwise the expected one.
+
+    It is 0 for a finalist that was not measured on enough fresh servers, and after tests that failed.
+    """
+    judged = judge_confirmations(trials, problem)
+    served = dict.fromkeys(plan.finalists, 0.0)
+    for number in served:
+        own = [entry for entry in judged if entry.point.trial == number]
+        passed = [entry for entry in own if entry.judged.verdict is Verdict.PASS]
+        if passed:
+            served[number] = max(entry.point.throughput_infer_per_sec for entry in passed)
+        elif own and own[-1].error and own[-1].judged.verdict is Verdict.UNDECIDED:
+            served[number] = own[-1].point.throughput_infer_per_sec
+        elif own and not own[-1].error and own[-1].servers >= COMPARED_SERVERS:
+            ladder = plan.ladders.get(number)
+            rival = rival_ladder(ladder, own[-1], problem) if ladder else None
+            served[number] = expected_throughput(rival) if rival else 0.0
+    return served
+
+
+@dataclass(frozen=True, slots=True)
+class NextTest:
+    """The candidate of ``point``, whose test needs more servers at ``load``; None if its loads were not predicted."""
+
+    point: Point
+    load: int | None
+
+
+@dataclass
+class _WithoutServers(CandidateTests):
+    """Measures nothing: ``wanted`` is the load whose next look needs more servers, at most ``possible``."""
+
+    possible: int
+    wanted: int | None = field(default=None, init=False)
+
+    def possible_servers(self) -> int:
+        return self.possible
+
+    def deploy(self, load: int) -> bool:
+        self.wanted = load
+        return False
+
+
+def next_test(
+    plan: ConfirmationPlan,
+    trials: Sequence[Trial],
+    best: Sequence[Point],
+    problem: Problem,
+    possible_servers: Callable[[Point], int] = lambda _: LOOKS[-1],
+) -> NextTest | None:
+    """Return which finalist is tested next; None if no further server can change a verdict.
+
+    The first one that can be deployed is tested. Another one is tested if no load of the first passes, or if it is
+    expected to serve clearly more than the load that passed: the one that is expected to serve the most.
+
+    Args:
+        plan: The plan of the confirmation.
+        trials: All trials of the run.
+        best: The best point of each finalist, in the order of testing.
+        problem: The search problem.
+        possible_servers: Returns how many servers of a candidate the time allows.
+    """
+    by_number = {trial.number: trial for trial in trials}
+    deployable = [point for point in best if by_number[point.trial].status != "failed"]
+    others = deployable[1:]
+    served = throughput_by_finalist(plan, trials, problem)
+    tested = [point for point in others if errors_by_load(by_number[point.trial])]
+    rival = max(tested or others, key=lambda point: served[point.trial], default=None)
+    least = 0.0
+    for point in (*deployable[:1], *([rival] if rival else ())):
+        shares, ladder = error_shares(plan, trials, point.trial), plan.ladder(point)
+        if shares is None or served[point.trial] < least:
+            return None
+        if ladder is None:
+            return NextTest(point, None)
+        tests = _WithoutServers(problem, plan, list(trials), point, ladder, shares, possible_servers(point))
+        tests.sequence.run(tests)
+        if tests.wanted is not None:
+            return NextTest(point, tests.wanted)
+        if not errors_by_load(tests.trial):
+            return None  # there is no time for it
+        least = CLEAR_GAIN * served[point.trial] if tests.sequence.passed is not None else 0.0
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class NextLook:
+    """The servers that the next verdict of a confirmation needs, and the estimated time that they take."""
+
+    servers: int
+    seconds: float
+
+
+def next_look_of(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem) -> NextLook | None:
+    """Return the servers that the next verdict needs; None if no further server can change a verdict."""
+    trials = [without_lost_end(trial) for trial in trials]
+    points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
+    test = next_test(plan, trials, plan.best_points(points, problem), problem)
+    if test is None:
+        return None
+    ladder = plan.ladder(test.point)
+    load = test.point.load if ladder is None or test.load is None else ladder.loads[test.load]
+    tested = next(trial for trial in trials if trial.number == test.point.trial)
+    measured = len(server_windows(tested, load)) if load in errors_by_load(tested) else 0
+    missing = next(look for look in LOOKS if look > measured) - measured
+    return NextLook(missing, missing * confirmation_candidate(test.point, load).server_seconds)

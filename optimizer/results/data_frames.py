@@ -1,0 +1,201 @@
+"""Trials, fronts and confirmations as pandas data frames: one type per column, units in column names."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import pandas as pd
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
+from optimizer.results import summary
+from optimizer.results.confirmation_plan import Confirmed
+from optimizer.results.finished_run import FinishedRun
+from optimizer.results.recommendation import Outcome
+from optimizer.results.report import tables
+from optimizer.store.trials_reader import ON_FRESH_SERVER
+
+_LOAD = ("request_batch_size", "concurrency", "request_rate")
+_MEASURED = tuple(field.name for field in fields(Measurement))
+_SETTINGS = ("trial", *SETTING_COLUMNS)
+_INTERVALS = tuple(f"{name}_{end}" for name in ("throughput_infer_per_sec", "latency_ms") for end in ("low", "high"))
+_CONFIRMED = ("verdict", "confidence", "reason", "servers", "windows", _MEASURED[0], *_INTERVALS[:2], "latency")
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("trial", "max_batch_size", "max_queue_delay_us", "instance_count", "concurrency"), "Int64"),
+    **dict.fromkeys(("requests", "confirmation", "servers", "windows"), "Int64"),
+    **dict.fromkeys(("dynamic_batching", "stable", "overloaded", "confirmed"), "boolean"),
+    **dict.fromkeys(
+        (
+            "status",
+            "reason",
+            "verdict",
+            "batch_stats",
+            "requests_over_ms",
+            "latency_sketch",
+            "gpu_throttling",
+            "load_generator",
+            "latency",
+        ),
+        "string",
+    ),
+}
+_FIGURES = {
+    *("deploy_seconds", "request_batch_size", "request_rate", "confidence", "confirmation_error"),
+    *(set(_INTERVALS) | set(_MEASURED)) - set(_TYPES),
+}
+Row = Mapping[str, object]
+
+
+def of_trials(trials: Sequence[Trial]) -> pd.DataFrame:
+    """Return one row per measurement, and one for each trial that could not be deployed.
+
+    ``confirmation`` is the number of the fresh server, NA for the search's measurements. ``load_generator`` is
+    ``perf_analyzer`` for a measurement that checks tune's own client, NA for all others. ``preferred_batch_sizes``
+    are tuples. Unknown values are NA.
+    """
+    rows = (row for trial in trials for row in _rows(trial))
+    return _frame(rows, (*ON_FRESH_SERVER, *_LOAD, *_MEASURED, "deploy_seconds", "status"))
+
+
+def of_front(outcome: Outcome | None) -> pd.DataFrame:
+    """Return one row per point of the Pareto front; ``confirmed`` if it was measured on fresh servers."""
+    front = [(point, outcome.confirmation_of(point) is not None) for point in outcome.front] if outcome else []
+    rows = (
+        {
+            **_settings(Trial(point.trial, point.candidate)),
+            **_load(point.load),
+            "confirmed": confirmed,
+            **asdict(point.measurement),
+        }
+        for point, confirmed in front
+    )
+    return _frame(rows, (*_LOAD, "confirmed", *_MEASURED))
+
+
+def of_confirmed(confirmed: Sequence[Confirmed]) -> pd.DataFrame:
+    """Return one row per confirmed candidate and load, with verdict and confidence intervals."""
+    return _frame(map(_confirmed_row, confirmed), (*_LOAD, *_CONFIRMED, *_INTERVALS[2:]))
+
+
+def _confirmed_row(confirmed: Confirmed) -> Row:
+    document = summary.confirmation(confirmed)
+    low_high = {
+        f"{name}_{end}": bounds[place]
+        for name in ("throughput_infer_per_sec", "latency_ms")
+        if isinstance(bounds := document[name], list)
+        for place, end in enumerate(("low", "high"))
+    }
+    point = confirmed.point
+    return {
+        **_settings(Trial(point.trial, point.candidate)),
+        **_load(point.load),
+        **{name: document[name] for name in ("verdict", "confidence", "reason", "servers", "latency")},
+        "windows": document["measurements"],
+        "throughput_infer_per_sec": point.measurement.throughput_infer_per_sec,
+        **low_high,
+    }
+
+
+def _rows(trial: Trial) -> Iterable[Row]:
+    settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
+    for load, measurement in trial.measurements:
+        yield {**settings, **_load(load), **asdict(measurement), "confirmation": None}
+    for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECKING, trial.cross_checks)):
+        for window in windows:
+            own = (window.server, window.error or None, load_generator)
+            row = dict(zip(ON_FRESH_SERVER, own, strict=True))
+            yield {**settings, **_load(window.load), **asdict(window.measurement), **row}
+    if not trial.measurements and not trial.confirmations:
+        yield {**settings, "reason": trial.reason}
+
+
+def _settings(trial: Trial) -> dict[str, object]:
+    candidate = trial.candidate
+    own = {name: getattr(candidate, name) for name in SETTING_COLUMNS}
+    return {"trial": trial.number, **own, **dict(candidate.fields)}
+
+
+def _load(load: LoadPoint) -> dict[str, object]:
+    """Return the load, with None for the rate of a closed loop and the concurrency of an open loop."""
+    return {name: getattr(load, name) or None for name in _LOAD}
+
+
+def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:
+    """Return a frame with the settings, the columns of other parameters by name, then ``columns``."""
+    known_rows = list(rows)
+    others = sorted({name for row in known_rows for name in row} - {*_SETTINGS, *columns})
+    frame = pd.DataFrame(known_rows, columns=[*_SETTINGS, *others, *columns])
+    for name in frame.columns:
+        frame[name] = _typed(name, frame[name])
+    return frame
+
+
+def _typed(name: str, values: Any) -> Any:
+    if name == "preferred_batch_sizes":
+        return values
+    if name in _TYPES:
+        return values.astype(_TYPES[name])
+    if name in _FIGURES:
+        return values.astype("Float64")
+    return values.convert_dtypes()
+
+
+def measurements(runs: Sequence[FinishedRun]) -> pd.DataFrame:
+    """Return the rows of ``of_trials`` for several runs, with columns ``run``, ``model`` and ``meets``.
+
+    ``meets`` says whether the measurement is stable and meets the SLA of its run. Preferred batch sizes are separated
+    by blanks.
+    """
+    frames = [_run_frame(run) for run in runs]
+    paths = {path for run in runs for path in run.problem.space.fields}
+    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    texts = [path for path in sorted(paths) if path in frame and frame[path].dtype == object]
+    # choices of one parameter may have several types, which a Parquet column cannot
+    return frame.astype(dict.fromkeys(texts, "string"))
+
+
+def _run_frame(run: FinishedRun) -> pd.DataFrame:
+    frame = of_trials(run.trials)
+    sizes = frame["preferred_batch_sizes"].map(lambda sizes: " ".join(map(str, sizes)))
+    meets = [_meets(run, measurement) for trial in run.trials for measurement in _measured(trial)]
+    frame = frame.assign(preferred_batch_sizes=sizes, meets=pd.array(meets, dtype="boolean"))
+    for place, (name, value) in enumerate({"run": tables.name(run), "model": run.problem.model}.items()):
+        frame.insert(place, name, value)
+    return frame
+
+
+def _measured(trial: Trial) -> list[Measurement | None]:
+    """Return the measurements in the order of ``_rows``; None stands for a trial without any."""
+    searched = [measurement for _, measurement in trial.measurements]
+    again = (*trial.confirmations, *trial.cross_checks)
+    return [*searched, *(window.measurement for window in again)] or [None]
+
+
+def _meets(run: FinishedRun, measurement: Measurement | None) -> bool:
+    if measurement is None or not measurement.stable:
+        return False
+    return run.problem.sla.is_met(measurement)
+
+
+def csv(frame: pd.DataFrame) -> bytes:
+    """Return ``frame`` as CSV in UTF-8."""
+    return frame.to_csv(index=False).encode()
+
+
+def parquet(frame: pd.DataFrame) -> bytes:
+    """Return ``frame`` as Parquet. Raises BadInputError if pyarrow is not installed."""
+    data = io.BytesIO()
+    try:
+        frame.to_parquet(data, engine="pyarrow", index=False)
+    except ImportError:
+        raise BadInputError(
+            "--format parquet: needs pyarrow; install it with: pip install 'tritune[parquet]'"
+        ) from None
+    return data.getvalue()
+
+
+WRITERS = {"csv": csv, "parquet": parquet}

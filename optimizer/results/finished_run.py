@@ -1,0 +1,140 @@
+"""Reads the folder of a run for reports, plans, explanations and emitted files. The model is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from objectives.metrics import METRICS
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import LARGEST_COUNT
+from optimizer.results.recommendation import Outcome, assess
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_reader import NUMBERS, WHOLE_NUMBERS
+from optimizer.store.trials_table import TrialsTable
+
+LONGEST_REASON = 300
+UNKNOWN_CONCURRENCY = 256  # run.json does not hold the maximum; no measurement depends on it
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run as its folder describes it.
+
+    ``info`` is the content of run.json. ``problem`` has bounds, objectives, space and request size, but no mix of
+    request sizes, which run.json does not hold. ``outcome`` is None if nothing was measured.
+    """
+
+    folder: RunFolder
+    options: RunOptions
+    info: Mapping[str, Any]
+    problem: Problem
+    baseline: Candidate
+    dynamic_batching: Candidate
+    trials: tuple[Trial, ...]
+    outcome: Outcome | None
+
+    @property
+    def status(self) -> str:
+        """Return ``found``, ``none``, ``interrupted``, ``failed``, ``left`` or ``running`` (also if killed)."""
+        return str(self.info.get("status", "running"))
+
+    @property
+    def name(self) -> str:
+        """Return ``<model>/<run>``."""
+        return self.folder.study_name
+
+
+def read_run(run: str | Path, out: str = "results") -> FinishedRun:
+    """Return the run in the folder ``run``, or ``<model>/<run>`` in ``out``; a table row cut by a crash is skipped.
+
+    Raises BadInputError, in one line, if there is no such run or it is damaged.
+    """
+    folder = RunFolder.find(str(run), out, "run")
+    options, info = folder.read_options(), folder.read_info()
+    try:
+        problem = _problem(info["problem"], info["hardware"], options)
+        trials = tuple(TrialsTable(folder.trials, problem.model, problem.space.fields).read(cut_torn_line=False))
+        baseline = _candidate(info["problem"]["baseline"])
+        dynamic_batching = _candidate(info["problem"]["dynamic_batching"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+    outcome = assess(trials, problem, baseline, dynamic_batching) if trials else None
+    return FinishedRun(folder, options, info, problem, baseline, dynamic_batching, trials, outcome)
+
+
+_UNFINISHED_STATES = {
+    "running": "is still running or was killed",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+    "left": "left its study to other workers",
+}
+
+
+def remark(run: FinishedRun) -> str:
+    """Return why ``run`` is incomplete, in one sentence; empty for a run that ended normally."""
+    if run.status in ("found", "none"):
+        return ""
+    reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
+    state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, LONGEST_REASON)}")
+    return f"the run {state}{f' ({reason})' if reason else ''}; this shows what it measured so far"
+
+
+def _problem(info: Mapping[str, Any], hardware: Mapping[str, Any], options: RunOptions) -> Problem:
+    """Return the problem in run.json. Raises ValueError or TypeError for values that no run can have."""
+    size, (least, most) = info["request_batch_size"], NUMBERS["request_batch_size"]
+    if type(size) not in (int, float) or not least <= size <= most:
+        raise ValueError(f"request_batch_size {size!r} is not a number from {least} to {most}")
+    if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= LARGEST_COUNT:
+        raise ValueError(f"hardware.cpu_count {hardware['cpu_count']!r} is not a number of CPUs")
+    if not isinstance(hardware["gpus"], list) or not all(isinstance(name, str) for name in hardware["gpus"]):
+        raise ValueError("hardware.gpus is not a list of names")
+    if not isinstance(info.get("facts", {}), dict):
+        raise ValueError("facts is not an object")
+    choices = {name: tuple(values) for name, values in info["space"].items()}
+    own = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
+    for name in ("max_batch_size", "instance_count"):
+        for value in own.get(name, ()):
+            _check_whole(name, value)
+    return Problem(
+        model=str(info["model"]),
+        space=SearchSpace(**own, fields=choices, request_batch_size=size if isinstance(size, int) else 1),
+        request_batch_size=size,
+        max_concurrency=UNKNOWN_CONCURRENCY,
+        objectives=tuple(METRICS[name] for name in info["objectives"]),
+        sla=Sla.parse(info["constraints"]),
+        open_loop=options.load == "rate",
+        cpu_count=None if hardware["gpus"] else hardware["cpu_count"],
+        confidence=options.confidence,
+        client_shares_cpus=bool(info.get("client_shares_cpus")),
+    )
+
+
+def _candidate(values: Mapping[str, Any]) -> Candidate:
+    """Return the candidate that ``candidate_document`` wrote."""
+    own = {name: values[name] for name in SETTING_COLUMNS}
+    for name in ("max_batch_size", "max_queue_delay_us", "instance_count"):
+        _check_whole(name, own[name])
+    own["preferred_batch_sizes"] = tuple(own["preferred_batch_sizes"])
+    for size in own["preferred_batch_sizes"]:
+        _check_whole("max_batch_size", size)
+    return Candidate(**own, fields=tuple(sorted((k, v) for k, v in values.items() if k not in SETTING_COLUMNS)))
+
+
+def _check_whole(name: str, value: object) -> None:
+    """Raise ValueError if ``value`` is outside the range of the column ``name`` of a trials table."""
+    least, most = WHOLE_NUMBERS[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} {value!r} is not a whole number from {least} to {most}")
+
+
+def candidate_document(candidate: Candidate) -> dict[str, Any]:
+    """Return ``candidate`` for run.json: settings by name, other fields by their path."""
+    own = {name: getattr(candidate, name) for name in SETTING_COLUMNS}
+    return {**own, "preferred_batch_sizes": list(candidate.preferred_batch_sizes), **dict(candidate.fields)}

@@ -1,0 +1,248 @@
+"""Formats numbers, configurations and tables as text: significant digits, thousands separators, units."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from objectives.confidence import Verdict
+from objectives.metrics import METRICS, Measurement, Metric
+from objectives.sla import Constraint, Sla
+from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import INSTANCE_GPUS, VARIANT, Candidate, LoadPoint, Point, model_of_field, short_path
+from optimizer.options import server_options
+
+UNKNOWN = "unknown"
+NO_SLA = "PASS: no SLA was given"
+VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
+_SHA_DIGITS = 12
+_HIDDEN_FACTS = {"builder", "seed", "sha256"}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` with at least ``digits`` significant digits: 12,345, 771, 18.2 or 0.523."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    magnitude = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{min(max(0, digits - 1 - magnitude), 6)}f}"
+
+
+def exact(value: float) -> str:
+    """Return ``value`` without rounding to significant digits, for numbers that a user gave: 20, 0.5 or 4,000."""
+    return f"{value:,.6f}".rstrip("0").rstrip(".")
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes in decimal units: 8.38 GB."""
+    if count is None or not math.isfinite(count):
+        return UNKNOWN
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{number(count) if unit != 'bytes' else exact(count)} {unit}"
+        count /= 1000
+    return f"{number(count)} TB"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as minutes and seconds, 4:05, or with hours, 1:02:03."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def count(amount: int, noun: str) -> str:
+    """Return the amount with its noun: 1 instance, or 2,000 instances."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def verdict(judged: SlaVerdict) -> str:
+    """Return the verdict as text without a full stop: ``PASS: the SLA is met at 99 % confidence``."""
+    if judged.verdict is Verdict.PASS and not judged.reason:
+        return NO_SLA
+    meaning = {Verdict.PASS: ": the SLA is met", Verdict.FAIL: ": the SLA is missed"}.get(judged.verdict, "")
+    return f"{judged.verdict.value}{meaning} at {100 * judged.confidence:g} % confidence"
+
+
+def quantity(metric: Metric, value: float | None) -> str:
+    """Return the value of ``metric`` with its unit, or ``unknown``."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return size(value) if metric.unit == "bytes" else f"{number(value)} {metric.unit}".rstrip()
+
+
+def interval(metric: Metric, bounds: ConfidenceInterval) -> str:
+    """Return an interval such as ``7,105 to 7,311 infer/s``, or ``at least …`` if it has no upper end."""
+    if math.isinf(bounds.high):
+        return f"at least {quantity(metric, max(bounds.low, 0.0))}"
+    return f"{number(max(bounds.low, 0.0))} to {quantity(metric, bounds.high)}"
+
+
+def gain(ratio: ThroughputRatio | None) -> str:
+    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)``, or why there is none."""
+    if ratio is None:
+        return "not confirmed"
+    if not ratio.is_measurable:
+        return "no measurable gain"
+    low, high = ratio.bounds
+    return f"{ratio.estimate:.2f}x ({low:.2f} to {high:.2f})"
+
+
+def value_of(point: Point, metric: str) -> str:
+    """Return the value of the metric named ``metric`` at ``point``: 18.2 ms."""
+    return quantity(METRICS[metric], METRICS[metric].value(point.measurement))
+
+
+def short_metric(metric: str) -> str:
+    """Return ``p95`` for ``latency-p95``; other names unchanged."""
+    return metric.removeprefix("latency-")
+
+
+def metric_label(metric: str) -> str:
+    """Return a label for a metric: ``GPU memory`` for ``gpu-memory``."""
+    return metric.replace("latency-", "latency ").replace("gpu-", "GPU ")
+
+
+def gpu(measurement: Measurement) -> str:
+    """Return ``74 % busy · 312 W · SM 1,755 MHz · memory 2,619 MHz``, or an empty text if nothing was measured."""
+    known: list[tuple[float | None, Callable[[float], str]]] = [
+        (measurement.gpu_utilization, lambda share: f"{100 * share:.0f} % busy"),
+        (measurement.gpu_power_watts, lambda watts: f"{number(watts)} W"),
+        (measurement.gpu_sm_clock_mhz, lambda mhz: f"SM {number(mhz)} MHz"),
+        (measurement.gpu_memory_clock_mhz, lambda mhz: f"memory {number(mhz)} MHz"),
+    ]
+    parts = [text_of(value) for value, text_of in known if value is not None]
+    if measurement.gpu_throttling:
+        parts.append(f"clocks lowered: {measurement.gpu_throttling}")
+    return " · ".join(parts)
+
+
+def bound(constraint: Constraint) -> str:
+    """Return a constraint with its unit: ``p95 <= 20 ms``."""
+    metric = METRICS[constraint.metric]
+    relation = ">=" if metric.better == "higher" else "<="
+    value = size(constraint.bound) if metric.unit == "bytes" else f"{exact(constraint.bound)} {metric.unit}"
+    return f"{metric_label(short_metric(metric.name))} {relation} {value.rstrip()}"
+
+
+def bounds(sla: Sla) -> str:
+    """Return ``p95 <= 20 ms and throughput >= 4,000 infer/s``, or an empty text for an empty SLA."""
+    return " and ".join(map(bound, sla))
+
+
+def performance(point: Point, latency: str) -> str:
+    """Return ``12,345 infer/s, p95 18.2 ms, concurrency 24``, or ``at 3,000 req/s`` in an open loop."""
+    figures = f"{value_of(point, 'throughput')}, {short_metric(latency)} {value_of(point, latency)}"
+    if point.load.request_rate:
+        return f"{figures}, at {load(point.load)}"
+    return f"{figures}, concurrency {load(point.load)}"
+
+
+def load(point: LoadPoint) -> str:
+    """Return a load: ``24`` requests in flight, or ``3,000 req/s``."""
+    return f"{exact(point.request_rate)} req/s" if point.request_rate else f"{point.concurrency:,}"
+
+
+def configuration(candidate: Candidate) -> str:
+    """Return one line such as ``batch 128 · 2 instances · delay 500 µs``, where batch is max_batch_size."""
+    parts = [f"batch {candidate.max_batch_size:,}", count(candidate.instance_count, "instance")]
+    if candidate.instance_gpus is not None:
+        parts[-1] += f" on GPU {candidate.instance_gpus.replace(',', ', ')}"
+    if candidate.dynamic_batching:
+        parts.append(f"delay {candidate.max_queue_delay_us:,} µs")
+    else:
+        parts.append("no dynamic batching")
+    if candidate.preferred_batch_sizes:
+        parts.append(f"preferred {', '.join(map(str, candidate.preferred_batch_sizes))}")
+    fields = [(path, value) for path, value in candidate.fields if path != INSTANCE_GPUS]
+    parts += [f"{short_path(path)}={_literal(value)}" for path, value in fields]
+    return " · ".join(parts)
+
+
+def triton_lines(candidate: Candidate) -> list[str]:
+    """Return the tuned settings as lines of a config.pbtxt; settings of the server as comments."""
+    lines = [f"max_batch_size: {candidate.max_batch_size}"]
+    if candidate.dynamic_batching:
+        lines += _batching_lines(candidate)
+    else:
+        lines.append("# no dynamic_batching")
+    group = f"count: {candidate.instance_count}"
+    if candidate.instance_gpus is not None:
+        group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
+    lines.append(f"instance_group [ {{ {group} }} ]")
+    for path, value in candidate.proto_fields:
+        parts = path.split(".")
+        if parts[0] == "parameters" and len(parts) == 3:
+            text = json.dumps(str(value), ensure_ascii=False)
+            lines.append(f'parameters {{ key: "{parts[1]}" value {{ {parts[2]}: {text} }} }}')
+        else:
+            lines.append(f"{path}: {_literal(value)}")
+    for path, value in candidate.fields:
+        if path == VARIANT or model_of_field(path):
+            lines.append(f"# {path.replace('/', ': ')} {_literal(value)}")
+    if options := server_options.to_arguments(candidate.fields):
+        lines.append(f"# server_options: {' '.join(options)}")
+    if candidate.server_cpus:
+        lines.append(f"# server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
+    return lines
+
+
+def _batching_lines(candidate: Candidate) -> list[str]:
+    inside = []
+    if candidate.max_queue_delay_us:
+        inside.append(f"max_queue_delay_microseconds: {candidate.max_queue_delay_us}")
+    if candidate.preferred_batch_sizes:
+        inside.append(f"preferred_batch_size: [ {', '.join(map(str, candidate.preferred_batch_sizes))} ]")
+    if len(inside) < 2:
+        return [f"dynamic_batching {{ {''.join(f'{setting} ' for setting in inside)}}}"]
+    return ["dynamic_batching {", *(f"  {setting}" for setting in inside), "}"]
+
+
+def facts_line(facts: Mapping[str, object]) -> str:
+    """Return facts about a model in one line: ``precision fp32 · rows 2,101,239 · embedding size 1.08 GB``."""
+    shown = {name: value for name, value in facts.items() if name not in _HIDDEN_FACTS}
+    return " · ".join(f"{name} {value}" for name, value in labelled_facts(shown).items())
+
+
+def labelled_facts(facts: Mapping[str, object]) -> dict[str, str]:
+    """Return facts with readable names and values: ``model_bytes: 640098304`` becomes ``model size: 640 MB``."""
+    return {name.replace("_bytes", "_size").replace("_", " "): _fact(name, value) for name, value in facts.items()}
+
+
+def _fact(name: str, value: object) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if name.endswith("bytes"):
+            return size(value)
+        return f"{value:,}" if isinstance(value, int) else number(value)
+    return str(value)[:_SHA_DIGITS] if name == "sha256" else str(value)
+
+
+def _literal(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else one_line(str(value))
+
+
+def plain_table(*headers: str) -> Table:
+    """Return a table without borders. Columns whose header begins with ``>`` hold numbers and are right-aligned."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for header in headers:
+        number = header.startswith(">")
+        table.add_column(header.removeprefix(">"), justify="right" if number else "left", no_wrap=number)
+    return table
+
+
+def print_line(console: Console, text: str = "", style: str = "") -> None:
+    """Print ``text`` without interpreting rich markup, which names of models and files could contain."""
+    console.print(Text(text, style))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print ``table`` without trailing blanks, so that it can be copied into documents."""
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        console.out(line.rstrip(), highlight=False)

@@ -1,0 +1,257 @@
+"""The outcome of a run: recommendation, comparisons, Pareto front, and why no configuration meets the SLA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from objectives import pareto
+from objectives.confidence import Verdict
+from objectives.metrics import METRICS
+from objectives.sla import Sla
+from objectives.verdict import ConfidenceInterval, ThroughputRatio
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
+from optimizer.results.confirmation_plan import Confirmed, compare_throughput, judge_confirmations, meets_sla
+from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+
+FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
+SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The recommendation of a run, and the configurations that it is compared with.
+
+    ``recommended`` is, in this order of preference: the best point whose confirmation passes; the best point except
+    the baseline whose confirmation is undecided; the best point that was not confirmed, which may have a lower load
+    than one that failed. It is None if no stable point meets the constraints; ``closest`` is then the point that
+    misses them by least, and ``holds_back`` is the reason for people. ``again`` holds all confirmed points.
+
+    ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
+    else the search's measurement. ``recommended``, ``baseline``, ``dynamic_batching`` and ``front`` are among them.
+    ``dominated_by`` is the best point of the front that dominates the recommendation; None if the recommendation is
+    on the front, or is unstable.
+
+    ``baseline`` and ``dynamic_batching`` are the model's own configuration and plain ``dynamic_batching {}`` at the
+    highest load at which fresh servers met the constraints; if none did, at the load that came closest, and without
+    fresh servers at the best load of the search. They are None if they meet the constraints nowhere. ``gain`` and
+    ``gain_over_dynamic_batching`` are the throughput of the recommendation relative to theirs, None unless both sides
+    met the constraints on fresh servers. ``untried`` names those of the two that were not reached before the run
+    ended. ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the
+    constraints that all this is about.
+    """
+
+    recommended: Point | None
+    baseline: Point | None
+    dynamic_batching: Point | None
+    front: tuple[Point, ...]
+    closest: Point | None
+    trials: int
+    measurements: int
+    holds_back: str = ""
+    untried: frozenset[str] = frozenset()
+    again: tuple[Confirmed, ...] = ()
+    confirmations: int = 0
+    sla: Sla = field(default_factory=Sla)
+    points: tuple[Point, ...] = ()
+    dominated_by: Point | None = None
+    gain: ThroughputRatio | None = None
+    gain_over_dynamic_batching: ThroughputRatio | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the verdict of the run.
+
+        - PASS: the recommendation passed its test on fresh servers, or there is a recommendation and no constraint
+          that it could miss.
+        - UNDECIDED: the recommendation was not tested on fresh servers, or the test did not decide.
+        - FAIL: no configuration is recommended.
+        """
+        if self.recommended is None:
+            return Verdict.FAIL
+        if not self.sla:
+            return Verdict.PASS
+        return self.confirmed.judged.verdict if self.confirmed else Verdict.UNDECIDED
+
+    @property
+    def speedup(self) -> float | None:
+        """Return the estimated gain over the baseline."""
+        return self.gain.estimate if self.gain else None
+
+    @property
+    def confirmed(self) -> Confirmed | None:
+        """Return the confirmation of the recommendation; None if only the search measured it."""
+        return self.confirmation_of(self.recommended)
+
+    def confirmation_of(self, point: Point | None) -> Confirmed | None:
+        """Return the confirmation of ``point``; None if only the search measured it."""
+        return _confirmation_of(point, self.again)
+
+
+def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
+    """Return the outcome of ``trials``, of a finished run or so far."""
+    confirmed = judge_confirmations(trials, problem)
+    points = _points(trials, confirmed)
+    measured = _without_selection(points, confirmed)
+    unconfirmed = measured + _below_failed_loads(points, confirmed, problem)
+    speed = fit_speed_correction(trials, problem)
+    recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
+    closest = None if recommended else problem.sla.closest_point(measured)
+    front = pareto.pareto_front(points, FRONT_METRICS)
+
+    def compared(candidate: Candidate) -> Point | None:
+        if recommended is not None and recommended.candidate == candidate:
+            return recommended
+        return _comparison(candidate, points, confirmed, problem)
+
+    def gain_over(other: Point | None) -> ThroughputRatio | None:
+        if recommended is not None and other is recommended:
+            return SAME
+        ours, theirs = _confirmation_of(recommended, confirmed), _confirmation_of(other, confirmed)
+        if ours is None or theirs is None or not (meets_sla(ours, problem) and meets_sla(theirs, problem)):
+            return None
+        return compare_throughput(ours, theirs, trials, problem)
+
+    roles = {"baseline": baseline, "dynamic_batching": dynamic_batching}
+    shown = {role: compared(candidate) for role, candidate in roles.items()}
+    tried = {trial.candidate for trial in trials}
+    return Outcome(
+        recommended=recommended,
+        baseline=shown["baseline"],
+        dynamic_batching=shown["dynamic_batching"],
+        front=tuple(front),
+        closest=closest,
+        trials=len(trials),
+        measurements=sum(len(trial.measurements) for trial in trials),
+        holds_back="" if recommended else _holds_back(trials, confirmed, closest, problem),
+        untried=frozenset(role for role, candidate in roles.items() if candidate not in tried),
+        confirmations=sum(len(trial.confirmations) + len(trial.cross_checks) for trial in trials),
+        again=tuple(confirmed),
+        sla=problem.sla,
+        points=tuple(points),
+        dominated_by=next((point for point in front if _dominates(point, recommended)), None),
+        gain=gain_over(shown["baseline"]),
+        gain_over_dynamic_batching=gain_over(shown["dynamic_batching"]),
+    )
+
+
+def _confirmation_of(point: Point | None, confirmed: Sequence[Confirmed]) -> Confirmed | None:
+    return next((entry for entry in confirmed if entry.point is point), None)
+
+
+def _dominates(point: Point, recommended: Point | None) -> bool:
+    return recommended is not None and pareto.dominates(point, recommended, FRONT_METRICS)
+
+
+def _points(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[Point]:
+    """Return each configuration at each load: confirmed if it is, otherwise as the search measured it."""
+    again = {(entry.point.candidate, entry.point.load) for entry in confirmed}
+    searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in again]
+    return searched + [entry.point for entry in confirmed]
+
+
+def _without_selection(points: Sequence[Point], confirmed: Sequence[Confirmed]) -> list[Point]:
+    """Return the confirmed points, and the search's points of the candidates that were not confirmed.
+
+    The search's points of a confirmed candidate are too good on average: it was chosen because of them.
+    """
+    again = {entry.point.candidate for entry in confirmed}
+    return [point for point in points if point.candidate not in again or _confirmation_of(point, confirmed)]
+
+
+def _comparison(
+    candidate: Candidate, points: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem
+) -> Point | None:
+    """Return ``candidate`` at the load at which the recommendation is compared with it, see ``Outcome``."""
+    again = [entry for entry in confirmed if entry.point.candidate == candidate]
+    met = [entry.point for entry in again if meets_sla(entry, problem)]
+    searched = [point for point in points if point.candidate == candidate]
+    return (
+        max(met, key=lambda point: point.load, default=None)
+        or problem.sla.closest_point([entry.point for entry in again])
+        or _best(searched, problem)
+        or _best(searched, problem, unstable=True)
+    )
+
+
+def _below_failed_loads(points: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem) -> list[Point]:
+    """Return the search's points of candidates that failed their confirmation, at loads below the failed one."""
+    met, lowest = set[Candidate](), dict[Candidate, LoadPoint]()
+    for entry in confirmed:
+        candidate, load = entry.point.candidate, entry.point.load
+        lowest[candidate] = min(load, lowest.get(candidate, load))
+        if entry.judged.verdict is not Verdict.FAIL and _best([entry.point], problem, unstable=True):
+            met.add(candidate)
+    missed = lowest.keys() - met
+    return [point for point in points if point.candidate in missed and point.load < lowest[point.candidate]]
+
+
+def _recommended(
+    measured: Sequence[Point],
+    confirmed: Sequence[Confirmed],
+    problem: Problem,
+    baseline: Candidate,
+    speed: SpeedCorrection,
+) -> Point | None:
+    def points_with(verdict: Verdict) -> list[Point]:
+        return [entry.point for entry in confirmed if entry.judged.verdict is verdict]
+
+    undecided = points_with(Verdict.UNDECIDED)  # maybe only because the machine was disturbed
+    tested = [entry.point for entry in confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED]
+    rest = [point for point in measured if point not in points_with(Verdict.FAIL)]
+    return (
+        _best(points_with(Verdict.PASS), problem)
+        or _best(tested, problem, unstable=True)
+        or _best([point for point in undecided if point.candidate != baseline], problem, unstable=True)
+        or speed.best_point(rest, problem.best_point)
+        or _best(undecided, problem, unstable=True)
+    )
+
+
+def _best(points: Sequence[Point], problem: Problem, *, unstable: bool = False) -> Point | None:
+    return problem.best_point(points, unstable=unstable)
+
+
+def _holds_back(
+    trials: Sequence[Trial], confirmed: Sequence[Confirmed], closest: Point | None, problem: Problem
+) -> str:
+    """Return a sentence that says why no point meets the constraints."""
+    if closest is None:
+        reasons = [trial.reason for trial in trials if trial.reason]
+        reasons += [point.measurement.reason for point in all_points(trials) if point.measurement.reason]
+        return f"nothing could be measured: {reasons[-1]}" if reasons else "nothing was measured"
+    worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
+    if worst.violation(closest.measurement) <= 0:
+        return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"
+    if worst.metric.startswith("latency-"):
+        return _latency_reason(trials, confirmed, worst.metric, worst.bound)
+    metric = METRICS[worst.metric]
+    value = metric.value(closest.measurement)
+    if value is None:
+        return f"{worst.metric} cannot be measured on this machine"
+    measured = f"{value:.4g} {metric.unit}".rstrip()
+    return f"{worst.metric} is {measured}, but the SLA asks for {worst}"
+
+
+def _latency_reason(
+    trials: Sequence[Trial], confirmed: Sequence[Confirmed], metric_name: str, bound_ms: float
+) -> str:
+    """Return why a latency bound is missed: one inference is too slow, or all loads are, or the confirmation was."""
+    metric = METRICS[metric_name]
+    alone = [p for p in all_points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
+    quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
+    if quickest is not None and quickest > bound_ms:
+        return f"a single inference takes {_ms(quickest)}"
+    values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]
+    if not values:
+        return f"{metric_name} could not be measured"
+    quantile = metric_name.removeprefix("latency-")
+    if min(values) > bound_ms or not confirmed:
+        return f"the lowest {quantile} measured is {_ms(min(values))}"
+    why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
+    return f"{quantile} was {_ms(min(values))} in the search, but missed the bound on fresh servers{why}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

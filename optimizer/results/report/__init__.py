@@ -1,0 +1,1 @@
+"""Reports of runs as HTML, Markdown, tables and plots (``tune report``)."""

@@ -1,0 +1,207 @@
+"""The text of a report: configuration changes, metrics, environment and notes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.config.model_config import MAX_BYTES
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
+from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.results import formatting, summary
+from optimizer.results.finished_run import FinishedRun, remark
+from optimizer.results.report import tables
+from optimizer.results.report.parameter_effects import ParameterSample, importance, one_step_off, parameter_samples
+from optimizer.results.report.tables import ReportTable
+
+CONFIG = "config.pbtxt"
+MOST_MODELS = 64  # models of an ensemble whose files are read
+
+
+def recommended_configs(run: FinishedRun) -> dict[str, str]:
+    """Return the files in best/ by path; empty without a recommendation or if they were deleted."""
+    recommends = run.outcome is not None and run.outcome.recommended is not None
+    return _configs(run, run.folder.best) if recommends else {}
+
+
+def config_diff(run: FinishedRun) -> str:
+    """Return a unified diff from the baseline's configuration to the recommended one; empty if nothing changes.
+
+    If the files of either are missing, the diff is of the tuned settings only.
+    """
+    best = run.outcome.recommended if run.outcome else None
+    if best is None:
+        return ""
+    before, after = _configs(run, run.folder.baseline), recommended_configs(run)
+    if not before or not after:
+        before = {"settings": "\n".join(formatting.triton_lines(run.baseline)) + "\n"}
+        after = {"settings": "\n".join(formatting.triton_lines(best.candidate)) + "\n"}
+    names = dict.fromkeys([*before, *after])
+    patches: list[str] = []
+    for name in names:
+        old, new = before.get(name, "").splitlines(), after.get(name, "").splitlines()
+        patches += difflib.unified_diff(old, new, f"baseline/{name}", f"best/{name}", lineterm="")
+    return "".join(f"{line}\n" for line in patches)
+
+
+def _configs(run: FinishedRun, folder: Path) -> dict[str, str]:
+    """Return config.pbtxt of ``folder``, or of each of its models. Links out of the run folder are not followed."""
+    names = [CONFIG]
+    if is_folder(folder):
+        names += [f"{model.name}/{CONFIG}" for model in sorted(folder.iterdir())[:MOST_MODELS] if _is_model(model)]
+    texts: Mapping[str, str | None] = {name: _text(run.folder.path, f"{folder.name}/{name}") for name in names}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        return bool(check_file_name(folder.name)) and is_folder(folder)
+    except ValueError:
+        return False
+
+
+def _text(run: Path, name: str) -> str | None:
+    try:
+        content = read_bytes(resolve_inside(run, name), MAX_BYTES, "is this a config.pbtxt?")
+    except (BadInputError, ValueError):
+        return None
+    return "".join(f"{one_line(line)}\n" for line in content.decode(errors="replace").split("\n")).removesuffix("\n")
+
+
+LONGEST_FACT, LONGEST_COMMAND = 300, 10_000
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """The content of one run in a report.
+
+    ``remark`` says why a run is incomplete. ``gain`` is relative to the baseline, empty if unknown. ``recommends`` is
+    False if no configuration meets the SLA; the closest one is shown then. ``verdict`` is PASS, UNDECIDED or FAIL.
+    ``next_command`` continues the test of an UNDECIDED run that has ended; it is empty for another run.
+    """
+
+    name: str
+    headline: str
+    recommends: bool
+    remark: str
+    throughput: str
+    gain: str
+    verdict: str
+    next_command: str
+    configuration: str
+    figures: Sequence[tuple[str, str]]
+    comparisons: ReportTable
+    diff: str
+    configs: Mapping[str, str]
+    front: ReportTable
+    front_remark: str
+    stages: ReportTable
+    sensitivity: ReportTable
+    sensitivity_sentence: str
+    importance: Mapping[str, float]
+    samples: Sequence[ParameterSample]
+    confirmations: ReportTable
+    confidence: Sequence[tuple[str, str]]
+    trials: ReportTable
+    environment: Sequence[tuple[str, str]]
+    notes: Sequence[str]
+    command: str
+
+
+def report_section(run: FinishedRun) -> ReportSection:
+    """Return the content of ``run``, which must have measurements."""
+    outcome, problem = run.outcome, run.problem
+    assert outcome is not None, "the run has measurements"
+    shown = outcome.recommended or outcome.closest
+    recommends = outcome.recommended is not None
+    best_loads = tables.best_loads(run)
+    samples = parameter_samples(run, best_loads)
+    neighbours = one_step_off(run, samples)
+    figures = list(summary.figures(shown, problem)) if shown else []
+    return ReportSection(
+        name=tables.name(run),
+        headline=summary.headline(outcome, problem),
+        recommends=recommends,
+        remark=remark(run),
+        throughput=formatting.value_of(shown, "throughput") if shown and recommends else "none meets the SLA",
+        gain=formatting.gain(outcome.gain) if outcome.baseline and recommends else "",
+        verdict=outcome.verdict.value,
+        next_command=summary.next_command(outcome, run.folder.path) if run.status == "found" else "",
+        configuration="\n".join(formatting.triton_lines(shown.candidate)) if shown else "",
+        figures=[*figures, *summary.verdict_lines(outcome)],
+        comparisons=ReportTable(
+            ("configuration", "performance", ">gain"),
+            summary.comparisons(outcome, problem) if recommends else [],
+            "Each at its highest load that met the SLA on fresh servers; gain in throughput with its interval",
+        ),
+        diff=config_diff(run),
+        configs=recommended_configs(run),
+        front=tables.front(outcome),
+        front_remark=summary.front_remark(outcome),
+        stages=tables.stages(run),
+        sensitivity=tables.sensitivity(neighbours),
+        sensitivity_sentence=tables.sensitivity_sentence(neighbours),
+        importance=importance(problem, samples),
+        samples=samples,
+        confirmations=tables.confirmations(run, outcome),
+        confidence=_confidence(run),
+        trials=tables.trials(run, outcome),
+        environment=_environment(run),
+        notes=[_fact(note) for note in _list(run.info.get("notes"))],
+        command=one_line(str(run.info.get("command", "")), LONGEST_COMMAND),
+    )
+
+
+def _confidence(run: FinishedRun) -> list[tuple[str, str]]:
+    measured = [m for trial in run.trials for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+    measured += [window.measurement for trial in run.trials for window in trial.confirmations if not window.is_lost]
+    unstable = sum(not m.stable for m in measured)
+    lines = [("unstable", f"{unstable:,} of {len(measured):,} measurements, because their windows disagreed")]
+    shares = [m.other_cpu_share for m in measured if m.other_cpu_share is not None]
+    if shares:
+        lines.append(("other processes", f"used up to {100 * max(shares):.1f} % of the CPUs during a measurement"))
+    if late := lateness_note(measured):
+        lines.append(("late requests", str(late)))
+    return lines
+
+
+def _environment(run: FinishedRun) -> list[tuple[str, str]]:
+    info = run.info
+    hardware, times, problem = (_mapping(info.get(name)) for name in ("hardware", "times", "problem"))
+    lines = [
+        ("run", f"{tables.name(run)}, {run.status}"),
+        ("written", _fact(info.get("written", formatting.UNKNOWN))),
+    ]
+    lines.append(("hardware", ", ".join([*map(_fact, _list(hardware.get("gpus"))), _fact(hardware.get("cpu", ""))])))
+    lines.append(("CPUs", _fact(hardware.get("cpu_count", formatting.UNKNOWN))))
+    if isinstance(memory := hardware.get("memory_bytes"), (int, float)):
+        lines.append(("memory", formatting.size(memory)))
+    lines.append(("system", _fact(hardware.get("system", formatting.UNKNOWN))))
+    lines.append(
+        ("versions", " · ".join(f"{_fact(k)} {_fact(v)}" for k, v in _mapping(info.get("versions")).items()))
+    )
+    lines += [(_fact(k), _fact(v)) for k, v in formatting.labelled_facts(_mapping(problem.get("facts"))).items()]
+    lines.append(
+        ("requests", f"{run.problem.request_batch_size:,} samples each, {_fact(problem.get('input_data', ''))}")
+    )
+    lines.append(("space", f"{len(run.problem.space):,} configurations"))
+    lines.append(("search", f"{_fact(run.options.search)}, seed {run.options.seed}"))
+    if isinstance(wall := times.get("wall_seconds"), (int, float)):
+        lines.append(("time", f"{formatting.clock(wall)} (minutes, seconds)"))
+    return lines
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _fact(value: object) -> str:
+    return one_line(str(value), LONGEST_FACT)

@@ -1,0 +1,270 @@
+"""Style of the plots: colours, axes and legends, and matplotlib figures as PNG or as SVG with colours of the page."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from objectives.sla import Sla
+from optimizer.core.trial import Point
+from optimizer.results import formatting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# name -> (on a light page, on a dark page); all light colours differ, because `_adapt` replaces them in figures
+PALETTE: Mapping[str, tuple[str, str]] = {
+    "page": ("#ffffff", "#14171b"),
+    "ink": ("#1b1f24", "#e8ebee"),
+    "quiet": ("#57606a", "#a2abb5"),
+    "rule": ("#d5dae0", "#343b43"),
+    "panel": ("#f5f7f9", "#1d2126"),
+    "good": ("#0b6b3a", "#63cf94"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "doubt": ("#7a5b00", "#e6c34a"),
+    "front": ("#0b5cad", "#79b8ff"),
+    "dot": ("#7d8792", "#8a949f"),
+    "stage-1": ("#7a5195", "#b08bd0"),
+    "stage-2": ("#1b868b", "#55c0c5"),
+    "stage-3": ("#c2571a", "#f0965c"),
+    "stage-4": ("#8c6d1f", "#cfae57"),
+    "stage-5": ("#2a8f5b", "#6fcf9c"),
+    "stage-6": ("#b83280", "#f07fbe"),
+    "stage-7": ("#5f6b76", "#99a5b1"),
+}
+LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+STAGE_COLOURS = tuple(colour for name, colour in LIGHT.items() if name.startswith("stage-"))
+
+ROLE_COLOURS = {
+    "recommended": LIGHT["good"],
+    "closest": LIGHT["bad"],
+    "baseline": LIGHT["stage-3"],
+    "dynamic_batching {}": LIGHT["front"],
+}
+
+WIDTH, HEIGHT = 10.0, 4.7  # inches, 72 units of the SVG each
+PNG_DPI = 144
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_SVG = "http://www.w3.org/2000/svg"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A plot with its text alternative. ``labels`` holds the tooltips of the dots of each group, by gid."""
+
+    name: str
+    title: str
+    description: str
+    figure: Figure
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def _repr_png_(self) -> bytes:
+        """Return the plot as a notebook shows it."""
+        return png(self)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Set matplotlib to the style of the report, without warnings and without formulas in text."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    import matplotlib as mpl
+
+    hidden = ("axes.spines.right", "axes.spines.top", "legend.frameon", "xtick.bottom", "ytick.left")
+    style: dict[Any, Any] = {
+        **dict.fromkeys((*hidden, "text.parse_math"), False),
+        **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
+        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), LIGHT["quiet"]),
+        **dict.fromkeys(("axes.titlecolor", "legend.labelcolor", "text.color"), LIGHT["ink"]),
+        **dict.fromkeys(("axes.facecolor", "figure.facecolor", "svg.fonttype"), "none"),
+        **dict.fromkeys(("axes.labelsize", "axes.titlesize", "font.size"), 11),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 10),
+        "axes.titlelocation": "left",
+        "font.family": "DejaVu Sans",
+        "grid.color": LIGHT["rule"],
+        "svg.hashsalt": "tritune",
+    }
+    with mpl.rc_context(style), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a letter that the font lacks; the browser has it
+        yield
+
+
+def new_figure(height: float = HEIGHT) -> Figure:
+    """Return an empty figure, without pyplot, which keeps figures in memory and needs a display."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height))
+
+
+def svg(drawn: Drawing) -> str:
+    """Return a plot as an SVG file, in light colours on white."""
+    text = io.StringIO()
+    with drawing():
+        drawn.figure.savefig(text, format="svg", metadata=NO_METADATA, facecolor=LIGHT["page"])
+    return text.getvalue()
+
+
+def png(drawn: Drawing) -> bytes:
+    """Return a plot as a PNG file."""
+    data = io.BytesIO()
+    with drawing():
+        drawn.figure.savefig(data, format="png", dpi=PNG_DPI, facecolor=LIGHT["page"])
+    return data.getvalue()
+
+
+def inline(drawn: Drawing, prefix: str) -> str:
+    """Return a plot as SVG for a page: colours are CSS variables, ids begin with ``prefix``, dots have tooltips."""
+    text = io.BytesIO()
+    with drawing():
+        drawn.figure.savefig(text, format="svg", metadata=NO_METADATA)
+    root = ElementTree.fromstring(text.getvalue())
+    mark = f"{prefix}-{drawn.name}"
+    for group, labels in drawn.labels.items():
+        element = next((g for g in root.iter(f"{{{_SVG}}}g") if g.get("id") == group), None)
+        dots = [] if element is None else list(element.iter(f"{{{_SVG}}}use"))
+        for dot, label in zip(dots, labels, strict=False):
+            ElementTree.SubElement(dot, "title").text = label
+    _adapt(root, mark)
+    _describe(root, drawn, mark)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _adapt(root: ElementTree.Element, mark: str) -> None:
+    """Remove namespaces, style sheets and unused ids, and replace colours by CSS variables of the page."""
+    for definitions in list(root.iter(f"{{{_SVG}}}defs")):
+        for sheet in definitions.findall(f"{{{_SVG}}}style"):
+            definitions.remove(sheet)
+    used = {element.get(_HREF, "").removeprefix("#") for element in root.iter()}
+    used |= {element.get("clip-path", "")[5:-1] for element in root.iter()}  # url(#…)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        attributes = element.attrib
+        if attributes.get("id") in used:
+            attributes["id"] = f"{mark}-{attributes['id']}"
+        else:
+            attributes.pop("id", None)
+        if (target := attributes.pop(_HREF, None)) is not None:
+            attributes["href"] = f"#{mark}-{target.removeprefix('#')}"
+        if "clip-path" in attributes:
+            attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{mark}-")
+        if "style" in attributes:
+            for colour, value in LIGHT.items():
+                attributes["style"] = attributes["style"].replace(value, f"var(--{colour})")
+
+
+def _describe(root: ElementTree.Element, drawn: Drawing, mark: str) -> None:
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    described = {"aria-labelledby": f"{mark}-title", "aria-describedby": f"{mark}-desc"}
+    root.attrib |= {"class": "plot", "role": "img", **described}
+    for place, (tag, text) in enumerate((("title", drawn.title), ("desc", drawn.description))):
+        element = ElementTree.Element(tag, {"id": f"{mark}-{tag}"})
+        element.text = text
+        root.insert(place, element)
+
+
+LOG_FROM_RATIO = 30.0  # ratio of the latencies above which their axis is logarithmic
+FINE_TICKS_RATIO = 2000.0  # ratio up to which there is room for ticks at 1, 2 and 5 of each decade
+FAR = 3.0  # a bound this many times beyond all points is not drawn, because it would squeeze them
+MOST_DOTS = 3000  # per group; more would overlap
+CELL = 1.5  # initial size, in units of the SVG, of a cell in which one dot is kept
+MARGIN, LEGEND_ROW, LABELS = 0.1, 0.27, 0.62  # inches
+
+Placed = tuple[Point, float, float]
+
+
+def thousands(axes: Axes, *, x: bool = True) -> None:
+    """Write numbers of the y axis, and of the x axis, with thousands separators."""
+    from matplotlib.ticker import FuncFormatter
+
+    formatter = FuncFormatter(lambda value, _: formatting.exact(value))
+    axes.yaxis.set_major_formatter(formatter)
+    if x:
+        axes.xaxis.set_major_formatter(formatter)
+
+
+def log_latency(axes: Axes, values_ms: Sequence[float]) -> None:
+    """Set the x axis for latencies: from 0, or logarithmic if the values are far apart."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = min(values_ms), max(values_ms)
+    if high <= LOG_FROM_RATIO * low:
+        axes.set_xlim(0, 1.06 * high)
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.2, high * 1.2)
+    subs = (1, 2, 5) if high <= FINE_TICKS_RATIO * low else (1,)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=subs, numticks=8))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def bound_lines(axes: Axes, sla: Sla, metric: str, *, vertical: bool = False) -> None:
+    """Draw the bounds on ``metric``, with a label for the legend, unless they are far beyond all points."""
+    for constraint in sla:
+        low, high = axes.get_xlim() if vertical else axes.get_ylim()
+        if constraint.metric != metric or constraint.bound > FAR * high:
+            continue
+        limits, line = (axes.set_xlim, axes.axvline) if vertical else (axes.set_ylim, axes.axhline)
+        limits(low, max(high, 1.06 * constraint.bound))
+        look: dict[str, Any] = {"color": LIGHT["bad"], "linestyle": (0, (5, 4)), "linewidth": 1.5}
+        line(constraint.bound, label=formatting.bound(constraint), **look)
+
+
+def dot_size(count: int) -> float:
+    """Return the area of a dot in square points: large for few dots, small for many."""
+    return 22.0 if count <= 300 else 7.0
+
+
+def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
+    """Return ``dots`` without those that are hidden by others. The limits of the axes must be set before."""
+    kept, cell = list(dots), CELL
+    if not kept:
+        return kept
+    positions = axes.transData.transform(np.array([(x, y) for _, x, y in dots])) * 72 / axes.figure.dpi
+    while True:
+        _, first = np.unique(np.floor(positions / cell), axis=0, return_index=True)
+        if len(first) <= MOST_DOTS:
+            return [kept[place] for place in sorted(first.tolist())]
+        cell *= 1.25
+
+
+def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
+    """Add a legend above all panels; return the number of its rows, for which `fit` makes room."""
+    entries: dict[str, Any] = {}
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        entries |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in entries}
+    look: dict[str, Any] = {"borderaxespad": 0.2, "handletextpad": 0.5, "columnspacing": 1.4, "fontsize": 10}
+    figure.legend(entries.values(), entries.keys(), loc="upper left", ncols=columns, **look)
+    return math.ceil(len(entries) / columns)
+
+
+def no_marks(axes: Axes) -> None:
+    """Hide ticks and labels on the right side."""
+    axes.tick_params(right=False, labelright=False)
+
+
+def fit(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
+    """Set fixed margins for labels and legend, which is faster than measuring text."""
+    width, height = figure.get_size_inches()
+    titles = any(axes.get_title(loc="left") for axes in figure.axes)
+    top = MARGIN + LEGEND_ROW * legend_rows + (0.3 if titles else 0.1)
+    figure.subplots_adjust(
+        left=0.95 / width,
+        right=1 - right / width,
+        bottom=LABELS / height,
+        top=1 - top / height,
+        wspace=0.22,
+        hspace=0.5,
+    )

@@ -1,0 +1,190 @@
+"""Effects of each parameter on the throughput within the SLA: importance, and one step off the recommendation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, FieldValue, Point, Trial, short_path
+from optimizer.results.finished_run import FinishedRun
+
+Array = npt.NDArray[np.float64]
+
+FEWEST_TRIALS = 8  # with fewer, an importance is mostly chance
+ENOUGH_TRIALS = 1000  # more do not change the importance, but take seconds
+TOP_TRIALS, TOP_SHARE = 5, 0.1  # best trials whose parameter values are compared with those of all
+LOADS, BETWEEN = 12, 400  # loads at which a neighbour is simulated, and to which the result is interpolated
+MOST_TRIALS = 8  # best trials used for forecasts of their neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSample:
+    """A measured trial: its best point, whether that ``meets`` the SLA, and the value of each parameter."""
+
+    point: Point
+    meets: bool
+    values: Mapping[str, FieldValue]
+
+    @property
+    def throughput(self) -> float:
+        """Return the throughput within the SLA; 0 if no load meets it."""
+        return self.point.throughput_infer_per_sec if self.meets else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The recommendation with one parameter changed by one step.
+
+    ``measured`` and ``expected`` are the lost shares of the throughput: 0.04 is 4 % less. None is unknown.
+    """
+
+    parameter: str
+    chosen: FieldValue
+    other: FieldValue
+    candidate: Candidate
+    measured: float | None
+    expected: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """Return the measured share if there is one, otherwise the expected share."""
+        return self.expected if self.measured is None else self.measured
+
+
+def label(parameter: str) -> str:
+    """Return the name of ``parameter`` in config.pbtxt."""
+    names = {
+        "max_queue_delay_us": "max_queue_delay_microseconds",
+        "preferred_batch_sizes": "preferred_batch_size",
+        "instance_count": "instance_group count",
+    }
+    return names.get(parameter) or (parameter if parameter == "max_batch_size" else short_path(parameter))
+
+
+def parameter_samples(
+    run: FinishedRun, best_loads: Sequence[tuple[Trial, Point | None, bool]]
+) -> list[ParameterSample]:
+    """Return the samples of all measured trials of the space; ``best_loads`` comes from ``tables.best_loads``."""
+    samples = []
+    for trial, point, met in best_loads:
+        values = run.problem.space.parameter_values(run.problem.space.canonical(trial.candidate))
+        if point is not None and values is not None:
+            samples.append(ParameterSample(point, met, values))
+    return samples
+
+
+def varied(problem: Problem) -> dict[str, tuple[FieldValue, ...]]:
+    """Return the parameters with more than one choice."""
+    return {name: choices for name, choices in problem.space.parameters().items() if len(choices) > 1}
+
+
+def importance(problem: Problem, samples: Sequence[ParameterSample]) -> dict[str, float]:
+    """Return the importance of each parameter, largest first, with sum 1; empty if trials are too few or equal.
+
+    This is Optuna's PED-ANOVA: how much the values in the best tenth, at least five trials, differ from those of all
+    trials. It depends on ranks only, so configurations that miss the SLA only count as not being among the best.
+    """
+    if len(samples) < FEWEST_TRIALS or len({sample.throughput for sample in samples}) < 2:
+        return {}
+    import optuna
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    from optimizer.search.optuna_encoding import RANK, Encoding
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    encoding = Encoding(problem.space)
+    study = optuna.create_study(direction="maximize")
+    study.add_trials(
+        [
+            optuna.trial.create_trial(
+                params=encoding.encode(sample.point.candidate) or {},
+                distributions=encoding.distributions,
+                value=sample.throughput,
+            )
+            for sample in samples[:: math.ceil(len(samples) / ENOUGH_TRIALS)]
+        ]
+    )
+    meeting = sum(sample.meets for sample in samples) / len(samples)
+    top = min(0.5, meeting, max(TOP_SHARE, TOP_TRIALS / len(samples)))
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=top, evaluate_on_local=True)
+    importances = get_param_importances(study, evaluator=evaluator)
+    shares = {name.removesuffix(RANK): share for name, share in importances.items()}
+    return {name: share for name, share in shares.items() if name in varied(problem) and math.isfinite(share)}
+
+
+def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[Neighbour]:
+    """Return the recommendation with one parameter at the next lower or higher choice, in the order of the space.
+
+    Candidates that behave like the recommendation are left out. The result is empty without a recommendation, or if
+    it lies outside of the space.
+    """
+    best = run.outcome.recommended if run.outcome else None
+    space = run.problem.space
+    values = space.parameter_values(space.canonical(best.candidate)) if best else None
+    if best is None or values is None:
+        return []
+    steps = []
+    for name, choices in varied(run.problem).items():
+        place = choices.index(values[name])
+        for other in choices[max(place - 1, 0) : place] + choices[place + 1 : place + 2]:
+            candidate = space.candidate({**values, name: other})
+            if candidate is not None and candidate != space.canonical(best.candidate):
+                steps.append((name, values[name], other, candidate))
+    searched = {space.canonical(sample.point.candidate): sample.throughput for sample in samples if sample.meets}
+    # both figures from the search, so that its bias cancels
+    own = searched.get(space.canonical(best.candidate))
+    expected = _expected_costs(run, [candidate for *_, candidate in steps], samples)
+    return [
+        Neighbour(
+            *step,
+            measured=1 - searched[step[3]] / own if own and step[3] in searched else None,
+            expected=expected.get(step[3]),
+        )
+        for step in steps
+    ]
+
+
+def _expected_costs(
+    run: FinishedRun, others: Sequence[Candidate], samples: Sequence[ParameterSample]
+) -> dict[Candidate, float]:
+    """Return the expected cost of each candidate at its best load within the latency bound.
+
+    The forecast is that of the simulation-guided search after the best trials. The result is empty if no load of the
+    recommendation is expected to meet the bound.
+    """
+    from optimizer.search.candidate_selector import forecast
+
+    best = run.outcome.recommended if run.outcome else None
+    if best is None or not others:
+        return {}
+    best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MOST_TRIALS]
+    ranked = {sample.point.trial for sample in best_samples} | {best.trial}
+    problem, trials = run.problem, [trial for trial in run.trials if trial.number in ranked]
+    in_flight = (
+        best.throughput_infer_per_sec / best.load.request_batch_size * (best.measurement.latency_avg_ms or 0) / 1e3
+    )
+    most = 2 * max(best.load.concurrency, round(in_flight), 1)
+    loads = sorted({round(load) for load in np.geomspace(1, most, LOADS).tolist()})
+    candidates = [problem.space.canonical(best.candidate), *others]
+    try:
+        figures = np.log(forecast(problem, trials, [(candidate, load) for candidate in candidates for load in loads]))
+    except ValueError:  # the bounded latency was not measured
+        return {}
+    bound_s = problem.sla.latency_bound_ms() / 1e3
+    curves = zip(*figures.reshape(2, -1, len(loads)), strict=True)
+    within = [_best_within(np.log(loads), throughput, latency, bound_s) for throughput, latency in curves]
+    if not within[0]:
+        return {}
+    return {other: 1 - value / within[0] for other, value in zip(others, within[1:], strict=True)}
+
+
+def _best_within(loads: Array, throughput: Array, latency: Array, bound_s: float) -> float:
+    """Return the largest throughput within the bound, interpolated between the loads; all arrays are logarithms."""
+    between = np.linspace(loads[0], loads[-1], BETWEEN)
+    meets = np.interp(between, loads, latency) <= math.log(bound_s)
+    return float(np.exp(np.interp(between, loads, throughput)[meets]).max(initial=0.0))

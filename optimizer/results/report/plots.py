@@ -1,0 +1,255 @@
+"""Plots of the search: Pareto front, loads, progress and parameters. Each returns None if it would be empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from objectives.metrics import METRICS
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import Point, latest_points
+from optimizer.results import formatting
+from optimizer.results.recommendation import FRONT_METRICS
+from optimizer.results.report import tables
+from optimizer.results.report.figure_style import (
+    LIGHT,
+    ROLE_COLOURS,
+    Drawing,
+    bound_lines,
+    dot_size,
+    fit,
+    legend_above,
+    log_latency,
+    new_figure,
+    placed,
+    thousands,
+)
+from optimizer.results.report.parameter_effects import ParameterSample, label, varied
+from optimizer.results.report.tables import drawable
+
+if TYPE_CHECKING:
+    from optimizer.results.finished_run import FinishedRun
+
+
+RUNNER_UP_COLOURS = (LIGHT["stage-1"], LIGHT["stage-6"])
+MARKERS = "osD^v"
+
+
+def pareto(run: FinishedRun) -> Drawing | None:
+    """Draw throughput against p95 latency of all measured points."""
+    assert run.outcome is not None, "the run has measurements"
+    throughput, latency = FRONT_METRICS
+    outcome, front = run.outcome, set(run.outcome.front)
+    points = outcome.points
+    dots = [(p, x, y) for p in points if (x := drawable(p, latency)) and (y := drawable(p, throughput))]
+    if not dots:
+        return None
+    figure = new_figure(5.4)
+    axes = figure.subplots()
+    log_latency(axes, [x for _, x, _ in dots])
+    groups = {
+        "other": [d for d in dots if d[0] not in front and d[0].measurement.stable],
+        "unstable": [d for d in dots if d[0] not in front and not d[0].measurement.stable],
+        "front": sorted((d for d in dots if d[0] in front), key=lambda d: d[1]),
+    }
+    looks: dict[str, dict[str, Any]] = {
+        "other": {"c": LIGHT["dot"], "s": dot_size(len(points)), "label": "measured"},
+        "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable, not counted"},
+        "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
+    }
+    axes.set_ylim(0, 1.08 * max(y for *_, y in dots))
+    labels = {}
+    for name, group in groups.items():
+        kept = placed(axes, group)
+        if kept:
+            axes.scatter([x for _, x, _ in kept], [y for *_, y in kept], gid=name, **looks[name])
+            labels[name] = [_tooltip(point) for point, *_ in kept]
+    axes.step(
+        [x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"]
+    )
+    fresh = placed(axes, [dot for dot in dots if outcome.confirmation_of(dot[0])])
+    if fresh:
+        around: dict[str, Any] = {"facecolors": "none", "edgecolors": LIGHT["front"], "label": "on fresh servers"}
+        axes.scatter([x for _, x, _ in fresh], [y for *_, y in fresh], s=85, marker="s", **around)
+    for role, point in {"recommended": outcome.recommended, "baseline": outcome.baseline}.items():
+        if point is not None and (x := drawable(point, latency)) and (y := drawable(point, throughput)):
+            ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ROLE_COLOURS[role]}
+            axes.scatter([x], [y], s=190, linewidths=2.2, zorder=5, label=role, **ring)
+    bound_lines(axes, run.problem.sla, latency.name, vertical=True)
+    bound_lines(axes, run.problem.sla, throughput.name)
+    axes.set_xlabel("p95 latency of a request (ms)")
+    axes.set_ylabel("throughput (infer/s)")
+    thousands(axes)
+    fit(figure, legend_above(figure, axes))
+    description = f"{len(dots):,} measured points, {len(front):,} of them on the Pareto front: no other has more "
+    description += "throughput at less latency."
+    if outcome.recommended is not None:
+        description += f" Recommended: {formatting.performance(outcome.recommended, latency.name)}."
+    return Drawing("pareto", "Throughput against p95 latency of all measured points", description, figure, labels)
+
+
+def load(run: FinishedRun) -> Drawing | None:
+    """Draw throughput and judged latency over the load, of the compared candidates and the runners-up."""
+    metric = METRICS[tables.latency(run)]
+    lines = {role: tables.at_loads(run, candidate) for role, candidate in tables.compared(run).items()}
+    known = set(tables.compared(run).values())
+    points = sorted(latest_points(run.trials), key=lambda p: -p.throughput_infer_per_sec)
+    others = list(dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in known))
+    trials = {trial.candidate: trial.number for trial in run.trials}
+    lines |= {f"trial {trials[other]}": tables.at_loads(run, other) for other in others[: len(RUNNER_UP_COLOURS)]}
+    lines = {role: kept for role, line in lines.items() if (kept := [p for p in line if drawable(p, metric)])}
+    if not lines:
+        return None
+    figure = new_figure()
+    left, right = figure.subplots(1, 2)
+    spare = iter(RUNNER_UP_COLOURS)
+    for place, (role, line) in enumerate(lines.items()):
+        colour = ROLE_COLOURS.get(role) or next(spare)
+        marker = MARKERS[place % len(MARKERS)]
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 6, "label": role}
+        loads = [tables.load_value(point) for point in line]
+        left.plot(loads, [metric.value(point.measurement) for point in line], **look)
+        right.plot(loads, [point.throughput_infer_per_sec for point in line], **look)
+    bound_lines(left, run.problem.sla, metric.name)
+    for axes, title in (
+        (left, f"{formatting.short_metric(metric.name)} latency (ms)"),
+        (right, "throughput (infer/s)"),
+    ):
+        axes.set_title(title)
+        axes.set_xlabel(tables.axis_of_loads(run))
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        thousands(axes)
+    fit(figure, legend_above(figure, left))
+    described = "; ".join(f"{role}: {_ends(line, metric.name)}" for role, line in lines.items())
+    return Drawing("load", "Latency and throughput against load", f"{described}.", figure)
+
+
+def progress(run: FinishedRun) -> Drawing | None:
+    """Draw the best throughput within the SLA over the course of the search."""
+    search = tables.progress(run)
+    rising = search.best()
+    if not rising:
+        return None
+    figure = new_figure(3.9)
+    axes = figure.subplots()
+    axes.set_xlim(0, 1.03 * search.ends)
+    axes.set_ylim(0, 1.1 * rising[-1][1])
+    met = placed(axes, [(step.point, step.at, step.value) for step in search.steps if step.value is not None])
+    look: dict[str, Any] = {"c": LIGHT["dot"], "s": dot_size(len(met)), "label": "within the SLA", "gid": "met"}
+    axes.scatter([x for _, x, _ in met], [y for *_, y in met], **look)
+    times, values = [0.0, *(at for at, _ in rising), search.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
+    axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")
+    axes.set_xlabel(search.unit)
+    axes.set_ylabel("throughput (infer/s)")
+    thousands(axes)
+    fit(figure, legend_above(figure, axes))
+    when = f"{formatting.number(rising[-1][0])} of {formatting.number(search.ends)} {search.unit}"
+    description = f"The search found its best throughput, {formatting.number(rising[-1][1])} infer/s, after {when}"
+    description += ", before the confirmation on fresh servers." if run.outcome and run.outcome.again else "."
+    labels = {"met": [_tooltip(point) for point, *_ in met]}
+    return Drawing("progress", "Search progress", description, figure, labels)
+
+
+def _tooltip(point: Point) -> str:
+    performance = formatting.performance(point, "latency-p95")
+    return f"trial {point.trial}: {performance} · {formatting.configuration(point.candidate)}"
+
+
+def _ends(line: Sequence[Point], metric: str) -> str:
+    shown = [line[0]] if len(line) == 1 else [line[0], line[-1]]
+    return " to ".join(formatting.performance(point, metric) for point in shown)
+
+
+COLUMNS = 3
+MOST_PANELS = 12
+LONGEST_LABEL = 34
+LONGEST_CHOICE = 9
+JITTER = 0.28
+MOST_DOTS = 800  # per panel
+MOST_LETTERS = 32  # limit for tick labels below a panel at full font size
+MOST_CHOICES = 10  # tick labels below a panel
+
+
+def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
+    """Draw the importance of the parameters. ``shares`` have the sum 1; ``trials`` is the number behind them."""
+    if not shares:
+        return None
+    names = [one_line(label(name), LONGEST_LABEL) for name in shares]
+    figure = new_figure(0.75 + 0.34 * len(names))
+    axes = figure.subplots()
+    places = np.arange(len(names))[::-1]
+    axes.barh(places, [100 * share for share in shares.values()], height=0.62, color=LIGHT["front"])
+    for place, share in zip(places.tolist(), shares.values(), strict=True):
+        axes.annotate(f"{100 * share:.0f} %", (100 * share, place), (5, -4), textcoords="offset points", fontsize=10)
+    axes.set_yticks(places, names)
+    axes.set_xlim(0, 1.08 * max(100 * share for share in shares.values()))
+    axes.grid(visible=False)
+    axes.set_xlabel("importance (%)")
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(left=2.9 / width, right=0.97, bottom=0.55 / height, top=1 - 0.08 / height)
+    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in zip(names, shares.values(), strict=True))
+    return Drawing("importance", "Importance of the parameters", f"From {trials:,} configurations: {listed}.", figure)
+
+
+def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | None:
+    """Draw a panel for each parameter: the throughput within the SLA of all configurations by its value."""
+    meeting = [sample for sample in samples if sample.meets]
+    parameters = list(varied(run.problem).items())[:MOST_PANELS]
+    if not meeting or not parameters:
+        return None
+    best = run.outcome.recommended if run.outcome else None
+    space = run.problem.space
+    chosen = space.parameter_values(space.canonical(best.candidate)) if best else None
+    rows = math.ceil(len(parameters) / COLUMNS)
+    figure = new_figure(0.75 + 2.1 * rows)
+    panels = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
+    shift = np.random.default_rng(0).uniform(-JITTER, JITTER, len(meeting))
+    step = math.ceil(len(meeting) / MOST_DOTS)
+    highest = 0.0
+    for axes, (name, choices) in zip(panels.flat, parameters, strict=False):
+        at = np.array([choices.index(sample.values[name]) for sample in meeting])
+        values = np.array([sample.throughput for sample in meeting])
+        highest = max(highest, values.max())
+        neighbours = np.array([_differs_only_in(sample, chosen, name) for sample in meeting])
+        rest = np.flatnonzero(~neighbours)[::step]
+        look: dict[str, Any] = {"c": LIGHT["dot"], "s": 0.7 * dot_size(len(meeting)), "label": "any configuration"}
+        axes.scatter(at[rest] + shift[rest], values[rest], **look)
+        tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
+        axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each value")
+        look = {"c": LIGHT["good"], "s": 44, "zorder": 4, "label": "other parameters as recommended"}
+        axes.scatter(at[neighbours], values[neighbours], **look)
+        axes.set_title(one_line(label(name), LONGEST_LABEL))
+        every = max(1, math.ceil(len(choices) / MOST_CHOICES))
+        ticks = range(0, len(choices), every)
+        names = [one_line(_choice(choices[tick]), LONGEST_CHOICE) for tick in ticks]
+        axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MOST_LETTERS else 8)
+        axes.set_xlim(-0.6, len(choices) - 0.4)
+        axes.grid(visible=False, axis="x")
+        thousands(axes, x=False)
+    for axes in panels.flat[len(parameters) :]:
+        axes.set_visible(False)
+    panels.flat[0].set_ylim(0, 1.08 * highest)
+    figure.supylabel("throughput within the SLA (infer/s)", fontsize=11, color=LIGHT["quiet"])
+    fit(figure, legend_above(figure, panels.flat[0]))
+    figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
+    described = f"{len(meeting):,} configurations that meet the SLA. Best values: "
+    described += ", ".join(f"{label(name)} {_choice(_best(meeting, name))}" for name, _ in parameters)
+    return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure)
+
+
+def _differs_only_in(sample: ParameterSample, chosen: Mapping[str, object] | None, name: str) -> bool:
+    return chosen is not None and all(sample.values[other] == chosen[other] for other in chosen if other != name)
+
+
+def _best(samples: Sequence[ParameterSample], name: str) -> object:
+    return max(samples, key=lambda sample: sample.throughput).values[name]
+
+
+def _choice(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return formatting.exact(value).replace(",", "") if isinstance(value, (int, float)) else one_line(str(value))

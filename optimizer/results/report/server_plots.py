@@ -1,0 +1,202 @@
+"""Plots of the server: stages of a request, batch sizes, windows of the confirmation. As in ``plots``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from objectives.metrics import METRICS
+from optimizer.core.trial import Point
+from optimizer.results import formatting
+from optimizer.results.report import tables
+from optimizer.results.report.figure_style import (
+    LIGHT,
+    ROLE_COLOURS,
+    STAGE_COLOURS,
+    Drawing,
+    bound_lines,
+    fit,
+    legend_above,
+    new_figure,
+    no_marks,
+    thousands,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from optimizer.results.finished_run import FinishedRun
+
+
+MOST_SIZES = 64  # bars of batch sizes
+MOST_LETTERS = 18  # limit for horizontal load labels below a panel
+
+
+def stages(run: FinishedRun) -> Drawing | None:
+    """Draw the time of a request in each stage, and the throughput, over the load of each compared candidate."""
+    panels = {
+        role: [p for p in tables.at_loads(run, candidate) if tables.stages_ms(p) is not None]
+        for role, candidate in tables.compared(run).items()
+    }
+    panels = {role: points for role, points in panels.items() if points}
+    if not panels:
+        return None
+    figure = new_figure()
+    widths = [2 + len(points) for points in panels.values()]
+    row = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
+    tallest = 1.08 * max(sum(tables.stages_ms(p) or []) for points in panels.values() for p in points)
+    most = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
+    for place, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
+        _stack(axes, points)
+        axes.set_title(role)
+        axes.set_ylim(0, tallest)
+        line = axes.twinx()
+        throughputs = [p.throughput_infer_per_sec for p in points]
+        line.plot(throughputs, color=LIGHT["page"], linewidth=4)
+        look: dict[str, Any] = {"color": LIGHT["front"], "marker": "o", "markeredgecolor": LIGHT["page"]}
+        line.plot(throughputs, linewidth=2, label="throughput (right)", **look)
+        line.set_ylim(0, most)
+        line.grid(visible=False)
+        thousands(line, x=False)
+        thousands(axes, x=False)
+        if place:
+            axes.tick_params(labelleft=False)
+        if place < len(panels) - 1:
+            no_marks(line)
+        else:
+            line.spines["right"].set_visible(True)
+            line.set_ylabel("throughput (infer/s)", color=LIGHT["front"])
+    row[0].set_ylabel("mean time of a request (ms)")
+    figure.supxlabel(tables.axis_of_loads(run), fontsize=11, color=LIGHT["quiet"])
+    fit(figure, legend_above(figure, row[0], line, columns=4), right=0.95)
+    described = "; ".join(f"{role} {_longest_stages(points[-1])}" for role, points in panels.items())
+    return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure)
+
+
+def _stack(axes: Axes, points: Sequence[Point]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    bottoms = np.zeros(len(points))
+    for (name, colour), values in zip(
+        zip(tables.STAGES.values(), STAGE_COLOURS, strict=True),
+        np.array([tables.stages_ms(point) for point in points]).T,
+        strict=True,
+    ):
+        corners = [
+            [(x - 0.36, low), (x - 0.36, low + high), (x + 0.36, low + high), (x + 0.36, low)]
+            for x, low, high in zip(range(len(points)), bottoms.tolist(), values.tolist(), strict=True)
+        ]
+        look: dict[str, Any] = {"facecolors": colour, "edgecolors": LIGHT["page"], "linewidths": 0.5}
+        axes.add_collection(PolyCollection(corners, label=name, **look))
+        bottoms = bottoms + values
+    axes.set_xlim(-0.6, len(points) - 0.4)
+    loads = [formatting.number(tables.load_value(point), digits=1) for point in points]
+    crowded = len("".join(loads)) > MOST_LETTERS
+    axes.set_xticks(range(len(points)), loads, rotation=90 if crowded else 0, fontsize=8 if crowded else 10)
+    axes.grid(visible=False, axis="x")
+
+
+def batches(run: FinishedRun) -> Drawing | None:
+    """Draw the sizes of the batches that the server formed, of the compared candidates at their best loads."""
+    assert run.outcome is not None, "the run has measurements"
+    best = {
+        "recommended": run.outcome.recommended,
+        "closest": run.outcome.closest,
+        "baseline": run.outcome.baseline,
+        "dynamic_batching {}": run.outcome.dynamic_batching,
+    }
+    panels = {
+        role: (point, counted)
+        for role in tables.compared(run)
+        if (point := best[role]) is not None and (counted := tables.executions(run, point))
+    }
+    if not panels:
+        return None
+    figure = new_figure(1.2 + 1.35 * len(panels))
+    column = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    largest = max(max(counted) for _, counted in panels.values())
+    unit = math.gcd(*(size for _, counted in panels.values() for size in counted))
+    width = unit * math.ceil(largest / unit / MOST_SIZES)
+    described = []
+    for axes, (role, (point, counted)) in zip(column, panels.items(), strict=True):
+        shares: dict[int, float] = {}
+        for size, count in counted.items():
+            place = (size - 1) // width
+            shares[place] = shares.get(place, 0.0) + 100 * count / sum(counted.values())
+        edges = np.arange((largest - 1) // width + 2) * width + unit / 2
+        heights = [shares.get(place, 0.0) for place in range(len(edges) - 1)]
+        axes.stairs(heights, edges, fill=True, color=ROLE_COLOURS[role])
+        mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
+        title = f"{role}, concurrency {formatting.load(point.load)}: mean {formatting.number(mean)} samples"
+        axes.set_title(title.replace("concurrency ", "at " if run.problem.open_loop else "concurrency "))
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(0, largest + width)
+        likeliest = max(counted, key=lambda size: counted[size])
+        described.append(
+            f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
+        )
+    column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
+    figure.supylabel("share of executions (%)", fontsize=11, color=LIGHT["quiet"])
+    fit(figure)
+    return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure)
+
+
+def noise(run: FinishedRun) -> Drawing | None:
+    """Draw all windows of the confirmation and the confidence intervals from them."""
+    assert run.outcome is not None, "the run has measurements"
+    roles = {candidate: role for role, candidate in tables.compared(run).items()}
+    confirmations = [confirmed for confirmed in run.outcome.again if confirmed.windows > 1]
+    if not confirmations:
+        return None
+    figure = new_figure(4.2)
+    panels = figure.subplots(1, 2)
+    names = []
+    for place, confirmed in enumerate(confirmations):
+        role = roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}")
+        names.append(role.replace(" {}", "\n{}") + f"\n{formatting.load(confirmed.point.load)}")
+        windows = [
+            (confirmation.server, confirmation.measurement)
+            for trial in run.trials
+            if trial.number == confirmed.point.trial
+            for confirmation in trial.confirmations
+            if confirmation.load == confirmed.point.load and not confirmation.is_lost
+        ]
+        spread = np.linspace(-0.26, 0.26, max(confirmed.servers, 2))
+        for axes, metric, interval in (
+            (panels[0], METRICS["throughput"], confirmed.throughput),
+            (panels[1], METRICS[confirmed.latency], confirmed.latency_ms),
+        ):
+            values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
+            at = [place + spread[(server - 1) % len(spread)] for server, _ in values]
+            look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
+            axes.scatter(at, [value for _, value in values], **look)
+            if not interval.is_unknown and math.isfinite(interval.high):
+                look = {"color": LIGHT["good"], "linewidth": 5, "label": None if place else "interval"}
+                axes.plot([place, place], [interval.low, interval.high], solid_capstyle="butt", **look)
+    for axes, name in zip(panels, ("throughput", confirmations[0].latency), strict=True):
+        bound_lines(axes, run.problem.sla, name)
+    for axes, title in (
+        (panels[0], "throughput (infer/s)"),
+        (panels[1], f"{formatting.short_metric(confirmations[0].latency)} latency (ms)"),
+    ):
+        axes.set_title(title)
+        axes.set_xticks(range(len(confirmations)), names)
+        axes.set_xlim(-0.6, len(confirmations) - 0.4)
+        axes.grid(visible=False, axis="x")
+        thousands(axes, x=False)
+    fit(figure, legend_above(figure, *panels))
+    described = "; ".join(
+        f"{name.splitlines()[0]}: {formatting.interval(METRICS['throughput'], confirmed.throughput)}"
+        for name, confirmed in zip(names, confirmations, strict=True)
+    )
+    return Drawing("noise", "Windows of the confirmation on fresh servers", f"{described}.", figure)
+
+
+def _longest_stages(point: Point) -> str:
+    values = tables.stages_ms(point) or []
+    longest = sorted(zip(values, tables.STAGES.values(), strict=True), reverse=True)[:2]
+    stages = " and ".join(f"{formatting.number(ms)} ms {name}" for ms, name in longest)
+    return f"({formatting.load(point.load)}) {stages}"

@@ -1,0 +1,306 @@
+"""Tables of a report, and the series of values that its plots draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from objectives import batch_stats
+from objectives.metrics import METRICS, Metric
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.results import formatting, summary
+from optimizer.results.finished_run import FinishedRun
+from optimizer.results.recommendation import Outcome
+from optimizer.results.report.parameter_effects import Neighbour, label
+
+# stages of a request in their order, with the names of perf_analyzer
+STAGES = {
+    "client_send_ms": "client send",
+    "network_ms": "network",
+    "queue_ms": "server queue",
+    "compute_input_ms": "compute input",
+    "compute_infer_ms": "compute infer",
+    "compute_output_ms": "compute output",
+    "client_recv_ms": "client receive",
+}
+MOST_LOADS = 16  # points of a curve, or bars
+
+
+def name(run: FinishedRun) -> str:
+    """Return ``<model>/<run>``, where ``run`` is the name of the folder."""
+    return f"{run.problem.model}/{run.folder.path.resolve().name}"
+
+
+def compared(run: FinishedRun) -> dict[str, Candidate]:
+    """Return the candidates that are shown in detail by role, each once; the recommendation is first."""
+    outcome = run.outcome
+    assert outcome is not None, "the run has measurements"
+    chosen = outcome.recommended or outcome.closest
+    roles: dict[str, Candidate] = {}
+    if chosen is not None:
+        roles["recommended" if outcome.recommended else "closest"] = chosen.candidate
+    if "baseline" not in outcome.untried:
+        roles["baseline"] = run.baseline
+    if "dynamic_batching" not in outcome.untried:
+        roles["dynamic_batching {}"] = run.dynamic_batching
+    first: dict[Candidate, str] = {}
+    for role, candidate in roles.items():
+        first.setdefault(candidate, role)
+    return {role: candidate for candidate, role in first.items()}
+
+
+def best_loads(run: FinishedRun) -> list[tuple[Trial, Point | None, bool]]:
+    """Return each trial with ``summary.best_load``."""
+    return [(trial, *summary.best_load(trial, run.problem)) for trial in run.trials]
+
+
+def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
+    """Return the points of ``candidate`` by ascending load, at most MOST_LOADS including both ends.
+
+    A confirmation replaces the search's measurement at its load.
+    """
+    assert run.outcome is not None, "the run has measurements"
+    points = {point.load: point for point in run.outcome.points if point.candidate == candidate}
+    measured = [p for _, p in sorted(points.items()) if p.measurement.throughput_infer_per_sec is not None]
+    return list(summary.evenly_spread(measured, MOST_LOADS))
+
+
+def stages_ms(point: Point) -> list[float] | None:
+    """Return the mean milliseconds in each of STAGES; None if none is known."""
+    values = [getattr(point.measurement, name) for name in STAGES]
+    return None if all(value is None for value in values) else [max(value or 0.0, 0.0) for value in values]
+
+
+def executions(run: FinishedRun, point: Point) -> dict[int, int]:
+    """Return the number of executed batches by size in samples, over all measurements at this load."""
+    texts = []
+    for trial in run.trials:
+        if trial.candidate == point.candidate:
+            texts += [m.batch_stats for load, m in trial.measurements if load == point.load]
+            texts += [window.measurement.batch_stats for window in trial.confirmations if window.load == point.load]
+    counted = batch_stats.sum_by_size(batch_stats.from_text(text) for text in texts)
+    return {size: count for size, count, _ in counted}
+
+
+@dataclass(frozen=True)
+class ProgressStep:
+    """One measurement of the search, which ended at ``at``; ``value`` is None if it misses the SLA."""
+
+    at: float
+    value: float | None
+    point: Point
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """The steps of a search in their order; ``unit`` is the unit of their ``at``."""
+
+    steps: tuple[ProgressStep, ...]
+    unit: str
+
+    @property
+    def ends(self) -> float:
+        """Return when the search ended."""
+        return self.steps[-1].at if self.steps else 0.0
+
+    def best(self) -> list[tuple[float, float]]:
+        """Return (at, best value so far) of each improvement."""
+        rising: list[tuple[float, float]] = []
+        for step in self.steps:
+            if step.value is not None and (not rising or step.value > rising[-1][1]):
+                rising.append((step.at, step.value))
+        return rising
+
+
+def progress(run: FinishedRun) -> SearchProgress:
+    """Return the progress of the search over the seconds spent on deploying and measuring.
+
+    Without such times in the table, progress is over the number of measurements.
+    """
+    timed = any(m.measure_seconds for trial in run.trials for _, m in trial.measurements)
+    at, steps = 0.0, []
+    for trial in run.trials:
+        at += (trial.deploy_seconds or 0.0) if timed else 0.0
+        for load, measurement in trial.measurements:
+            at += (measurement.measure_seconds or 0.0) if timed else 1.0
+            meets = measurement.stable and run.problem.sla.is_met(measurement)
+            value = METRICS["throughput"].value(measurement) if meets else None
+            steps.append(ProgressStep(at, value, Point(trial.number, trial.candidate, load, measurement)))
+    return SearchProgress(tuple(steps), "seconds of deploying and measuring" if timed else "measurements")
+
+
+def axis_of_loads(run: FinishedRun) -> str:
+    """Return the label of a load axis."""
+    return "request rate (req/s)" if run.problem.open_loop else "concurrency (requests in flight)"
+
+
+def load_value(point: Point) -> float:
+    """Return the position of ``point`` on a load axis."""
+    return point.load.request_rate or float(point.load.concurrency)
+
+
+def latency(run: FinishedRun) -> str:
+    """Return the latency metric of the first latency bound; p95 if there is none."""
+    return run.problem.sla.judged_latency
+
+
+def drawable(point: Point, metric: Metric) -> float | None:
+    """Return the value of ``metric`` if it is positive and finite, otherwise None."""
+    value = metric.value(point.measurement)
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+MOST_TRIALS = 200  # rows of the report; trials.csv has all
+MOST_FRONT = 100
+SAME = 0.005  # share of the throughput; a smaller difference counts as none
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table of a report. Columns whose header begins with ``>`` hold numbers; ``best`` is the recommended row."""
+
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    caption: str = ""
+    best: int | None = None
+
+
+def front(outcome: Outcome) -> ReportTable:
+    """Return the Pareto front."""
+    kept = summary.shown_front(outcome, MOST_FRONT)
+    caption = "No other point has more throughput at less latency; measured on fresh servers, or in the search only"
+    if len(kept) < len(outcome.front):
+        caption += f"; {len(kept)} of {len(outcome.front):,}"
+    best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
+    return ReportTable(summary.FRONT_HEADERS, summary.front_rows(outcome, kept), caption, best)
+
+
+def stages(run: FinishedRun) -> ReportTable:
+    """Return the mean time in each stage of a request, of the compared candidates at each load."""
+    rows = []
+    for role, candidate in compared(run).items():
+        for point in at_loads(run, candidate):
+            values = stages_ms(point)
+            if values is not None:
+                cells = [f"{value:,.2f}" for value in values]
+                rows.append((role, formatting.load(point.load), formatting.value_of(point, "throughput"), *cells))
+    headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in STAGES.values()))
+    return ReportTable(headers, rows, "Mean milliseconds of a request in each stage")
+
+
+def sensitivity(neighbours: Sequence[Neighbour]) -> ReportTable:
+    """Return the change of the throughput for each step, the most costly first."""
+    rows = [
+        (label(step.parameter), f"{step.chosen} to {step.other}", _change(step.measured), _change(step.expected))
+        for step in sorted(neighbours, key=lambda step: -(step.cost or 0.0))
+    ]
+    headers = ("parameter", "one step", ">measured", ">expected")
+    return ReportTable(headers, rows, "Throughput within the SLA after changing one parameter by one step")
+
+
+def sensitivity_sentence(neighbours: Sequence[Neighbour]) -> str:
+    """Return the most costly step as a sentence; empty if no cost is known."""
+    known = [step for step in neighbours if step.cost is not None]
+    if not known:
+        return ""
+    worst = max(known, key=lambda step: step.cost or 0.0)
+    if (worst.cost or 0.0) <= SAME:
+        return "Changing any single parameter by one step costs no throughput."
+    source = "measured" if worst.measured is not None else "expected"
+    return (
+        f"Changing one parameter by one step costs up to {100 * (worst.cost or 0.0):.0f} % of the throughput "
+        f"({source}): {label(worst.parameter)} {worst.other} instead of {worst.chosen}."
+    )
+
+
+def _change(cost: float | None) -> str:
+    if cost is None:
+        return "–"
+    return "no difference" if abs(cost) <= SAME else f"{-100 * cost:+.1f} %".replace("-", "−")
+
+
+def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
+    """Return the verdicts and intervals of all confirmations."""
+    roles = {candidate: role for role, candidate in compared(run).items()}
+    rows = []
+    for confirmed in outcome.again:
+        interval = confirmed.latency_ms
+        latency = formatting.UNKNOWN
+        if not interval.is_unknown:
+            latency = formatting.interval(METRICS[confirmed.latency], interval)
+        rows.append(
+            (
+                roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}"),
+                formatting.load(confirmed.point.load),
+                confirmed.judged.verdict.value,
+                formatting.interval(METRICS["throughput"], confirmed.throughput),
+                f"{formatting.short_metric(confirmed.latency)} {latency}",
+                f"{confirmed.windows} on {formatting.count(confirmed.servers, 'server')}",
+                f"{confirmed.judged.effective_requests:,.0f}",
+            )
+        )
+    headers = ("configuration", ">load", "verdict", "throughput", "latency", ">windows", ">effective requests")
+    return ReportTable(headers, rows, f"Intervals at {100 * run.problem.confidence:g} % confidence")
+
+
+def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
+    """Return the trials: by throughput within the SLA, then those that miss it, then those without results."""
+    points: dict[int, list[Point]] = {trial.number: [] for trial in run.trials}
+    for point in outcome.points:
+        points[point.trial].append(point)
+    shown = [(trial, *_best_shown(points[trial.number], outcome, run.problem)) for trial in run.trials]
+    bounded, goal = latency(run), formatting.bounds(run.problem.sla)
+    ranked = sorted(
+        shown, key=lambda row: (row[1] is None, not row[2], -(row[1].throughput_infer_per_sec if row[1] else 0))
+    )
+    kept = ranked[:MOST_TRIALS]
+    best = outcome.recommended.trial if outcome.recommended else None
+    rows = [
+        _trial_row(trial, point, bounded, _trial_remark(trial, point, met, outcome)) for trial, point, met in kept
+    ]
+    headers = (
+        ">trial",
+        "configuration (batch: max_batch_size)",
+        ">infer/s",
+        f">{formatting.short_metric(bounded)} ms",
+        ">load",
+        ">loads",
+    )
+    configurations = formatting.count(outcome.trials, "configuration")
+    caption = f"{configurations}, {formatting.count(outcome.measurements, 'measurement')}; "
+    if len(kept) < len(ranked):
+        caption += f"the best {len(kept)} are shown, trials.csv has all; "
+    caption += f"each at its best load{f' within {goal}' if goal else ''}, on fresh servers if it was measured there"
+    return ReportTable(
+        (*headers, "remark"), rows, caption, next((i for i, row in enumerate(rows) if row[0] == str(best)), None)
+    )
+
+
+def _best_shown(own: Sequence[Point], outcome: Outcome, problem: Problem) -> tuple[Point | None, bool]:
+    """Return the best of a trial's points, and whether it meets the SLA; points on fresh servers come first."""
+    fresh = [point for point in own if outcome.confirmation_of(point)]
+    if any(point is outcome.recommended for point in fresh):
+        return outcome.recommended, True
+    best = problem.best_point(fresh or own, unstable=bool(fresh))
+    return best or problem.sla.closest_point(fresh or own), best is not None
+
+
+def _trial_row(trial: Trial, point: Point | None, latency: str, remark: str) -> tuple[str, ...]:
+    loads = str(len({load for load, _ in trial.measurements}))
+    configuration = formatting.configuration(trial.candidate)
+    if point is None:
+        return str(trial.number), configuration, "–", "–", "–", loads, remark
+    throughput = formatting.number(point.measurement.throughput_infer_per_sec)
+    value = formatting.number(METRICS[latency].value(point.measurement))
+    return str(trial.number), configuration, throughput, value, formatting.load(point.load), loads, remark
+
+
+def _trial_remark(trial: Trial, point: Point | None, met: bool, outcome: Outcome) -> str:
+    reasons = [trial.reason, *(measurement.reason for _, measurement in trial.measurements)]
+    if trial.status == "failed" or point is None:
+        return next(filter(None, reasons), "no stable measurement")
+    fresh = "on fresh servers" if outcome.confirmation_of(point) else ""
+    closest = "" if met or outcome.recommended is None else "no load meets the SLA; the closest is shown"
+    return "; ".join(filter(None, (fresh, closest)))

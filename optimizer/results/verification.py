@@ -1,0 +1,151 @@
+"""Whether a recommendation holds in a separate test (``tune verify --fresh``): rules, console and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from objectives.confidence import Verdict
+from optimizer.core.notes import Note
+from optimizer.core.trial import Candidate, latest_points
+from optimizer.results import formatting, summary
+from optimizer.results.confirmation_plan import (
+    ConfirmationCandidate,
+    Confirmed,
+    confirmation_candidate,
+    finalists,
+    judge_confirmations,
+)
+
+if TYPE_CHECKING:
+    from optimizer.config.search_space import Problem
+    from optimizer.core.trial import Point, Trial
+    from optimizer.results.recommendation import Outcome
+
+RUNNERS_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The configurations that were measured again, and whether verdict and ranking are as before.
+
+    ``measured`` holds the recommendation first. A candidate that could not be measured is in ``failed``, with the
+    reason. ``reason`` says why the recommendation does not hold; it is empty if it does.
+    """
+
+    measured: tuple[Confirmed, ...]
+    failed: tuple[tuple[Candidate, str], ...]
+    verdict_holds: bool
+    ranking_holds: bool
+    reason: str
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict_holds and self.ranking_holds
+
+
+def verification_candidates(
+    recommended: Point, trials: Sequence[Trial], problem: Problem
+) -> list[ConfirmationCandidate]:
+    """Return the recommendation at its own load, which is tested, then the runners-up for comparison."""
+    rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
+    return [
+        confirmation_candidate(recommended, recommended.load, 1 - problem.confidence),
+        *(confirmation_candidate(point, point.load) for point in finalists(rest, problem, RUNNERS_UP)),
+    ]
+
+
+def verify(trials: Sequence[Trial], candidates: Sequence[ConfirmationCandidate], problem: Problem) -> Verification:
+    """Judge the confirmations of ``candidates`` in ``trials``; the recommendation is the first candidate."""
+    measured, failed = list[Confirmed](), list[tuple[Candidate, str]]()
+    confirmed = {(own.point.trial, own.point.load): own for own in judge_confirmations(trials, problem)}
+    for candidate in candidates:
+        own = confirmed.get((candidate.trial, candidate.load))
+        if own is None:
+            reason = next(trial.reason for trial in trials if trial.number == candidate.trial)
+            failed.append((candidate.candidate, reason))
+        else:
+            measured.append(own)
+    if not measured or measured[0].point.trial != candidates[0].trial:
+        reason = f"the recommendation could not be measured: {failed[0][1]}"
+        return Verification(tuple(measured), tuple(failed), False, False, reason)
+    recommended, *others = measured
+    verdict_holds = recommended.judged.verdict is Verdict.PASS
+    better = [other for other in others if _is_better(other, recommended, problem)]
+    reasons = [] if verdict_holds else [recommended.judged.reason]
+    reasons += [f"trial {other.point.trial} now serves more within the SLA" for other in better]
+    return Verification(tuple(measured), tuple(failed), verdict_holds, not better, "; ".join(reasons))
+
+
+def _is_better(other: Confirmed, recommended: Confirmed, problem: Problem) -> bool:
+    """Return True if ``other`` meets the SLA and the intervals of the throughputs do not overlap."""
+    meets = problem.sla.is_met(other.point.measurement)
+    return meets and other.judged.verdict is not Verdict.FAIL and other.throughput.low > recommended.throughput.high
+
+
+def document(
+    verification: Verification, before: Outcome, results_dir: str, notes: Sequence[Note] = ()
+) -> dict[str, object]:
+    """Return the document of ``--json`` and verify.json."""
+    return {
+        "holds": verification.holds,
+        "verdict_holds": verification.verdict_holds,
+        "ranking_holds": verification.ranking_holds,
+        "reason": verification.reason or None,
+        "before": summary.entry(before.recommended) if before.recommended else None,
+        "found": [
+            {**summary.entry(confirmed.point), "confirmation": summary.confirmation(confirmed)}
+            for confirmed in verification.measured
+        ],
+        "failed": [
+            {"configuration": formatting.configuration(candidate), "reason": reason}
+            for candidate, reason in verification.failed
+        ],
+        "notes": [str(note) for note in notes],
+        "results_dir": results_dir,
+    }
+
+
+def print_verification(
+    console: Console,
+    verification: Verification,
+    before: Outcome,
+    problem: Problem,
+    results_dir: str,
+    notes: Sequence[Note] = (),
+) -> None:
+    """Print whether the recommendation holds, each configuration's metrics before and now, and ``notes``."""
+
+    def say(text: str = "", style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)
+
+    goal = formatting.bounds(problem.sla) or "no bound"
+    say(
+        f"{problem.model}: the recommendation {_holds(verification.holds)} ({goal})",
+        "bold green" if verification.holds else "bold red",
+    )
+    if verification.reason:
+        say(f"because {verification.reason}")
+    say()
+    for place, confirmed in enumerate(verification.measured):
+        point, role = confirmed.point, "runner-up" if place else "recommended"
+        say(f"{role}, trial {point.trial}: {formatting.configuration(point.candidate)}", "bold")
+        if place == 0 and before.recommended is not None:
+            say(f"  was  {formatting.performance(before.recommended, confirmed.latency)}")
+        say(f"  now  {formatting.performance(point, confirmed.latency)}")
+        say(f"  {formatting.verdict(confirmed.judged)}, {', '.join(summary.confirmed_intervals(confirmed))}")
+    for candidate, reason in verification.failed:
+        say(f"not measured: {formatting.configuration(candidate)}: {reason}", "red")
+    say()
+    say(f"verdict {_holds(verification.verdict_holds)}, ranking {_holds(verification.ranking_holds)}")
+    for note in notes:
+        say(f"note: {note}", "yellow")
+    say(f"results {results_dir}")
+
+
+def _holds(holds: bool) -> str:
+    return "holds" if holds else "does not hold"

@@ -1,0 +1,107 @@
+"""Watchers of a run's progress: none, one line per trial, or a live display."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import Point
+from optimizer.results import formatting, summary
+from optimizer.results.live_display import LiveWatcher
+
+if TYPE_CHECKING:
+    from objectives.metrics import Measurement
+    from optimizer.config.search_space import Problem
+    from optimizer.core.timing import Budget
+    from optimizer.core.trial import Candidate, LoadPoint, Trial
+
+
+class QuietWatcher:
+    """Prints nothing. For pipes and files."""
+
+    def __enter__(self) -> QuietWatcher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        pass
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
+        pass
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        pass
+
+
+class PlainWatcher(QuietWatcher):
+    """Prints one unwrapped line per finished trial: elapsed time, configuration, metrics and time left."""
+
+    def __init__(self, console: Console, problem: Problem, budget: Budget) -> None:
+        self._console, self._problem, self._budget = console, problem, budget
+        self._started = time.monotonic()
+        self._latency = problem.sla.judged_latency
+        self._roles: dict[int, str] = {}  # roles of running trials, by number
+        self._last: dict[int, tuple[LoadPoint, Measurement]] = {}
+
+    def __enter__(self) -> PlainWatcher:
+        self._print_line(f"{self._problem.model}, {formatting.bounds(self._problem.sla) or 'no bound'}")
+        return self
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        self._roles[number] = role
+        self._last.pop(number, None)
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
+        self._last[number] = load, measurement
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        name = self._roles.get(trial.number, "")
+        role = "" if name in ("", "search") else f" ({name.replace('_', ' ')})"
+        left = formatting.clock(self._budget.left_seconds())
+        best_so_far = ""
+        if best is not None:
+            best_so_far = f"; best so far: trial {best.trial}, {formatting.value_of(best, 'throughput')}"
+        self._print_line(
+            f"trial {trial.number}{role}: {formatting.configuration(trial.candidate)}: "
+            f"{self._trial_figures(trial)}{best_so_far}; {left} left"
+        )
+
+    def _trial_figures(self, trial: Trial) -> str:
+        if trial.status == "failed":
+            return f"failed: {trial.reason}"
+        last = self._last.get(trial.number)
+        if self._roles.get(trial.number) == "confirm" and last is not None:
+            load, measurement = last
+            return self._point_figures(Point(trial.number, trial.candidate, load, measurement))
+        shown, met = summary.best_load(trial, self._problem)
+        if shown is None:
+            return "no figures"
+        return self._point_figures(shown) + ("" if met else ", misses the bound")
+
+    def _point_figures(self, point: Point) -> str:
+        if point.measurement.throughput_infer_per_sec is None:
+            return point.measurement.reason or "no figures"
+        return formatting.performance(point, self._latency)
+
+    def _print_line(self, line: str) -> None:
+        elapsed = formatting.clock(time.monotonic() - self._started)
+        self._console.print(Text(one_line(f"{elapsed}  {line}")), soft_wrap=True)
+
+
+def make_watcher(
+    log: str | None, terminal: Console, problem: Problem, budget: Budget, hardware: str
+) -> LiveWatcher | QuietWatcher:
+    """Return the watcher for ``log``, one of ``run_options.LOGS``.
+
+    None selects the live display on a terminal, and no output otherwise.
+    """
+    log = log or ("live" if terminal.is_terminal else "none")
+    if log == "plain":
+        return PlainWatcher(terminal, problem, budget)
+    return LiveWatcher(terminal, problem, budget, hardware=hardware) if log == "live" else QuietWatcher()

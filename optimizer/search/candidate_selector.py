@@ -1,0 +1,214 @@
+"""Selection of the next candidate to deploy by the expected improvement of the surrogate."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.search.acquisition import SearchState, Surrogate
+from optimizer.search.correction import setting_features
+from optimizer.search.transfer import SourceMachine, TransferredStudy
+from optimizer.simulator.fitted_parameters import execution_settings
+from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, binding_latency, is_complete
+from optimizer.simulator.scenario import Array
+from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+
+LOADS = 9  # concurrencies at which each candidate is predicted
+FINE_LOADS, FINALISTS = 12, 6  # concurrencies around the best one, for the most promising candidates
+SHORTLIST = 320  # candidates that are followed after the whole space has been ranked
+RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
+MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
+STALE_SHARE = 1 / 8  # share of the running trials that may have ended since the surrogate was fitted
+UNLIKELY = 0.005  # probability below which nothing that is left is expected to meet the bound
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The selected ``candidate``, with the concurrency ``load`` at which it is predicted to be best.
+
+    ``gain`` is the expected improvement of the best feasible throughput, as a share of it. While nothing is feasible
+    it is infinite, or 0 if no remaining candidate is likely to be feasible. ``noise`` is that of the measurements,
+    relative to the usual one.
+    """
+
+    candidate: Candidate
+    load: int
+    gain: float
+    noise: float = 1.0
+
+
+class CandidateSelector:
+    """Selects candidates of a space.
+
+    Trials are passed to each call. The shortlist is kept between calls, and so is the surrogate while there are few
+    new trials, because several workers may call in the meantime.
+    """
+
+    def __init__(self, problem: Problem, seed: int = 0, transferred: TransferredStudy | None = None) -> None:
+        self._problem = problem
+        self._seed = seed
+        self._transferred = transferred
+        self._candidates = problem.space.candidates()
+        self._shortlist: list[Candidate] = []
+        self._surrogate: Surrogate | None = None
+        self._sources: dict[str, SourceMachine | None] = {}  # keys are binding latency metrics
+
+    def decide(
+        self, trials: Sequence[Trial], tried: Set[Candidate], running: Sequence[ConfigurationLoad] = ()
+    ) -> Decision | None:
+        """Return the most promising candidate that is not in ``tried``, or None if there is none.
+
+        Cells of ``running`` are being measured and count as measured with their predictions. Before the first
+        measurement the best candidate of a transferred study is selected, or else the first one of the space, or the
+        one that differs most from those running.
+        """
+        left = [candidate for candidate in self._candidates if candidate not in tried]
+        if not left:
+            return None
+        speed = fit_speed_correction(trials, self._problem)
+        latency, measured = _complete_points(self._problem, trials, speed)
+        if not measured:
+            known = self._transferred.best(self._problem) if self._transferred else []
+            default = self._most_different(running, left) if running else left[0]
+            first = next((candidate for candidate in known if candidate not in tried), default)
+            return Decision(first, self._loads(first)[0], math.inf)
+        state = SearchState(self._problem, tuple(trials), latency, self._seed, self._source(latency), speed)
+        fitted = self._fit(state, measured, len(running))
+        surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
+        cells, gains = self._improvements(fitted, surrogate, left)
+        best = [cells[i] for i in np.argsort(-gains)[: FINALISTS * LOADS]]
+        finalists = list(dict.fromkeys(candidate for candidate, _ in best))[:FINALISTS]
+        finer = [
+            (candidate, load)
+            for candidate in finalists
+            for load in self._loads_around(candidate, next(at for other, at in best if other == candidate))
+        ]
+        gains, cells = np.concatenate([gains, surrogate.improvements(finer)]), cells + finer
+        chosen = int(np.argmax(gains))
+        if surrogate.has_feasible:
+            return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
+        is_likely = surrogate.probability_within_bound(cells).max() > UNLIKELY
+        return Decision(*cells[chosen], math.inf if is_likely else 0.0)
+
+    def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
+        """Return the surrogate, fitted again if many trials have ended since."""
+        if self._surrogate is None or self._surrogate.missing_trials(state) > (running - 1) * STALE_SHARE:
+            self._surrogate = Surrogate(state, measured)
+        return self._surrogate
+
+    def _improvements(
+        self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
+    ) -> tuple[list[ConfigurationLoad], Array]:
+        """Return the cells that may be selected and their improvements.
+
+        While others run, the same list of cells is evaluated again and again, because its predictions are cached.
+        """
+        followed, remaining = self._followed(fitted, left), set(left)
+        if surrogate is fitted:
+            cells = [(candidate, load) for candidate in followed for load in self._loads(candidate)]
+            return cells, fitted.improvements(cells)
+        if fitted.followed_cells is None:
+            fitted.followed_cells = [(candidate, load) for candidate in followed for load in self._loads(candidate)]
+        gains = surrogate.improvements(fitted.followed_cells)
+        places = [i for i, (candidate, _) in enumerate(fitted.followed_cells) if candidate in remaining]
+        if not places:  # all of them are being tried
+            fitted.followed_cells = None
+            return self._improvements(fitted, surrogate, left)
+        return [fitted.followed_cells[i] for i in places], gains[places]
+
+    def _most_different(self, running: Sequence[ConfigurationLoad], left: Sequence[Candidate]) -> Candidate:
+        """Return the candidate of ``left`` with the largest distance from all ``running`` ones.
+
+        This is a maximin design (Johnson, Moore and Ylvisaker 1990).
+        """
+        from scipy.spatial.distance import cdist
+
+        space = self._problem.space
+        occupied = [setting_features(space, *cell) for cell in running]
+        possible = [setting_features(space, candidate, self._loads(candidate)[0]) for candidate in left]
+        return left[int(np.argmax(cdist(possible, occupied).min(axis=1)))]
+
+    def _source(self, latency: str) -> SourceMachine | None:
+        if self._transferred is None:
+            return None
+        if latency not in self._sources:
+            self._sources[latency] = self._transferred.machine(self._problem, latency, self._seed)
+        return self._sources[latency]
+
+    def _followed(self, surrogate: Surrogate, left: Sequence[Candidate]) -> list[Candidate]:
+        """Return the remaining candidates of the shortlist, or all remaining ones when it is used up."""
+        if not self._shortlist:
+            self._shortlist = self._rank(surrogate.after_first(RANKING_DEPLOYMENTS))
+        remaining = set(left)
+        return [candidate for candidate in self._shortlist if candidate in remaining] or list(left)
+
+    def _rank(self, surrogate: Surrogate) -> list[Candidate]:
+        """Return the shortlist: the best candidates of each execution setting in the simulation.
+
+        Execution settings take turns, because the simulation may be wrong about one of them as a whole.
+        """
+        candidates = self._candidates
+        if len(candidates) <= SHORTLIST:
+            return list(candidates)
+        cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]
+        simulated = np.exp(surrogate.simulated(cells)).tolist()
+        scores: dict[Candidate, float] = {}
+        for (candidate, _), (throughput, latency_s) in zip(cells, simulated, strict=True):
+            score = throughput * min(1.0, surrogate.bound_s / latency_s) ** 3
+            scores[candidate] = max(score, scores.get(candidate, 0.0))
+        places: Counter[object] = Counter()
+        order: list[tuple[int, float, Candidate]] = []
+        for candidate in sorted(scores, key=lambda c: -scores[c]):
+            group = execution_settings(candidate)
+            order.append((places[group], -scores[candidate], candidate))
+            places[group] += 1
+        order.sort(key=lambda entry: entry[:2])  # the best of each group, then the second best, ...
+        known = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
+        return list(dict.fromkeys([*known, *(candidate for *_, candidate in order)]))[:SHORTLIST]
+
+    def _loads(self, candidate: Candidate) -> tuple[int, ...]:
+        """Return the concurrencies at which ``candidate`` is predicted."""
+        possible = self._problem.space.allowed_concurrencies(candidate)
+        if possible is not None:
+            return possible or (1,)  # a recorded candidate without loads: its deployment failed
+        steps = np.geomspace(1, self._problem.max_concurrency, LOADS)
+        return tuple(dict.fromkeys(round(step) for step in steps.tolist()))
+
+    def _loads_around(self, candidate: Candidate, load: int) -> list[int]:
+        """Return concurrencies around ``load`` on a finer grid, or none if only some can be measured."""
+        if self._problem.space.allowed_concurrencies(candidate) is not None:
+            return []
+        grid = self._loads(candidate)
+        place = grid.index(load)
+        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {load})
+
+
+def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
+    """Return throughput (infer/s) and binding latency (s), each [cells], as predicted after ``trials``.
+
+    They are those at the median speed of the machine during the trials.
+
+    Raises:
+        ValueError: No measurement has both throughput and latency.
+    """
+    speed = fit_speed_correction(trials, problem)
+    latency, measured = _complete_points(problem, trials, speed)
+    if not measured:
+        raise ValueError("nothing was measured")
+    return Surrogate(SearchState(problem, trials, latency, 0, None, speed), measured).forecast(cells)
+
+
+def _complete_points(problem: Problem, trials: Sequence[Trial], speed: SpeedCorrection) -> tuple[str, list[Point]]:
+    """Return the binding latency metric and the points that can be learned from, as closed loops at one speed."""
+    points = speed.correct_points(latest_points(trials))
+    if problem.open_loop:
+        points = as_closed_loop(points, problem)
+    latency = binding_latency(problem, points)
+    return latency, [point for point in points if is_complete(point, latency)]

@@ -1,0 +1,313 @@
+"""The state of each candidate of a study across all its workers: tried, running, finished or abandoned."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import optuna
+import psutil
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Trial
+from optimizer.search.optuna_encoding import (
+    CANDIDATE,
+    REASON,
+    TRIAL,
+    Encoding,
+    TrialScore,
+    candidate_from_json,
+    candidate_to_json,
+    score_trial,
+    trial_attributes,
+)
+from optimizer.store.optuna_storage import enter_trial, set_trial_attribute
+
+# keys of an Optuna trial's user attributes: the name of its worker, and the concurrency that is predicted to be best
+WORKER, EXPECTED = "worker", "expected_concurrency"
+ABANDONED = "its worker is gone"
+ABANDONED_AFTER = timedelta(hours=1)  # running time after which a trial of another host has lost its worker
+MAX_ABANDONED = 3  # attempts at a candidate, which may be what its workers died of
+
+
+class WorkerRegistry(Protocol):
+    """The workers of a study. ``are_many``: others may join and leave while the study is open."""
+
+    @property
+    def name(self) -> str:
+        """The name of this process."""
+
+    @property
+    def are_many(self) -> bool: ...
+
+    def is_alive(self, trial: FrozenTrial) -> bool:
+        """Return whether the worker of a running trial is alive, as far as is known."""
+
+
+class SingleWorker:
+    """The only worker of a study: trials that are still running belong to processes that were killed."""
+
+    are_many = False
+
+    def __init__(self) -> None:
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+
+    def is_alive(self, trial: FrozenTrial) -> bool:
+        """Return whether the process exists, or on another host whether the trial began less than 1 h ago."""
+        host, _, pid = trial.user_attrs.get(WORKER, "").rpartition(":")
+        if host == socket.gethostname():
+            return psutil.pid_exists(int(pid))
+        started = trial.datetime_start
+        return bool(host) and started is not None and datetime.now() - started < ABANDONED_AFTER
+
+
+class CandidateTracker:
+    """Starts, records and looks up the trials of an Optuna study as candidates.
+
+    Trials that the study already holds count as tried: a study is continued, not repeated. Trials of killed
+    processes are marked as failed when the tracker is created. All candidates that it returns are canonical.
+    """
+
+    def __init__(self, problem: Problem, study: optuna.Study, workers: WorkerRegistry | None = None) -> None:
+        self.study = study
+        self._problem = problem
+        self._space = problem.space
+        self._workers = workers or SingleWorker()
+        self._encoding = Encoding(problem.space)
+        self._recorded: dict[int, Candidate] = {}
+        self._started: dict[Candidate, optuna.Trial] = {}
+        self._observed: dict[Candidate, int] = {}  # the number of its first trial
+        for trial in self._running():
+            if self._is_own(trial):
+                self._fail(trial)
+        self.fail_abandoned()
+
+    def fail_abandoned(self) -> None:
+        """Mark running trials as failed if their worker has died."""
+        for trial in self._running():
+            # a new worker of a shared study may not have stored its name yet
+            if not self._is_alive(trial) and (WORKER in trial.user_attrs or not self._workers.are_many):
+                self._fail(trial, ABANDONED)
+
+    def abandoned(self) -> list[Candidate]:
+        """Return candidates whose worker died, unless they have been tried since or MAX_ABANDONED times."""
+        self.fail_abandoned()
+        tried = self.tried()
+        return [candidate for candidate in self._times_abandoned() if candidate not in tried]
+
+    def tried(self) -> set[Candidate]:
+        """Return the candidates that are finished, running on a living worker, or given up."""
+        known = {self._tried_by(trial) for trial in self.study.get_trials(deepcopy=False)}
+        candidates = {candidate for candidate in known if candidate is not None}
+        given_up = {candidate for candidate, times in self._times_abandoned().items() if times >= MAX_ABANDONED}
+        return candidates | self._observed.keys() | self._started.keys() | given_up
+
+    def is_exhausted(self, tried: set[Candidate]) -> bool:
+        """Return whether every candidate of the space is in ``tried``."""
+        if len(tried) < len(self._space):
+            return False
+        return sum(self._space.parameter_values(candidate) is not None for candidate in tried) >= len(self._space)
+
+    def ask(self, tried: set[Candidate]) -> Candidate | None:
+        """Start the sampler's next proposal, or return None if it is invalid or in ``tried``."""
+        trial = self.study.ask(self._encoding.distributions)
+        trial.set_user_attr(WORKER, self._workers.name)
+        candidate = self._encoding.decode(trial.params)
+        if candidate is None or candidate in tried or self._is_tried(candidate, except_trial=trial.number):
+            self._drop(trial, candidate)
+            return None
+        self._started[candidate] = trial
+        return candidate
+
+    def enqueue(self, candidate: Candidate) -> None:
+        """Make a canonical candidate of the space the next proposal, after those enqueued before."""
+        parameters = self._encoding.encode(candidate)
+        assert parameters is not None, candidate
+        self.study.enqueue_trial(parameters)
+
+    def start(self, candidate: Candidate, concurrency: int | None = None) -> Candidate | None:
+        """Store a candidate as running, and return it, or None if it is tried already.
+
+        The trial is stored in one step. If several workers start the same candidate, only the first one gets it. The
+        candidate may be outside the space. ``concurrency`` is the one at which it is predicted to be best.
+        """
+        canonical = self._space.canonical(candidate)
+        if canonical in self.tried():
+            return None
+        parameters = self._encoding.encode(canonical)
+        user_attrs = {CANDIDATE: candidate_to_json(canonical), WORKER: self._workers.name}
+        running = create_trial(
+            state=TrialState.RUNNING,
+            params=parameters or {},
+            distributions=self._encoding.distributions if parameters else {},
+            user_attrs=user_attrs if concurrency is None else {**user_attrs, EXPECTED: concurrency},
+        )
+        trial = optuna.Trial(self.study, enter_trial(self.study, running))
+        if self._is_tried(canonical, before=trial.number):
+            self._drop(trial, canonical)
+            return None
+        self._started[canonical] = trial
+        return candidate
+
+    def running(self) -> list[tuple[Candidate, int]]:
+        """Return the candidates that living workers are trying, with the concurrency of ``start``."""
+        cells = []
+        for trial in self._running():
+            candidate = self._tried_by(trial)
+            if candidate is not None and trial.params and EXPECTED in trial.user_attrs:
+                cells.append((candidate, int(trial.user_attrs[EXPECTED])))
+        return cells
+
+    def others_run(self) -> bool:
+        """Return whether another living worker is trying a candidate."""
+        return any(self._tried_by(trial) is not None and not self._is_own(trial) for trial in self._running())
+
+    def record(self, trial: Trial) -> None:
+        """Store a finished trial, started here or not. Repeated calls store it once.
+
+        A second trial of a candidate is a control measurement and is stored too.
+        """
+        candidate = self._space.canonical(trial.candidate)
+        started = self._started.pop(candidate, None)
+        is_control = self._observed.setdefault(candidate, trial.number) != trial.number
+        if self._is_recorded(trial, as_number=is_control):
+            if started is not None:
+                self._drop(started, candidate)
+            return
+        score = score_trial(trial, self._problem)
+        values, constraints = (score.values, score.constraints) if isinstance(score, TrialScore) else (None, {})
+        if self._encoding.encode(candidate) is None:
+            # Samplers use the parameters that all complete trials share. A candidate outside the space has none, so
+            # its trial is stored as failed.
+            values = None
+        user_attrs = trial_attributes(trial, score)
+        if started is not None and _tell(self.study, started, values, constraints, user_attrs):
+            return
+        if not self._is_recorded(
+            trial, as_number=is_control
+        ):  # the trial may have been stored although the answer was lost
+            self._add(candidate, values, constraints, user_attrs)
+
+    def _add(
+        self,
+        candidate: Candidate,
+        values: Sequence[float] | None,
+        constraints: Mapping[str, float],
+        user_attrs: dict[str, Any],
+    ) -> None:
+        parameters = self._encoding.encode(candidate)
+        trial = create_trial(
+            state=TrialState.FAIL if values is None else TrialState.COMPLETE,
+            values=values,
+            params=parameters or {},
+            distributions=self._encoding.distributions if parameters else {},
+            constraints=None if values is None else dict(constraints),
+            user_attrs=user_attrs,
+        )
+        self.study.add_trial(trial)
+
+    def _drop(self, trial: optuna.Trial, candidate: Candidate | None) -> None:
+        """Finish a proposal that is not tried. One that repeats a finished trial gets its values.
+
+        NSGA-II needs them, because a generation ends when its population is complete.
+        """
+        for other in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            if TRIAL in other.user_attrs and self._recorded_candidate(other) == candidate:
+                reason = f"repeats trial {other.user_attrs[TRIAL]}"
+                _tell(self.study, trial, other.values, other.constraints, {REASON: reason})
+                return
+        reason = "not valid" if candidate is None else "tried before"
+        _tell(self.study, trial, None, {}, {REASON: reason})
+
+    def _tried_by(self, trial: FrozenTrial) -> Candidate | None:
+        """Return the candidate of a trial that is recorded or that a living worker runs."""
+        if TRIAL in trial.user_attrs:
+            return self._recorded_candidate(trial)
+        return self._entered(trial) if trial.state == TrialState.RUNNING and self._is_alive(trial) else None
+
+    def _recorded_candidate(self, trial: FrozenTrial) -> Candidate:
+        """Return the candidate of a recorded trial (cached, as it does not change)."""
+        if trial.number not in self._recorded:
+            self._recorded[trial.number] = self._space.canonical(candidate_from_json(trial.user_attrs[CANDIDATE]))
+        return self._recorded[trial.number]
+
+    def _entered(self, trial: FrozenTrial) -> Candidate | None:
+        if CANDIDATE in trial.user_attrs:
+            return self._space.canonical(candidate_from_json(trial.user_attrs[CANDIDATE]))
+        return self._encoding.decode(trial.params)
+
+    def _is_recorded(self, trial: Trial, *, as_number: bool) -> bool:
+        """Return whether the study has a finished trial of the candidate, with ``as_number`` of the same number."""
+        stored = candidate_to_json(trial.candidate)
+        return any(
+            TRIAL in other.user_attrs
+            and other.user_attrs[CANDIDATE] == stored
+            and (not as_number or other.user_attrs[TRIAL] == trial.number)
+            for other in self.study.get_trials(deepcopy=False)
+        )
+
+    def _is_tried(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
+        """Return whether another trial (with ``before``, one with a lower number) has the candidate."""
+        is_tried = False
+        for trial in self.study.get_trials(deepcopy=False):
+            if trial.number == except_trial or (before is not None and trial.number >= before):
+                continue
+            if self._tried_by(trial) != candidate:
+                continue
+            if TRIAL not in trial.user_attrs and self._is_own(trial):
+                self._fail(trial)  # this process stored it, but the database's answer was lost
+            else:
+                is_tried = True
+        return is_tried
+
+    def _times_abandoned(self) -> Counter[Candidate]:
+        """Return how often workers died while trying each candidate, if there are many workers."""
+        if not self._workers.are_many:
+            return Counter()
+        failed = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+        lost = [self._entered(trial) for trial in failed if trial.user_attrs.get(REASON) == ABANDONED]
+        return Counter(candidate for candidate in lost if candidate is not None)
+
+    def _running(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def _is_own(self, trial: FrozenTrial) -> bool:
+        return bool(trial.user_attrs.get(WORKER) == self._workers.name)
+
+    def _is_alive(self, trial: FrozenTrial) -> bool:
+        return WORKER in trial.user_attrs and self._workers.is_alive(trial)
+
+    def _fail(self, trial: FrozenTrial, reason: str = "") -> None:
+        with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # another worker finished it
+            if reason:
+                set_trial_attribute(self.study, trial, REASON, reason)
+            self.study.tell(trial.number, state=TrialState.FAIL)
+
+
+def _tell(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    values: Sequence[float] | None,
+    constraints: Mapping[str, float],
+    user_attrs: Mapping[str, Any],
+) -> bool:
+    """Finish a trial, as failed if ``values`` is None.
+
+    Returns False if another worker finished it because it considered this one dead.
+    """
+    try:
+        for key, violation in constraints.items():
+            trial.set_constraint(key, violation)
+        for key, value in user_attrs.items():
+            trial.set_user_attr(key, value)
+        study.tell(trial, values, state=TrialState.FAIL if values is None else TrialState.COMPLETE)
+    except UpdateFinishedTrialError:
+        return False
+    return True

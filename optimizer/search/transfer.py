@@ -1,0 +1,109 @@
+"""Warm start: the study of another machine (the source), and the residuals to expect on this one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from objectives.metrics import Measurement
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.search.correction import Correction, compute_residuals
+from optimizer.search.optuna_encoding import TrialScore, score_trial
+from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, is_complete, log_simulated, with_tails
+from optimizer.simulator.scenario import Array
+from optimizer.simulator.server_model import ServerModel, fit
+from optimizer.simulator.speed_correction import fit_speed_correction
+
+MAX_POINTS = 160  # limit for the source's points: the time of a decision grows with their square
+
+
+@dataclass(frozen=True)
+class TransferredStudy:
+    """The trials of the same model on another machine with ``cpu_count`` cores (None: unknown).
+
+    Their candidates are written as in the space of this study. They are not trials of the study that uses them.
+    """
+
+    trials: tuple[Trial, ...]
+    cpu_count: int | None = None
+
+    def best(self, problem: Problem) -> list[Candidate]:
+        """Return its candidates that are in the space, those that meet the bounds first, each group best first."""
+        ranked: list[tuple[bool, float, Candidate]] = []
+        for trial in self.trials:
+            score = score_trial(trial, problem)
+            if isinstance(score, TrialScore) and problem.space.parameter_values(trial.candidate) is not None:
+                violation = max(score.constraints.values(), default=0.0)
+                value = score.values[0] if problem.objectives[0].better == "lower" else -score.values[0]
+                ranked.append((violation > 0, violation if violation > 0 else value, trial.candidate))
+        return list(dict.fromkeys(candidate for *_, candidate in sorted(ranked, key=lambda entry: entry[:2])))
+
+    def machine(self, problem: Problem, latency: str, seed: int) -> SourceMachine | None:
+        """Return a model of the machine, or None if it has no complete measurement."""
+        problem_there = replace(problem, cpu_count=self.cpu_count)
+        points = fit_speed_correction(self.trials, problem_there).correct_points(latest_points(self.trials))
+        if any(not point.load.concurrency for point in points):
+            points = as_closed_loop(points, problem)
+        points = [point for point in points if is_complete(point, latency)]
+        points = random.Random(seed).sample(points, min(len(points), MAX_POINTS))
+        return SourceMachine(points, problem_there, latency, seed) if points else None
+
+
+class SourceMachine:
+    """The other machine, simulated with all its measurements, so that any candidate and load can be predicted.
+
+    ``correction`` has learned the errors of that simulation.
+    """
+
+    def __init__(self, points: Sequence[Point], problem: Problem, latency: str, seed: int) -> None:
+        self._problem, self._latency, self._seed = problem, latency, seed
+        self._model = fit(points, problem, latency, seed)
+        residuals = compute_residuals(self._model, points, problem, latency).residuals
+        self.correction = Correction(residuals, self._model.error)
+        self._cache: dict[ConfigurationLoad, Array] = {}
+
+    def prior(self, measured: Sequence[Point]) -> TransferPrior:
+        """Return the prior after ``measured`` points on this machine.
+
+        It compares with a second model of the source, fitted to simulated measurements at the same points only.
+        """
+        cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
+        measurements = self._model.measure(cells)
+        points = [replace(point, measurement=own) for point, own in zip(measured, measurements, strict=True)]
+        if not any(point.measurement.compute_infer_ms for point in measured):
+            points = [replace(point, measurement=_without_server_statistics(point.measurement)) for point in points]
+        return TransferPrior(self, fit(points, self._problem, self._latency, self._seed))
+
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
+        """Return log throughput and log tail ratio [cells, 2]. Cached per cell."""
+        missing = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
+        self._cache.update(zip(missing, self.simulate_with(self._model, missing, threads), strict=True))
+        return np.array([self._cache[cell] for cell in cells]).reshape(-1, 2)
+
+    def simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
+        """Return log throughput and log tail ratio [cells, 2] according to ``model``."""
+        metrics = np.array([log_simulated(result, self._latency) for result in model.simulate(cells, threads)])
+        return with_tails(metrics.reshape(-1, 2), cells, self._problem.space.request_batch_size)
+
+
+@dataclass(frozen=True)
+class TransferPrior:
+    """The errors of a model of ``machine`` that is fitted only to the points that are measured on this machine.
+
+    ``reduced`` is that model.
+    """
+
+    machine: SourceMachine
+    reduced: ServerModel
+
+    def expected(self, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
+        """Return the residuals [cells, 2] to expect on this machine if both machines are alike."""
+        return self.machine.simulate(cells, threads) - self.machine.simulate_with(self.reduced, cells, threads)
+
+
+def _without_server_statistics(measurement: Measurement) -> Measurement:
+    return replace(measurement, queue_ms=None, compute_infer_ms=None, batch_stats="")

@@ -1,0 +1,1 @@
+"""Simulation of Triton's dynamic batcher: predicts the performance of a configuration in milliseconds."""

@@ -1,0 +1,542 @@
+"""The discrete-event loop of the dynamic batcher, compiled to machine code by Numba.
+
+Import this module only where something is simulated: the import loads the compiler. Times are in ns.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.core.files import cache_folder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Return ``function`` compiled to machine code that releases the GIL.
+
+    The code is stored in ``$NUMBA_CACHE_DIR``, else in the cache folder of ``tune``, else in a folder that Numba
+    selects. If none is writable, each process compiles the function again.
+    """
+    numba: Any = importlib.import_module("numba")
+    with _cache_folder_set(numba):
+        try:
+            result: F = numba.njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # no writable folder
+            result = numba.njit(nogil=True)(function)
+    return result
+
+
+@contextmanager
+def _cache_folder_set(numba: Any) -> Iterator[None]:
+    """Set Numba's cache folder while a function is decorated. Functions of other packages keep their own."""
+    configured = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = configured or str(cache_folder() / "compiled")
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = configured
+
+
+Ints: TypeAlias = npt.NDArray[Any]  # int64
+Floats: TypeAlias = npt.NDArray[Any]  # float64
+
+# columns of ``points``
+SAMPLES = 0  # samples of a request
+LIMIT = 1  # the most requests in a batch
+INSTANCES = 2
+BATCHING = 3  # dynamic batching; 0: each request is a payload
+DELAY = 4
+FIXED = 5  # fixed input shapes: not every arrival wakes the batcher
+PREFETCH = 6
+SIZES_FROM = 7  # range of ``preferred``
+SIZES_TO = 8
+SERVICE = 9  # index in ``services`` of the time of one request on one busy instance
+STRIDE = 10  # columns of that table of service times
+CONCURRENCY = 11  # 0: an open loop
+ARRIVALS_FROM = 12  # range of ``arrivals``
+ARRIVALS_TO = 13
+WARM_UP = 14  # requests that complete before the interval starts
+WANTED = 15  # requests that complete in the interval
+SEND = 16
+RECEIVE = 17
+CLIENT = 18
+SPACING = 19
+WAKE = 20
+DISPATCH = 21
+RELEASE = 22
+COLUMNS = 23
+
+# columns of ``results``
+DURATION = 0
+REQUESTS = 1
+EXECUTIONS = 2
+LATENCY = 3  # sum over requests
+P50 = 4
+P90 = 5
+P95 = 6
+P99 = 7
+QUEUE = 8  # sum over requests
+BUSY = 9  # integral over time of the number of busy instances
+OVERLOADED = 10
+RESULTS = 11
+
+# columns of the two logs
+EXECUTION_COLUMNS = 5  # instance, start, end, first request, requests
+REQUEST_COLUMNS = 2  # sent, arrived
+
+FOREVER = 2**62
+IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
+FEWEST_TO_JUDGE = 30  # arrivals; fewer show no trend
+
+SLEEPING = 0
+WAKING = 1
+EXECUTING = 2
+RELEASING = 3
+
+
+class Tables(NamedTuple):
+    """The tables that all points share.
+
+    Attributes:
+        preferred: Preferred batch sizes in samples, the lists of all points concatenated.
+        services: Service times in ns, the tables of all points concatenated.
+        factors: Factors on the service times of successive executions, used cyclically.
+        gaps: Additional distances between successive arrivals in ns, used cyclically.
+        arrivals: Send times of open loops in ns, the lists of all points concatenated.
+    """
+
+    preferred: Ints
+    services: Floats
+    factors: Floats
+    gaps: Ints
+    arrivals: Ints
+
+
+class Scratch(NamedTuple):
+    """Arrays that every point uses, with undefined content.
+
+    ``sent_at`` and ``arrive_at`` are ring buffers over requests, ``payloads`` is one over payloads (the number of
+    requests in each).
+    """
+
+    sent_at: Ints
+    arrive_at: Ints
+    payloads: Ints
+    latencies: Ints
+    hit: Ints
+    following: Ints
+    held: Ints
+
+
+@compiled
+def simulate_points(
+    points: Ints,
+    tables: Tables,
+    in_flight: int,
+    most_measured: int,
+    results: Floats,
+    executions: Ints,
+    requests: Ints,
+) -> None:
+    """Simulate each row of ``points`` and write the same row of ``results``.
+
+    Args:
+        points: [points, COLUMNS] as listed above.
+        tables: Sizes, times and arrivals to which the points refer.
+        in_flight: The largest number of requests that any point has in flight.
+        most_measured: The largest number of requests that the interval of any point can hold.
+        results: Output, [points, RESULTS].
+        executions: Output, the log of executions as far as it has rows; may be empty.
+        requests: Output, the log of requests as far as it has rows; may be empty.
+    """
+    instances = 1
+    limit = 1
+    for row in range(points.shape[0]):
+        instances = max(instances, points[row, INSTANCES])
+        limit = max(limit, points[row, LIMIT])
+    ring = 1
+    while ring < in_flight + 2:
+        ring *= 2
+    scratch = Scratch(
+        np.empty(ring, np.int64),
+        np.empty(ring, np.int64),
+        np.empty(ring, np.int64),
+        np.empty(most_measured, np.int64),
+        np.empty(limit + 1, np.int64),
+        np.empty(limit + 1, np.int64),
+        np.empty((instances, min(limit, ring)), np.int64),
+    )
+    for row in range(points.shape[0]):
+        _simulate_point(points[row], tables, scratch, results[row], executions, requests)
+
+
+@compiled
+def _simulate_point(
+    point: Ints, tables: Tables, scratch: Scratch, result: Floats, executions: Ints, requests: Ints
+) -> None:
+    preferred, services, factors, gaps, arrivals = tables
+    sent_at, arrive_at, payloads, latencies, hit, following, held = scratch
+    samples, limit, n = point[SAMPLES], point[LIMIT], point[INSTANCES]
+    batching, delay, fixed, prefetch = point[BATCHING] != 0, point[DELAY], point[FIXED] != 0, point[PREFETCH] != 0
+    concurrency, warm_up, wanted = point[CONCURRENCY], point[WARM_UP], point[WANTED]
+    send, receive, client, spacing = point[SEND], point[RECEIVE], point[CLIENT], point[SPACING]
+    wake, dispatch, release = point[WAKE], point[DISPATCH], point[RELEASE]
+    service, stride = point[SERVICE], point[STRIDE]
+    mask = len(sent_at) - 1
+
+    largest = _tabulate(preferred[point[SIZES_FROM] : point[SIZES_TO]], samples, limit, hit, following)
+
+    # requests
+    started = formed = arrived = completed = issued = 0
+    last_arrival = -spacing
+    if concurrency > 0:
+        total, initial = FOREVER, concurrency
+    else:
+        total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
+    for i in range(initial):
+        sent = arrivals[point[ARRIVALS_FROM] + i] if concurrency == 0 else 0
+        last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
+        sent_at[issued & mask], arrive_at[issued & mask] = sent, last_arrival
+        issued += 1
+    last_response = -spacing
+
+    # payloads head..tail wait for an instance; the batcher may still extend ``current``
+    head = tail = 0
+    current = -1  # -1: not queued yet
+    frozen = -1  # the head, if an instance could not merge it
+    current_size = 0
+    saturated = False
+    next_preferred = 0
+    batcher_at = IDLE_WAIT
+
+    # instances
+    state = np.zeros(n, np.int64)
+    when = np.full(n, FOREVER, np.int64)  # time of the next event
+    asleep = np.arange(n).astype(np.int64)  # order in which they fell asleep
+    naps = n
+    size = np.zeros(n, np.int64)
+    since = np.zeros(n, np.int64)
+    left = np.zeros(n, np.float64)  # remaining share of the execution at ``since``
+    factor = np.ones(n, np.float64)
+    run = np.zeros(n, np.int64)  # number of the execution
+    waited = np.zeros(n, np.int64)  # queue time, sum over the requests of the batch
+    busy = 0
+
+    # the interval starts and ends when the same instance ends an execution, so that it contains whole cycles
+    measuring = warm_up == 0
+    opened = 0
+    anchor = -1
+    at_anchor = False
+    last_ender = -1
+    measured = runs = batches = latency_sum = queue_sum = busy_area = last_end = 0
+
+    # An open loop overloads the server if during the last third of the arrivals the queue is never empty and grows:
+    # its minimum length in the second half of this third exceeds that in the first half.
+    third, sixth = total - total // 3, total - total // 6
+    least_waiting = earlier_waiting = 0
+    overloaded = False
+
+    now = 0
+    while True:
+        ended = woken = FOREVER
+        ender = waker = -1
+        for j in range(n):
+            if state[j] == WAKING:
+                if when[j] < woken:
+                    woken, waker = when[j], j
+            elif when[j] < ended:
+                ended, ender = when[j], j
+        due = arrive_at[arrived & mask] if arrived < issued else FOREVER
+        time = min(min(ended, due), min(batcher_at, woken))
+
+        if time > now:
+            if completed >= total:
+                break
+            if measuring:
+                if measured >= wanted and last_end == now and (at_anchor or measured >= 2 * wanted):
+                    break
+            elif completed >= warm_up and last_end == now:
+                measuring = True
+                opened, anchor = now, last_ender
+            if measuring:
+                busy_area += busy * (time - now)
+            now = time
+            at_anchor = False
+
+        taker = -1  # the instance that takes a payload
+        notified = False  # whether the batcher is notified
+        if ended == now:  # an instance finishes an execution, or is ready for the next
+            j = ender
+            if state[j] == EXECUTING:
+                busy -= 1
+                _rescale(busy + 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
+                count = size[j]
+                completed += count
+                last_end, last_ender = now, j
+                at_anchor = at_anchor or j == anchor or anchor < 0
+                if measuring:
+                    batches += 1
+                    queue_sum += waited[j]
+                for i in range(count):
+                    last_response = max(now + receive, last_response + spacing)
+                    if measuring:
+                        latency = last_response - held[j, i]
+                        latencies[measured] = latency
+                        latency_sum += latency
+                        measured += 1
+                    if concurrency > 0:
+                        sent = last_response + client
+                        last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
+                        sent_at[issued & mask], arrive_at[issued & mask] = sent, last_arrival
+                        issued += 1
+                if run[j] < len(executions):
+                    executions[run[j], 2] = now
+                state[j] = RELEASING
+                when[j] = now + release
+            if state[j] == RELEASING and when[j] == now:
+                notified = batching
+                taker = j
+        elif due == now:  # a request arrives
+            i = arrived & mask
+            if arrived < len(requests):
+                requests[arrived, 0] = sent_at[i]
+                requests[arrived, 1] = arrive_at[i]
+            arrived += 1
+            if arrived == third:
+                least_waiting = arrived - started
+            elif arrived == sixth:
+                earlier_waiting, least_waiting = least_waiting, arrived - started
+            elif arrived == total:
+                overloaded = 0 < earlier_waiting < least_waiting and total >= FEWEST_TO_JUDGE
+            if batching:
+                if _slot(n, state, head, tail, prefetch):
+                    stale = current >= 0 and (current < head or current == frozen)
+                    notified = not fixed or saturated or stale or (arrived - formed) * samples >= next_preferred
+            else:
+                payloads[tail & mask] = 1
+                tail += 1
+                formed += 1
+                _notify_instance(now + dispatch, state, when, asleep)
+        elif batcher_at == now:  # the batcher runs
+            while True:
+                if saturated or (current >= 0 and (current < head or current == frozen)):
+                    current, current_size, saturated, next_preferred = -1, 0, False, 0
+                if formed == arrived or not _slot(n, state, head, tail, prefetch):
+                    batcher_at = now + IDLE_WAIT
+                    break
+                oldest = arrive_at[formed & mask]
+                pending, wait, saturated, next_preferred = _form(
+                    arrived - formed,
+                    current_size,
+                    limit,
+                    largest,
+                    samples,
+                    delay,
+                    oldest + delay - now,
+                    hit,
+                    following,
+                    next_preferred,
+                )
+                if wait > 0:
+                    batcher_at = now + wait + wake
+                    break
+                if pending > 0:
+                    current_size += pending
+                    formed += pending
+                    if current < 0:
+                        current = tail
+                        tail += 1
+                        _notify_instance(now + dispatch, state, when, asleep)
+                    payloads[current & mask] = current_size
+        else:  # a notified instance wakes up
+            taker = waker
+
+        if taker >= 0:
+            j = taker
+            if head == tail:
+                state[j] = SLEEPING
+                when[j] = FOREVER
+                asleep[j] = naps
+                naps += 1
+            else:
+                count = payloads[head & mask]
+                head += 1
+                if delay > 0 and limit * samples > 1:
+                    while head < tail and now - arrive_at[(started + count) & mask] > delay:
+                        frozen = head
+                        if count + payloads[head & mask] > limit:
+                            break
+                        count += payloads[head & mask]
+                        head += 1
+                waited[j] = 0
+                for i in range(count):
+                    held[j, i] = sent_at[(started + i) & mask]
+                    waited[j] += now - arrive_at[(started + i) & mask]
+                size[j] = count
+                started += count
+                least_waiting = min(least_waiting, arrived - started)
+                busy += 1
+                _rescale(busy - 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
+                factor[j] = factors[runs % len(factors)]
+                span = services[service + (count - 1) * stride + busy - 1] * factor[j]
+                state[j], since[j], left[j] = EXECUTING, now, 1.0
+                when[j] = now + max(int(span + 0.5), 1)
+                run[j] = runs
+                if runs < len(executions):
+                    executions[runs, 0], executions[runs, 1], executions[runs, 2] = j, now, -1
+                    executions[runs, 3], executions[runs, 4] = started - count, count
+                runs += 1
+                notified = batching
+        if notified:
+            batcher_at = min(batcher_at, now + wake)
+
+    result[DURATION] = last_end - opened
+    result[REQUESTS] = measured
+    result[EXECUTIONS] = batches
+    result[LATENCY] = latency_sum
+    ordered = latencies[:measured]
+    for column, percent in ((P99, 99.0), (P95, 95.0), (P90, 90.0), (P50, 50.0)):
+        # perf_analyzer's definition: the element at the nearest rank, halves rounded up
+        rank = int(percent / 100.0 * (measured - 1) + 0.5)
+        if measured > 0:  # no element of ``ordered`` up to the rank is larger than the one at the rank
+            ordered = np.partition(ordered, rank)[: rank + 1]
+        result[column] = ordered[rank] if measured > 0 else np.nan
+    result[QUEUE] = queue_sum
+    result[BUSY] = busy_area
+    result[OVERLOADED] = 1.0 if overloaded else 0.0
+
+
+@compiled
+def _tabulate(preferred: Ints, samples: int, limit: int, hit: Ints, following: Ints) -> int:
+    """Tabulate the ascending preferred sizes (in samples) by the number m of requests in a batch.
+
+    ``hit[m]`` is the largest number of requests up to m whose samples are a preferred size, or 0. ``following[m]``
+    is the next preferred size above m requests, or the smallest one. Returns the largest preferred size.
+    """
+    k = 0
+    hit[0] = 0
+    for m in range(limit + 1):
+        if m > 0:
+            hit[m] = hit[m - 1]
+        while k < len(preferred) and preferred[k] <= m * samples:
+            if preferred[k] == m * samples:
+                hit[m] = m
+            k += 1
+        following[m] = preferred[k % len(preferred)] if len(preferred) > 0 else 0
+    return preferred[-1] if len(preferred) > 0 else 0
+
+
+@compiled
+def _slot(n: int, state: Ints, head: int, tail: int, prefetch: bool) -> bool:
+    """Return whether the batcher may form a payload.
+
+    With prefetch up to 2n payloads may wait for the instances, otherwise one for each idle instance.
+    """
+    if prefetch:
+        return tail - head < 2 * n
+    idle = 0
+    for j in range(n):
+        if state[j] == SLEEPING or state[j] == WAKING:
+            idle += 1
+    return tail - head < idle
+
+
+@compiled
+def _form(
+    waiting: int,
+    size: int,
+    limit: int,
+    largest: int,
+    samples: int,
+    delay: int,
+    remaining: int,
+    hit: Ints,
+    following: Ints,
+    next_preferred: int,
+) -> tuple[int, int, bool, int]:
+    """Decide what the batcher does with ``waiting`` requests and a payload of ``size`` requests that may grow.
+
+    This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike.
+    ``remaining`` is the time until the oldest request has waited for the queue delay. Returns the number of requests
+    that join the payload, the time to wait instead (0: do not wait), whether the payload is closed, and the number
+    of samples at which the next arrival wakes the batcher.
+    """
+    take = min(waiting, limit - size)
+    more = waiting > take  # the next request does not fit
+    total = size + take
+    best = 0
+    closed = False
+    if hit[total] > size:
+        best = hit[total] - size
+    else:
+        # The first request beyond the largest preferred size selects the batch without it. Triton does not compare
+        # the first request of a new payload, and treats a selected batch of 0 requests as none.
+        beyond = max(largest // samples + 1 - size, 1)
+        if size + beyond == 1:
+            beyond = 2
+        examined = take + (1 if more else 0)
+        if beyond <= examined:
+            closed = True
+            best = beyond - 1
+            if best == 0 and examined > beyond:
+                best = 1
+    late = delay > 0 and take > 0 and remaining <= 0
+    if best > 0 and not late:
+        return best, 0, closed or delay == 0, next_preferred
+    if take == 0:
+        return 0, 0, closed, next_preferred
+    if more or total * samples >= largest:
+        return take, 0, True, next_preferred
+    if late or delay == 0:
+        return take, 0, closed, next_preferred
+    next_preferred = following[total] - size * samples
+    if size > 0 and hit[size] != size:
+        return take, 0, closed, next_preferred
+    return take, remaining // 1000 * 1000, closed, next_preferred  # Triton waits for whole microseconds
+
+
+@compiled
+def _notify_instance(at: int, state: Ints, when: Ints, asleep: Ints) -> None:
+    """Wake the instance that has slept longest, if any sleeps."""
+    chosen = -1
+    for j in range(len(state)):
+        if state[j] == SLEEPING and (chosen < 0 or asleep[j] < asleep[chosen]):
+            chosen = j
+    if chosen >= 0:
+        state[chosen] = WAKING
+        when[chosen] = at
+
+
+@compiled
+def _rescale(
+    before: int,
+    after: int,
+    now: int,
+    excluded: int,
+    state: Ints,
+    when: Ints,
+    size: Ints,
+    since: Ints,
+    left: Floats,
+    factor: Floats,
+    services: Floats,
+    service: int,
+    stride: int,
+) -> None:
+    """Change the speed of the running executions as the number of busy instances changes, except ``excluded``."""
+    for j in range(len(state)):
+        if state[j] != EXECUTING or j == excluded:
+            continue
+        row = service + (size[j] - 1) * stride
+        old, new = services[row + before - 1] * factor[j], services[row + after - 1] * factor[j]
+        if old != new:
+            left[j] = max(left[j] - (now - since[j]) / old, 0.0)
+            since[j] = now
+            when[j] = now + int(left[j] * new + 0.5)

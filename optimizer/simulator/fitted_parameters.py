@@ -1,0 +1,260 @@
+"""Estimates of the simulator's parameters: service times by execution settings, and overheads."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.config.batching import is_batcher_field
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point
+from optimizer.options.values import parse_cpus
+from optimizer.simulator.calibration import Observation, service_times
+from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, with_tails
+from optimizer.simulator.scenario import Array, Overheads, ServiceTimes, SimulationResult
+
+Fields = tuple[tuple[str, FieldValue], ...]
+ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that are not the batcher's
+
+THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
+# With a known number of threads each further busy instance adds SLOWDOWN of the uncontended time while there are
+# cores for all. With twice as many threads as cores a batch takes 2 ** OVERSUBSCRIPTION times as long, because
+# threads spin and displace each other. Twice the threads of a single instance take 2 ** -THREADS_GAIN of the time.
+# These values hold for both models with varied threads in benchmarks/tables.
+SLOWDOWN, OVERSUBSCRIPTION, THREADS_GAIN = 0.25, 1.6, 0.4
+ENOUGH_EXECUTIONS = 4  # for a reliable mean
+CONTENTION = 0.5  # share of the uncontended time that each further busy instance adds if threads are unknown
+
+
+def execution_settings(candidate: Candidate) -> ExecutionSettings:
+    """Return the settings that determine how fast a server computes batches, which the simulator cannot derive."""
+    return candidate.instances, tuple(pair for pair in candidate.fields if not is_batcher_field(pair[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class GroupServiceTimes:
+    """Service times of all execution settings, derived from those that were measured.
+
+    ``shape`` [sizes] has the seconds of batches of 1, 2, ... requests in the settings with the most statistics, for
+    a ``relative_duration`` of 1. ``scales`` has, for each measured setting, the ratio of its times to ``shape``
+    times its relative duration.
+    """
+
+    shape: Array
+    scales: dict[ExecutionSettings, float]
+    problem: Problem
+
+    def times(self, settings: ExecutionSettings) -> ServiceTimes:
+        """Return the service times of ``settings``, with the scale of the nearest measured settings."""
+        scale = self.scales[min(self.scales, key=lambda other: _distance(settings, other))]
+        busy = [relative_duration(settings[1], k, self.problem) for k in range(1, settings[0] + 1)]
+        return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.space.request_batch_size)
+
+
+def fit_service_times(
+    groups: dict[ExecutionSettings, list[Observation]], problem: Problem, largest: int
+) -> GroupServiceTimes:
+    """Return service times for batches of up to ``largest`` samples, from the statistics of each setting."""
+    sizes = {group: {b.batch_size for seen in observed for b in seen.batches} for group, observed in groups.items()}
+    base = max(groups, key=lambda group: (_doublings(groups[group]), len(sizes[group]), -group[0]))
+    instances, fields = base
+    seconds = service_times(
+        groups[base], largest, instances, step=problem.space.request_batch_size, contention=SLOWDOWN
+    ).seconds
+    shape = seconds[:, instances - 1] / relative_duration(fields, instances, problem)
+    scales = {group: _scale(shape, group, observed, problem) for group, observed in groups.items()}
+    return GroupServiceTimes(shape, scales, problem)
+
+
+def _doublings(observed: Sequence[Observation]) -> int:
+    """Return how often the smallest batch size with enough executions doubles to the largest one."""
+    executed = Counter[int]()
+    for seen in observed:
+        executed.update({b.batch_size: b.executions for b in seen.batches})
+    sizes = [size for size, executions in executed.items() if executions >= ENOUGH_EXECUTIONS]
+    return round(math.log2(max(sizes) / min(sizes))) if sizes else 0
+
+
+def relative_duration(fields: Fields, busy: float, problem: Problem) -> float:
+    """Return how long a batch takes with ``busy`` instances, relative to one instance of one thread.
+
+    Instances on different GPUs do not slow each other down. When all cores are in use, further instances only take
+    time from the others. If the number of cores is unknown, it is the largest number of threads that the space
+    offers for one instance.
+    """
+    threads = _threads(fields)
+    cores = _cpu_count(fields) or problem.cpu_count or _most_threads(problem)
+    busy = max(1.0, busy / _gpu_count(fields))
+    if threads is None or cores is None:
+        return 1 + CONTENTION * (busy - 1)
+    threads = threads or cores
+    oversubscribed: float = (busy * threads / cores) ** OVERSUBSCRIPTION
+    single: float = threads**-THREADS_GAIN
+    return single * max(1 + SLOWDOWN * (busy - 1), oversubscribed)
+
+
+def _scale(shape: Array, group: ExecutionSettings, observed: Sequence[Observation], problem: Problem) -> float:
+    ratios, weights = [], []
+    for seen in observed:
+        for b in seen.batches:
+            row = min(max(round(b.batch_size / problem.space.request_batch_size), 1), len(shape)) - 1
+            expected = shape[row] * relative_duration(group[1], seen.busy, problem)
+            ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
+            weights.append(b.executions)
+    return math.exp(float(np.average(ratios, weights=weights)))
+
+
+def _threads(fields: Fields) -> float | None:
+    """Return the threads of an instance; 0 means one for each core, None that the fields do not set them."""
+    return next((_number(value) for path, value in fields if THREADS in path), None)
+
+
+def _cpu_count(fields: Fields) -> float | None:
+    chosen = dict(fields).get(SERVER_CPUS)
+    return None if chosen is None else len(parse_cpus(str(chosen)))
+
+
+def _gpu_count(fields: Fields) -> int:
+    return str(dict(fields).get(INSTANCE_GPUS, "")).count(",") + 1
+
+
+def _most_threads(problem: Problem) -> float | None:
+    """Return the largest choice of threads; None if there is only one, which does not describe the machine."""
+    for path, values in problem.space.fields.items():
+        if THREADS in path and len(values) > 1:
+            return max(_number(value) or 0 for value in values) or None
+    return None
+
+
+def _number(value: FieldValue) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 <= number < math.inf else None
+
+
+def _distance(group: ExecutionSettings, other: ExecutionSettings) -> tuple[int, float]:
+    """Return the number of differing fields and the distance of the instance counts."""
+    fields, others = dict(group[1]), dict(other[1])
+    differing = sum(fields.get(path) != others.get(path) for path in fields.keys() | others.keys())
+    return differing, abs(math.log2(group[0] / other[0]))
+
+
+FITTED_POINTS = 24  # the latest ones: enough for a few parameters, few enough to fit within a second
+SMALLEST_S = 1e-6
+# The clients of a batch receive their responses and send their next requests one after another, USUAL_GAP_S apart on
+# average (134 µs in benchmarks/simulator_proof.md); the highest measured rate limits it. USUAL_WAKE_S: the time to
+# wake the batcher or an instance.
+USUAL_GAP_S, USUAL_WAKE_S, USUAL_JITTER = 1e-4, 1e-4, 0.1
+GAP_SHARE = 0.95  # share of the time between two requests at the highest measured rate
+JITTERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45)
+GAPS_S = (SMALLEST_S, 1e-5, 3e-5, 1e-4, 2e-4)
+WAKES_S = (SMALLEST_S, 2e-5, 5e-5, 1e-4, 2e-4)
+NETWORK_SHARES = (1.0, 0.75, 0.5)  # shares of the measured network time, which includes gaps
+NETWORK_QUANTILE = 0.2  # quantile of the measured network times
+USUAL = {"gap_s": USUAL_GAP_S, "wake_s": USUAL_WAKE_S}
+PRIOR_WEIGHT = 0.002  # penalty in squared errors of a value that differs from the usual one by a factor of e
+OUTLIER = 0.15  # errors beyond it count linearly
+
+
+@dataclass(frozen=True, slots=True)
+class FittedOverheads:
+    """The overheads that are fitted to measurements, and the variation of service times.
+
+    Attributes:
+        network_s: Time that each request spends outside queue and computation.
+        gap_s: Mean time between two arrivals of the same batch's clients.
+        wake_s: Time until the batcher or an instance wakes.
+        jitter: Relative standard deviation of service times.
+    """
+
+    network_s: float
+    gap_s: float = USUAL_GAP_S
+    wake_s: float = USUAL_WAKE_S
+    jitter: float = USUAL_JITTER
+
+    def to_overheads(self) -> Overheads:
+        """Return them as the simulator's overheads, with the network time split between request and response."""
+        return Overheads(
+            send_s=self.network_s / 2, receive_s=self.network_s / 2, wake_s=self.wake_s, dispatch_s=self.wake_s
+        )
+
+
+def estimate_network_s(points: Sequence[Point]) -> float | None:
+    """Return the network time of a request in seconds, or None if no point has the server's statistics.
+
+    It is a low quantile, because in slower points requests wait for each other on the network, which gaps model.
+    """
+    times_s = [network_s for point in points if (network_s := _network_s(point)) is not None]
+    return float(np.quantile(times_s, NETWORK_QUANTILE)) if times_s else None
+
+
+def longest_gap_s(points: Sequence[Point]) -> float:
+    """Return the longest mean gap that is possible at the highest measured request rate."""
+    rates = [(p.measurement.throughput_infer_per_sec or 0) / p.load.request_batch_size for p in points]
+    return GAP_SHARE / max(*rates, 1e-9)
+
+
+def fit_overheads(
+    simulate: Callable[[FittedOverheads, Sequence[ConfigurationLoad]], Sequence[SimulationResult]],
+    first: FittedOverheads,
+    points: Sequence[Point],
+    latency: str,
+) -> FittedOverheads:
+    """Return the overheads whose simulation is closest to ``points``.
+
+    Errors in throughput, in the tail of ``latency``, in batch size and in queue time count. The search is a grid:
+    first over the jitter, then over network time, gap and wake time, then over the jitter again.
+    """
+    used = list(points)[-FITTED_POINTS:]
+    cells = [(point.candidate, point.load.concurrency) for point in used]
+    batch = used[0].load.request_batch_size
+    measured = with_tails(np.array([log_measured(point, latency) for point in used]), cells, batch)
+    sizes = np.array([point.measurement.mean_batch_size or math.nan for point in used])
+    queues = np.array([_or_nan(point.measurement.queue_ms) for point in used])
+    means_ms = 1e3 * np.exp(np.log([load * batch for _, load in cells]) - measured[:, 0])  # Little's law
+
+    def misfit(overheads: FittedOverheads) -> float:
+        results = simulate(overheads, cells)
+        simulated = with_tails(np.array([log_simulated(result, latency) for result in results]), cells, batch)
+        errors = np.stack(
+            [
+                simulated[:, 0] - measured[:, 0],
+                simulated[:, 1] - measured[:, 1],
+                0.5 * np.log(np.array([result.mean_batch_size for result in results]) / sizes),
+                0.5 * (np.array([1e3 * result.queue_avg_s for result in results]) - queues) / means_ms,
+            ]
+        )
+        magnitude = np.abs(np.nan_to_num(errors))
+        losses = np.where(magnitude < OUTLIER, magnitude**2, 2 * OUTLIER * magnitude - OUTLIER**2)
+        unusual = sum(math.log(getattr(overheads, name) / usual) ** 2 for name, usual in USUAL.items())
+        return float(losses.sum()) + PRIOR_WEIGHT * unusual
+
+    limit_s = max(longest_gap_s(points), SMALLEST_S)
+    best = min((replace(first, jitter=jitter) for jitter in JITTERS), key=misfit)
+    gaps_s = [gap for gap in GAPS_S if gap <= limit_s]
+    choices = itertools.product([share * first.network_s for share in NETWORK_SHARES], gaps_s, WAKES_S)
+    best = min((FittedOverheads(*choice, jitter=best.jitter) for choice in choices), key=misfit)
+    return min((replace(best, jitter=jitter) for jitter in JITTERS), key=misfit)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _network_s(point: Point) -> float | None:
+    """Return the latency minus queue and computation; without a mean latency it is load / throughput."""
+    m, load = point.measurement, point.load
+    inside = [part for part in (m.queue_ms, m.compute_input_ms, m.compute_infer_ms, m.compute_output_ms) if part]
+    if m.queue_ms is None or m.compute_infer_ms is None or not m.throughput_infer_per_sec:
+        return None
+    latency_s = load.concurrency * load.request_batch_size / m.throughput_infer_per_sec
+    if m.latency_avg_ms is not None:
+        latency_s = m.latency_avg_ms / 1e3
+    return max(SMALLEST_S, latency_s - sum(inside) / 1e3)

@@ -1,0 +1,175 @@
+"""Inputs and results of a simulation: service times, overheads, offered load, measurement interval and outcome.
+
+Times are in seconds (suffix ``_s``), batch sizes in samples. Arrays are float64 and must not be changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.core.trial import Candidate
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ServiceTimes:
+    """How long an instance computes one batch (the service time of the queueing model).
+
+    ``seconds[i, k - 1]`` is the time of a batch of ``(i + 1) * step`` samples while k instances are busy, this one
+    included. When k changes during an execution, its remaining share continues at the new speed.
+
+    Raises:
+        ValueError: The times are not a positive, finite matrix, or ``step`` is not positive.
+    """
+
+    seconds: Array
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        if self.seconds.ndim != 2 or 0 in self.seconds.shape:
+            raise ValueError(f"service times: shape {self.seconds.shape}, expected (batch sizes, busy instances)")
+        if not (np.isfinite(self.seconds).all() and (self.seconds > 0).all()):
+            raise ValueError("service times: all must be positive and finite")
+        if self.step < 1:
+            raise ValueError(f"service times: step is {self.step}, it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Latencies outside the computation, in seconds, in the order of the columns of ``event_loop``.
+
+    Attributes:
+        send_s: From a client's send until the request is in the batcher's queue.
+        receive_s: From the end of the computation until the client has the response.
+        client_s: From the response until the same client sends its next request (closed loop only).
+        spacing_s: The minimum time between two arrivals, and between two responses. Clients and network process
+            them one at a time.
+        wake_s: From a notification of the batcher, or the end of its wait, until it runs.
+        dispatch_s: From a ready batch until a sleeping instance takes it.
+        release_s: From the end of the computation until the instance is ready for the next batch.
+
+    Raises:
+        ValueError: A latency is negative or not finite.
+    """
+
+    send_s: float = 0.0
+    receive_s: float = 0.0
+    client_s: float = 0.0
+    spacing_s: float = 0.0
+    wake_s: float = 0.0
+    dispatch_s: float = 0.0
+    release_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"overheads: {name} is {getattr(self, name)}, it must be finite and at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoopLoad:
+    """``concurrency`` clients; each sends its next request after its response. All of them start at time 0."""
+
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenLoopLoad:
+    """Requests that are sent at fixed times, independent of responses. ``arrivals_s`` [requests] ascends from 0."""
+
+    arrivals_s: Array
+
+
+SimulatedLoad: TypeAlias = ClosedLoopLoad | OpenLoopLoad
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementInterval:
+    """The requests of a simulation that are measured.
+
+    ``warm_up_requests`` complete first. In a closed loop at least ``requests`` are then measured; an open loop is
+    measured until all its requests have completed. None selects a default that depends on the load.
+    """
+
+    warm_up_requests: int | None = None
+    requests: int | None = None
+
+    def resolve(self, load: SimulatedLoad) -> tuple[int, int]:
+        """Return the number of warm-up requests and of measured requests under ``load``."""
+        warm_up, requests = self.warm_up_requests, self.requests
+        if isinstance(load, OpenLoopLoad):
+            total = len(load.arrivals_s)
+            return (total // 10 if warm_up is None else warm_up), total
+        return (
+            max(200, 4 * load.concurrency) if warm_up is None else warm_up,
+            max(2000, 10 * load.concurrency) if requests is None else requests,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scenario:
+    """The input of one simulation.
+
+    ``fixed_shapes``: no input has a dimension of -1 (unless it has ``allow_ragged_batch``) or is a shape tensor.
+    ``prefetch``: the batcher forms batches ahead of idle instances; None derives it from the candidate's queue
+    policies, as Triton does.
+    """
+
+    candidate: Candidate
+    load: SimulatedLoad
+    service: ServiceTimes
+    overheads: Overheads = field(default_factory=Overheads)
+    request_batch_size: int = 1
+    fixed_shapes: bool = True
+    prefetch: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The simulated performance of a scenario, in the terms of perf_analyzer.
+
+    Attributes:
+        throughput_infer_per_s: Samples per second (requests per second times the request's batch size).
+        latency_p95_s: As all latencies, from a client's send to its response, of the requests that complete in the
+            measurement interval. Quantiles follow perf_analyzer's definition.
+        queue_avg_s: Mean time from the arrival at the batcher to the start of the computation.
+        mean_batch_size: Samples per execution.
+        utilization: Mean share of busy instances.
+        overloaded: The queue of an open loop only grows, so latencies depend on the length of the simulation.
+    """
+
+    throughput_infer_per_s: float
+    latency_avg_s: float
+    latency_p50_s: float
+    latency_p90_s: float
+    latency_p95_s: float
+    latency_p99_s: float
+    queue_avg_s: float
+    mean_batch_size: float
+    utilization: float
+    requests: int
+    duration_s: float
+    overloaded: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulationTrace:
+    """All executions and requests of a simulation, ordered by start and by arrival.
+
+    Requests are served in the order of their arrival: execution e computes requests
+    ``first_request[e] : first_request[e] + requests[e]``. ``end_s`` is NaN if the simulation stopped earlier.
+    """
+
+    instance: npt.NDArray[np.int64]
+    start_s: Array
+    end_s: Array
+    first_request: npt.NDArray[np.int64]
+    requests: npt.NDArray[np.int64]
+    sent_s: Array
+    arrived_s: Array

@@ -1,0 +1,106 @@
+"""Simulation of Triton's dynamic batcher by discrete events: the performance of a candidate under a load.
+
+The rules are those of ``dynamic_batch_scheduler.cc``, ``instance_queue.cc`` and ``rate_limiter.cc`` of the Triton
+core (2.51): which arrivals wake the batcher, how far it forms batches ahead of the instances, preferred sizes, the
+queue delay, and the merging of late batches by an idle instance. Simultaneous events are processed in this order:
+instances finish, requests arrive, the batcher runs, notified instances take batches. Nothing is drawn at random
+here, so equal input gives equal output.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from optimizer.core.files import cache_folder
+from optimizer.core.trial import Candidate
+from optimizer.simulator.packing import PackedScenarios
+from optimizer.simulator.scenario import (
+    Array,
+    ClosedLoopLoad,
+    MeasurementInterval,
+    Scenario,
+    ServiceTimes,
+    SimulationResult,
+    SimulationTrace,
+)
+
+RING_LENGTH = 4096  # random numbers that successive executions or requests use in turn
+
+
+def lognormal_jitter(relative_std: float, seed: int = 0) -> Array:
+    """Return factors [RING_LENGTH] of mean 1 for the service times of successive executions."""
+    variance = math.log1p(relative_std**2)
+    normal = np.random.default_rng(seed).standard_normal(RING_LENGTH)
+    return np.exp(math.sqrt(variance) * normal - variance / 2)
+
+
+def exponential_gaps(mean_s: float, seed: int = 0) -> Array:
+    """Return exponentially distributed distances [RING_LENGTH] between successive arrivals, in seconds."""
+    return np.random.default_rng(seed).exponential(mean_s, RING_LENGTH)
+
+
+def simulate_many(
+    scenarios: Sequence[Scenario],
+    *,
+    jitter: Array | None = None,
+    gaps_s: Array | None = None,
+    window: MeasurementInterval | None = None,
+    threads: int = 1,
+) -> list[SimulationResult]:
+    """Return the result of each scenario.
+
+    ``jitter`` and ``gaps_s`` are used cyclically and are the same for all scenarios, so that results can be
+    compared. Without them clients whose requests once shared a batch would do so forever, while on a real server
+    one late request can separate them for good.
+
+    Args:
+        scenarios: The inputs, in any order.
+        jitter: Factors on the service times of successive executions.
+        gaps_s: How much longer than ``Overheads.spacing_s`` successive arrivals are apart at least, in seconds.
+        window: Which requests are measured.
+        threads: Threads to simulate with.
+
+    Raises:
+        ValueError: A candidate refuses the requests, or the service times do not cover its batches or instances.
+    """
+    if not scenarios:
+        return []
+    window = window or MeasurementInterval()
+    # neighbors cost about the same, so the scenarios are dealt out in turn
+    packed = [
+        PackedScenarios(scenarios[i::threads], jitter, gaps_s, window) for i in range(min(threads, len(scenarios)))
+    ]
+    if len(packed) == 1:
+        return packed[0].run()
+    with ThreadPoolExecutor(len(packed)) as pool:
+        results = list(pool.map(PackedScenarios.run, packed))
+    return [results[i % len(packed)][i // len(packed)] for i in range(len(scenarios))]
+
+
+def trace(
+    scenario: Scenario,
+    *,
+    jitter: Array | None = None,
+    gaps_s: Array | None = None,
+    window: MeasurementInterval | None = None,
+) -> SimulationTrace:
+    """Return each execution and request of a scenario, from its first request to the end of the interval."""
+    return PackedScenarios([scenario], jitter, gaps_s, window or MeasurementInterval()).trace()
+
+
+def compile_simulator(say: Callable[[str], None]) -> None:
+    """Load the compiled simulator. If it has to be compiled first (about 10 s), ``say`` so."""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    if not any(cache_folder().joinpath("compiled").glob(f"*/event_loop.*.{python}.nbi")):
+        say("compiling the simulator (once)")
+    smallest = Scenario(Candidate(1), ClosedLoopLoad(1), ServiceTimes(np.full((1, 1), 1e-3)))
+    pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
+    try:
+        pool.submit(simulate_many, [smallest]).result()
+    finally:
+        pool.shutdown(wait=False)

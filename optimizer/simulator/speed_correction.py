@@ -1,0 +1,159 @@
+"""Correction of the search's measurements for the speed that the machine had, and for disturbances.
+
+The speed of a machine changes during a search, and configurations are compared across minutes. The speed probe beside
+the idle server is a covariate (analysis of covariance, Fisher 1932): throughput and latency are corrected to the
+median probe of the run. Stored measurements stay as they were measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from objectives import batch_stats
+from objectives.metrics import Measurement
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.machine.conditions import DISTURBANCE_LIMIT
+
+# Prior of the slope: by how much the log of latency rises with the log of the probe. The probe computes and copies on
+# all CPUs of the server, so 1 is expected of a server on CPUs, and 0 of one on GPUs. The deviation leaves both
+# possible: a model may wait for a timer or for memory.
+CPU_SLOPE, GPU_SLOPE, SLOPE_DEVIATION = 1.0, 0.0, 0.5
+HIGHEST_SLOPE = 1.5
+PROBE_NOISE = 0.03  # standard deviation of the log of a probe at constant speed
+DEPLOYMENT_NOISE = 0.06  # standard deviation of the log throughput between deployments at constant speed
+DISTURBANCE_NOISE = 0.2  # standard deviation of the log throughput for each CPU that others take, of those there are
+TIMES = (
+    *("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms"),
+    *("client_send_ms", "network_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
+    "client_recv_ms",
+)
+
+
+def disturbance_noise(measurement: Measurement) -> float:
+    """Return the standard deviation of the log throughput that other processes add; 0 if they took few CPUs."""
+    share = measurement.other_cpu_share
+    return DISTURBANCE_NOISE * share if share is not None and share > DISTURBANCE_LIMIT else 0.0
+
+
+def is_comparable(measurement: Measurement) -> bool:
+    """Return whether the search may recommend the measurement: it is stable, or a disturbance explains why not."""
+    if measurement.stable:
+        return True
+    is_measured = measurement.throughput_infer_per_sec is not None and not measurement.overloaded
+    return is_measured and disturbance_noise(measurement) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPoint:
+    """A point and the ``measurement`` that it is ranked by."""
+
+    measurement: Measurement
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedCorrection:
+    """Corrects measurements to the speed at which the probe takes ``reference_ms``.
+
+    Attributes:
+        reference_ms: The median probe of the run; 0 corrects nothing.
+        slope: By how much the log of latency rises, and the log of throughput falls, with the log of the probe.
+        error: The standard deviation of ``slope``.
+    """
+
+    reference_ms: float = 0.0
+    slope: float = 0.0
+    error: float = 0.0
+
+    def log_slowness(self, measurement: Measurement) -> float:
+        """Return the log of the probe relative to the reference; 0 if it is unknown."""
+        if not self.reference_ms or not measurement.speed_probe_ms:
+            return 0.0
+        return math.log(measurement.speed_probe_ms / self.reference_ms)
+
+    def error_of(self, measurement: Measurement) -> float:
+        """Return the error of the correction in log throughput, which has the sign of ``log_slowness``."""
+        return self.error * self.log_slowness(measurement)
+
+    def correct(self, measurement: Measurement) -> Measurement:
+        """Return the measurement as at the reference speed: its throughput, times and times by batch size."""
+        factor = math.exp(self.slope * self.log_slowness(measurement))
+        if factor == 1.0:
+            return measurement
+        values: dict[str, Any] = {
+            name: value / factor for name in TIMES if (value := getattr(measurement, name)) is not None
+        }
+        if measurement.throughput_infer_per_sec is not None:
+            values["throughput_infer_per_sec"] = measurement.throughput_infer_per_sec * factor
+        counted = batch_stats.from_text(measurement.batch_stats)
+        values["batch_stats"] = batch_stats.to_text((b, n, round(ns / factor)) for b, n, ns in counted)
+        return replace(measurement, **values)
+
+    def correct_points(self, points: Iterable[Point]) -> list[Point]:
+        """Return the points as at the reference speed."""
+        return [replace(point, measurement=self.correct(point.measurement)) for point in points]
+
+    def best_point(
+        self, points: Iterable[Point], choose: Callable[[list[RankedPoint]], RankedPoint | None]
+    ) -> Point | None:
+        """Return the point, as measured, that ``choose`` takes among the corrected ones; None if it takes none.
+
+        A disturbed measurement is ranked by a throughput that is one standard error lower, so that it is not chosen
+        because its noise is large.
+        """
+        chosen = choose([RankedPoint(self._ranked(point.measurement), point) for point in points])
+        return chosen.point if chosen else None
+
+    def _ranked(self, measurement: Measurement) -> Measurement:
+        corrected, noise = self.correct(measurement), disturbance_noise(measurement)
+        if not noise or not is_comparable(corrected) or corrected.throughput_infer_per_sec is None:
+            return corrected
+        throughput = corrected.throughput_infer_per_sec * math.exp(-noise)
+        return replace(corrected, throughput_infer_per_sec=throughput, stable=True)
+
+
+def fit_speed_correction(trials: Sequence[Trial], problem: Problem) -> SpeedCorrection:
+    """Return the correction for the search's measurements of ``trials``.
+
+    The slope is the posterior mean of a regression within the groups of points that measured the same candidate at
+    the same load. Differences between probes are partly noise, so the slope is also multiplied by the reliability
+    ratio (Fuller 1987, "Measurement Error Models", section 1.2). Request rates are not corrected: their throughput
+    does not depend on the speed, nor is their latency proportional to it.
+    """
+    points = latest_points(trials)
+    probes = {point.trial: point.measurement.speed_probe_ms for point in points if point.measurement.speed_probe_ms}
+    if len(probes) < 2 or problem.open_loop:
+        return SpeedCorrection()
+    reference_ms = statistics.median(probes.values())
+    variance = statistics.fmean(math.log(probe / reference_ms) ** 2 for probe in probes.values())
+    reliability = max(0.0, 1 - PROBE_NOISE**2 / variance) if variance > 0 else 0.0
+    precision = 1 / SLOPE_DEVIATION**2
+    weighted = precision * (GPU_SLOPE if problem.cpu_count is None else CPU_SLOPE)
+    for group in _repeated(points, problem):
+        probe, slowness = _deviations(group, reference_ms)
+        precision += sum(x * x for x in probe) / DEPLOYMENT_NOISE**2
+        weighted += sum(x * y for x, y in zip(probe, slowness, strict=True)) / DEPLOYMENT_NOISE**2
+    slope = min(max(weighted / precision, 0.0), HIGHEST_SLOPE)
+    return SpeedCorrection(reference_ms, reliability * slope, reliability / math.sqrt(precision))
+
+
+def _repeated(points: Sequence[Point], problem: Problem) -> list[list[Point]]:
+    """Return the points of each candidate at each load that several deployments measured."""
+    groups: dict[tuple[Candidate, LoadPoint], list[Point]] = {}
+    for point in points:
+        if point.throughput_infer_per_sec and point.measurement.speed_probe_ms and is_comparable(point.measurement):
+            groups.setdefault((problem.space.canonical(point.candidate), point.load), []).append(point)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _deviations(group: Sequence[Point], reference_ms: float) -> tuple[list[float], list[float]]:
+    """Return the log of the probe and minus the log of the throughput of each point, without their means."""
+    probe = [math.log((point.measurement.speed_probe_ms or reference_ms) / reference_ms) for point in group]
+    slowness = [-math.log(point.throughput_infer_per_sec) for point in group]
+    middle, mean = statistics.fmean(probe), statistics.fmean(slowness)
+    return [x - middle for x in probe], [y - mean for y in slowness]

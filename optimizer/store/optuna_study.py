@@ -1,0 +1,308 @@
+"""Open the Optuna study of a run: in a journal file, or in a database that a URL names."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import random
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import optuna
+import sqlalchemy
+import sqlalchemy.exc
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.machine.hardware import Fingerprint, parse_fingerprint
+from optimizer.options.addresses import redact
+from optimizer.store.optuna_storage import (
+    DRIVERS,
+    RetryingStorage,
+    RetryPolicy,
+    dialect_of,
+    is_retryable,
+    opening_errors,
+    storage_of,
+    translate_storage_errors,
+)
+
+POLL_SECONDS = 0.01
+CONNECT_SECONDS = 10
+CREATIONS, LONGEST_CREATION_SECONDS = 5, 1.0  # attempts to create the tables while other workers do so too
+LOCK_SECONDS = 10  # a lock is held for milliseconds; an SQLite URL may end in ?timeout=SECONDS
+_JOURNAL_START = b'{"op_code":'
+_LONGEST_LINE = 16 << 20
+# libpq closes a connection whose peer is silent: after 10 + 3 * 5 s without traffic, or 20 s after an unacknowledged
+# packet. Without these, a statement waits for up to two hours when the network fails without a reset.
+_KEEPALIVE = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+
+@dataclass(frozen=True)
+class StudySharing:
+    """How several workers share a study: one whose last heartbeat is older than ``grace_seconds`` counts as dead."""
+
+    retry: RetryPolicy
+    heartbeat_seconds: int = 10
+    grace_seconds: int = 60
+
+
+class JournalLock:
+    """A lock for Optuna's JournalFileBackend that the kernel releases when its process dies.
+
+    Optuna's own locks are files, which a killed process leaves behind. The lock is held while an entry is appended.
+    An incomplete last line, left by a killed process or a full disk, is cut off first, so that the next entry begins
+    on a line of its own.
+    """
+
+    def __init__(self, journal: Path, patience_seconds: float) -> None:
+        self._journal = journal
+        self._patience_seconds = patience_seconds
+        self._file: BinaryIO | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock and return true. Raises TimeoutError if another process holds it for too long."""
+        file = self._journal.open("r+b")
+        try:
+            self._wait_for(file)
+            _cut_torn_line(file)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Release the lock; no effect if it is not held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _wait_for(self, file: BinaryIO) -> None:
+        deadline = time.monotonic() + self._patience_seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"another process keeps it locked for more than {self._patience_seconds:g} s"
+                    ) from None
+                time.sleep(POLL_SECONDS)
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    size = file.seek(0, 2)
+    if size == 0:
+        return
+    file.seek(-1, 2)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    if file.read(len(_JOURNAL_START)) not in (_JOURNAL_START, _JOURNAL_START[:size]):
+        raise ValueError("it does not begin like a journal of Optuna")  # another file, which must not be changed
+    start = max(0, size - _LONGEST_LINE)
+    file.seek(start)
+    end = file.read().rfind(b"\n") + 1
+    if start and not end:
+        raise ValueError(f"its last line is longer than {_LONGEST_LINE >> 20} MiB")
+    file.truncate(start + end)
+
+
+def make_storage(storage: str, shared: StudySharing | None = None) -> BaseStorage:
+    """Return the storage at ``storage``, a file or a database URL; its tables are created if they do not exist.
+
+    Raises the errors of the driver and of Optuna; see optuna_storage.opening_errors.
+    """
+    if "://" not in storage:
+        return _journal(Path(storage))
+    dialect = dialect_of(storage)
+    if dialect in DRIVERS and find_spec(DRIVERS[dialect][0]):
+        dialect = f"{dialect}+{DRIVERS[dialect][0]}"  # SQLAlchemy's default for the plain name is another driver
+    kind, _, driver = dialect.partition("+")
+    url = f"{dialect}://{storage.partition('://')[2]}"
+    engine: dict[str, Any] = {"connect_args": _connect_arguments(kind, driver, url)}
+    if kind in DRIVERS:
+        engine["pool_pre_ping"] = True  # replaces a connection that was lost since its last use
+    policy = shared.retry if shared else RetryPolicy()
+
+    def create() -> RetryingStorage:
+        return RetryingStorage(
+            url,
+            policy,
+            engine_kwargs=engine,
+            heartbeat_interval=shared.heartbeat_seconds if shared else None,
+            grace_period=shared.grace_seconds if shared else None,
+        )
+
+    def is_dropped(error: Exception) -> bool:
+        return kind != "sqlite" and is_retryable(error) and _is_reachable(url, engine["connect_args"])
+
+    # A database that cannot be reached at all is reported at once, because its URL may be wrong.
+    return policy.run(lambda _: _create_tables(create), is_dropped, redact(storage))
+
+
+def _connect_arguments(kind: str, driver: str, url: str) -> dict[str, int]:
+    """Return the timeouts of a connection, without those that the URL sets."""
+    timeouts = {"timeout": LOCK_SECONDS} if kind == "sqlite" else {}
+    if kind in DRIVERS:
+        timeouts = {"connect_timeout": CONNECT_SECONDS}
+    if kind == "postgresql" and driver in ("", "psycopg", "psycopg2"):  # these use libpq
+        timeouts |= _KEEPALIVE
+    return {name: value for name, value in timeouts.items() if f"{name}=" not in url.partition("?")[2]}
+
+
+def _is_reachable(url: str, connect_arguments: Mapping[str, Any]) -> bool:
+    dialect = sqlalchemy.create_engine(url).dialect
+    arguments, keywords = dialect.create_connect_args(sqlalchemy.make_url(url))
+    try:
+        dialect.connect(*arguments, **{**keywords, **connect_arguments}).close()
+    except dialect.loaded_dbapi.Error:
+        return False
+    return True
+
+
+def _create_tables(create: Callable[[], RetryingStorage]) -> RetryingStorage:
+    """Return ``create()``, repeated if another worker creates the same tables at the same time."""
+    for _ in range(CREATIONS):
+        try:
+            return create()
+        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
+            time.sleep(random.uniform(0, LONGEST_CREATION_SECONDS))
+    return create()
+
+
+def _journal(path: Path) -> BaseStorage:
+    path = path.resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next((parent for parent in path.parents if parent.is_file()), path.parent)
+        raise NotADirectoryError(f"{file} is not a folder") from None
+    lock: Any = JournalLock(path, LOCK_SECONDS)
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+
+
+PROBLEM_ATTRIBUTE, FINGERPRINT_ATTRIBUTE = "problem", "fingerprint"
+LONGEST_DIFFERENCE = 200
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+# optimizer.study.distributed.shared_study records the heartbeats
+warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")
+
+
+def open_study(
+    storage: str | None,
+    name: str,
+    problem: Problem,
+    sampler: BaseSampler,
+    fingerprint: Fingerprint | None = None,
+    shared: StudySharing | None = None,
+) -> optuna.Study:
+    """Return the study ``name``, created if it does not exist yet, with one direction per objective.
+
+    ``storage`` is the path of a journal file, a database URL (``sqlite:///…``, ``postgresql://…``, ``mysql://…``),
+    or None for memory. Statements of a database are repeated for RETRY_SECONDS after a lost connection, or longer
+    if ``shared`` says so.
+
+    Raises BadInputError if the storage cannot be opened, its driver is missing, or the study was made for another
+    problem, or on another device or server than ``fingerprint``. Later errors of the storage (a lock, a lost
+    connection, a full disk) are raised by the study as EnvironmentFault. No message contains a password.
+    """
+    directions = [
+        StudyDirection.MAXIMIZE if metric.better == "higher" else StudyDirection.MINIMIZE
+        for metric in problem.objectives
+    ]
+    shown = redact(storage or "memory")
+    with opening_errors(storage or "memory"):
+        study = optuna.create_study(
+            storage=None if storage is None else make_storage(storage, shared),
+            study_name=name,
+            sampler=sampler,
+            directions=directions,
+            load_if_exists=True,
+        )
+        _check_problem(study, problem, shown)
+        _check_fingerprint(study, fingerprint, shown)
+    if storage is not None:
+        translate_storage_errors(storage_of(study), storage, shared.retry.kept_in if shared else "")
+    return study
+
+
+def check_storage(storage: str) -> None:
+    """Raise BadInputError if the value of ``--storage`` cannot be opened."""
+    with opening_errors(storage, "--storage "):
+        if re.match(r"[A-Za-z][\w+.-]*:(?!//)", storage):
+            scheme = storage.partition(":")[0]
+            raise BadInputError(f"--storage {scheme}:…: write a file, or a URL such as sqlite:///study.db")
+        make_storage(storage)
+
+
+def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
+    """Raise BadInputError if the study has another problem, whose values cannot be compared with this one's."""
+    ours = {
+        "model": problem.model,
+        "parameters": {name: list(choices) for name, choices in problem.space.parameters().items()},
+        "request_batch_size": problem.request_batch_size,
+        **({"request_mix": problem.request_mix.choices} if problem.request_mix else {}),
+        "objectives": [metric.name for metric in problem.objectives],
+        "constraints": list(map(str, problem.sla)),
+    }
+    theirs = study.user_attrs.get(PROBLEM_ATTRIBUTE)
+    if theirs is None:
+        study.set_user_attr(PROBLEM_ATTRIBUTE, ours)
+        return
+    ours = json.loads(json.dumps(ours))
+    other = [key for key in ours if ours[key] != theirs.get(key)]
+    if other:
+        differences = " and ".join(f"{key} ({_difference(theirs.get(key), ours[key])})" for key in other)
+        raise BadInputError(
+            f"{shown}: study {study.study_name!r} differs in {differences}; use the options that it "
+            "was started with, or another study name"
+        )
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    """Return the names of the choices that differ, or both values."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+        return one_line(", ".join(names), LONGEST_DIFFERENCE)
+    return one_line(f"{_shown(theirs)} there, {_shown(ours)} here", LONGEST_DIFFERENCE)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:
+    """Raise BadInputError if the study was measured on another device or server, whose values differ."""
+    if fingerprint is None:
+        return
+    theirs = parse_fingerprint(study.user_attrs.get(FINGERPRINT_ATTRIBUTE))
+    if theirs is None:
+        study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.to_document())
+    elif theirs != fingerprint:
+        raise BadInputError(
+            f"{shown}: study {study.study_name!r} was measured on another device or server "
+            f"({fingerprint.differences(theirs)}), and the two are not ranked together; begin another run on this "
+            "one, with --warm-start and that run"
+        )

@@ -1,0 +1,175 @@
+"""Rows of a table of recorded measurements, from a run or from anywhere, as ``tune replay`` uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from objectives import batch_stats
+from objectives.metrics import Measurement
+from optimizer.config.batching import behaviour, normalize
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
+from optimizer.store.trials_reader import COLUMNS, FAILED, CsvTable, TrialRow, quoted, read_rows
+
+REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
+UNSET = "unset"  # a parameter without a value, where other rows have one
+MOST_CHOICES = 1000  # values of one parameter
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    """One row of a recorded table. If ``load`` is None, the deployment failed for the measurement's reason."""
+
+    line: int
+    candidate: Candidate
+    load: LoadPoint | None
+    measurement: Measurement
+
+    @property
+    def point(self) -> Point:
+        """Return a measured row as reports use it, with its line in place of the trial's number."""
+        assert self.load is not None
+        return Point(self.line, self.candidate, self.load, self.measurement)
+
+
+def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int]:
+    """Return the rows, and the request batch size that all of them share.
+
+    A row that repeats the configuration and the load of an earlier row of the same trial replaces it. Measurements
+    that confirm a recommendation are left out, because they are not part of the search. Raises BadInputError for a
+    value out of range, a repetition in another trial, and rows of several models or request batch sizes.
+    """
+    rows = read_rows(table)
+    request_batch_size = _request_batch_size(table, rows)
+    parameters = _parameters(table)
+    has_delays = any(table.texts("max_queue_delay_us"))
+    candidates: dict[Hashable, Candidate] = {}
+    latest: dict[Hashable, tuple[int, RecordedRow]] = {}
+    for i, row in enumerate(rows):
+        measurement, load = _measurement(table, i, row, request_batch_size)
+        if row.confirmation is not None:
+            continue
+        configuration = _configuration_key(row, [values[i] for values in parameters.values()])
+        candidate = candidates.get(configuration)
+        if candidate is None:
+            fields = tuple((path, values[i]) for path, values in parameters.items())
+            candidate = candidates[configuration] = _candidate(row, fields, has_delays=has_delays)
+            if behaviour(candidate, request_batch_size) is None:
+                size = candidate.max_batch_size
+                raise table.error(i, f"max_batch_size {size} takes no requests of {request_batch_size} samples")
+        key = configuration, load
+        before, _ = latest.get(key, (i, None))
+        if before != i and (row.trial is None or row.trial != rows[before].trial):
+            repeated = f"at concurrency {load.concurrency}" if load else "failing to deploy"
+            raise table.error(i, f"repeats line {table.lines[before]}: the same configuration {repeated}")
+        latest.pop(key, None)  # so that the last row of a candidate is the last one in the result, too
+        latest[key] = i, RecordedRow(row.line, candidate, load, measurement)
+    return [row for _, row in latest.values()], request_batch_size
+
+
+def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...], *, has_delays: bool) -> Candidate:
+    """Return the candidate of a row in its plain form.
+
+    A table that does not mention dynamic batching is assumed to use it: without it, a max_batch_size above the
+    request's makes no difference. If a table has delays (``has_delays``), an empty one means no dynamic batching.
+    """
+    batching = row.dynamic_batching
+    if batching is None:
+        batching = row.max_batch_size > 0 and (row.max_queue_delay_us is not None or not has_delays)
+    plain = Candidate(
+        max_batch_size=row.max_batch_size,
+        dynamic_batching=batching and not row.has_delay_off,
+        max_queue_delay_us=row.max_queue_delay_us or 0,
+        preferred_batch_sizes=row.preferred_batch_sizes,
+        instance_count=row.instance_count,
+        fields=fields,
+    )
+    return normalize(plain)
+
+
+def _configuration_key(row: TrialRow, values: Sequence[FieldValue]) -> Hashable:
+    """Return what makes two rows the same configuration as written, including settings without an effect."""
+    settings = (row.max_batch_size, row.instance_count, row.dynamic_batching, row.has_delay_off)
+    return *settings, row.max_queue_delay_us, row.preferred_batch_sizes, *map(_typed, values)
+
+
+def _measurement(
+    table: CsvTable, i: int, row: TrialRow, request_batch_size: int
+) -> tuple[Measurement, LoadPoint | None]:
+    load = None if row.concurrency is None else LoadPoint(request_batch_size, row.concurrency)
+    if row.is_failed:
+        return Measurement(reason=row.measurement.reason or FAILED), load
+    for column, value in (("concurrency", load), ("latency_p95_ms", row.measurement.latency_p95_ms)):
+        if value is None:
+            raise table.error(i, f"{column}: is empty, and the status is not failed")
+    largest = max(row.max_batch_size, request_batch_size)
+    for size, _, _ in batch_stats.from_text(row.measurement.batch_stats):
+        if size > largest:
+            raise table.error(
+                i, f"batch_stats: a batch of {size} samples where max_batch_size is {row.max_batch_size}"
+            )
+    return row.measurement, load
+
+
+def _request_batch_size(table: CsvTable, rows: Sequence[TrialRow]) -> int:
+    sizes = [row.request_batch_size for row in rows]
+    for i, size in enumerate(sizes):
+        if size is not None and size % 1:
+            raise table.error(i, f"request_batch_size: {size:g} is not a whole number; a mix cannot be replayed")
+    columns = {"request_batch_size": sizes, "model": table.texts("model")}
+    for column, values in columns.items():
+        known = [(i, value) for i, value in enumerate(values) if value not in (None, "")]
+        for i, value in known:
+            if value != known[0][1]:
+                first = f"line {table.lines[known[0][0]]} has {_shown(known[0][1])}"
+                raise table.error(i, f"{column} {_shown(value)}: a table has one {column}, but {first}")
+    return next((int(size) for size in sizes if size is not None), 1)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else one_line(str(value), 60)
+
+
+def _parameters(table: CsvTable) -> dict[str, list[FieldValue]]:
+    """Return the values of each parameter, by path: of the columns that the format does not name and that vary.
+
+    Raises BadInputError for a column with more values than a parameter can have.
+    """
+    parameters = {}
+    for column in sorted(set(table.columns) - set(COLUMNS)):
+        values = _parse(table.texts(column))
+        distinct = len(set(map(_typed, values)))
+        if distinct > MOST_CHOICES:
+            raise BadInputError(
+                f"{table.name}: the column {quoted(column)} has {distinct:,} values, too many for a parameter; "
+                "leave it out"
+            )
+        if distinct > 1:
+            parameters[column] = values
+    return parameters
+
+
+def _parse(texts: Sequence[str]) -> list[FieldValue]:
+    """Return whole numbers, numbers, booleans or texts: the first type that fits all cells with a value."""
+    values: dict[str, FieldValue] = {}
+    for kind in (int, float, _boolean, str):
+        try:
+            values = {text: kind(text) for text in texts if text}
+            break
+        except ValueError:
+            continue
+    if any(value != value for value in values.values()):  # "nan" cannot be ranked as a number
+        values = {text: text for text in values}
+    return [values.get(text, UNSET) for text in texts]
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _typed(value: FieldValue) -> Hashable:
+    return type(value), value

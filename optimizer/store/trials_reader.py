@@ -1,0 +1,350 @@
+"""The reader of trials tables: a CSV file becomes typed rows, and each value is checked against its range."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from objectives import batch_stats, latency_sketch
+from objectives.metrics import Measurement
+from optimizer.config.search_space import OFF
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import is_folder, one_line, read_bytes
+from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS
+from optimizer.options.values import LARGEST_INT32
+
+MAX_BYTES = 64 << 20
+MAX_ROWS, MAX_COLUMNS = 50_000, 1_000
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The cells of a CSV file by column, as printable text without surrounding blanks.
+
+    ``lines`` has the line of the file on which each row begins; ``name`` is the file as errors show it.
+    """
+
+    name: str
+    columns: Mapping[str, Sequence[str]]
+    lines: Sequence[int]
+
+    def texts(self, column: str) -> Sequence[str]:
+        """Return the cells of ``column``; empty texts if the table does not have it."""
+        return self.columns.get(column) or [""] * len(self.lines)
+
+    def select(self, column: str, text: str) -> CsvTable:
+        """Return the rows that have ``text`` in ``column``."""
+        chosen = [i for i, cell in enumerate(self.texts(column)) if cell == text]
+        columns = {name: [cells[i] for i in chosen] for name, cells in self.columns.items()}
+        return CsvTable(self.name, columns, [self.lines[i] for i in chosen])
+
+    def error(self, row: int, message: str) -> BadInputError:
+        """Return the error ``FILE:LINE: message`` about a row, by its index."""
+        return BadInputError(f"{self.name}:{self.lines[row]}: {message}")
+
+
+def quoted(text: str) -> str:
+    """Return a cell as an error message quotes it, at most 60 characters long."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= 60 else f"{quoted[:57]}…"
+
+
+def read_csv(path: Path, required: Sequence[str] = (), *, drop_torn_line: bool = False) -> CsvTable:
+    """Read a table with the ``required`` columns and at least one row.
+
+    Empty lines are skipped, and so are columns without a name (pandas writes one for its index). With
+    ``drop_torn_line`` the file may be empty, and a last line that does not end with a line break is ignored.
+    Raises BadInputError with the file and line if the file cannot be read or is no such table.
+    """
+    name = one_line(str(path))
+    if is_folder(path):
+        raise BadInputError(f"{name}: is a folder; give the table in it, such as {name}/trials.csv")
+    content = read_bytes(path, MAX_BYTES, "leave out what is not needed")
+    if drop_torn_line:
+        content = content[: content.rfind(b"\n") + 1]
+    rows = _numbered_rows(name, _decode(name, content))
+    _, header = next(rows, (0, None))
+    if header is None:
+        if drop_torn_line:
+            return CsvTable(name, {}, [])
+        raise BadInputError(f"{name}: is empty; a table begins with a line that names its columns")
+    _check_header(name, header, required)
+    cells, lines = list[list[str]](), list[int]()
+    for line, row in rows:
+        if len(row) != len(header):
+            raise BadInputError(f"{name}:{line}: has {len(row)} cells where the header has {len(header)}")
+        if len(cells) == MAX_ROWS:
+            raise BadInputError(f"{name}: has more than {MAX_ROWS:,} rows; leave out what is not needed")
+        cells.append(row)
+        lines.append(line)
+    if not cells and not drop_torn_line:
+        raise BadInputError(f"{name}: has no rows below its header")
+    columns = dict(zip(header, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(header, ())
+    columns.pop("", None)
+    return CsvTable(name, columns, lines)
+
+
+def _decode(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadInputError(f"{name}:{line}: is not UTF-8 text") from None
+
+
+def _numbered_rows(name: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row that is not empty, with the line on which it begins."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    before = 0
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                yield before + 1, cells if "".join(cells).isprintable() else [one_line(cell) for cell in cells]
+            before = reader.line_num
+    except csv.Error as error:
+        raise BadInputError(f"{name}:{before + 1}: not a row of a CSV file ({error})") from None
+
+
+def _check_header(name: str, header: list[str], required: Sequence[str]) -> None:
+    missing = [column for column in required if column not in header]
+    if missing:
+        lacks = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
+        raise BadInputError(f"{name}: lacks the {lacks}; a table needs {', '.join(required)}")
+    if len(header) > MAX_COLUMNS:
+        raise BadInputError(f"{name}: has more than {MAX_COLUMNS:,} columns; leave out what is not needed")
+    for first, second in itertools.pairwise(sorted(column for column in header if column)):
+        if first == second:
+            raise BadInputError(f"{name}: has two columns {quoted(first)}")
+
+
+FAILED: Final = "failed"  # the status of a deployment or a measurement that failed
+BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
+# A value beyond these is not a measurement; a simulation of it would exceed the memory or 64 bits of nanoseconds.
+MOST_INSTANCES = 1024
+MOST_CONCURRENCY = 2**16
+MOST_MS = 1e7
+MOST = 1e15
+
+LOAD = ("request_batch_size", "concurrency", "request_rate")
+MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
+ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
+OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "fingerprint")
+COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *OUTCOME)  # all others are parameters
+
+WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
+    "trial": (0, LARGEST_INT32),
+    "max_batch_size": (0, LARGEST_INT32),
+    "max_queue_delay_us": (0, LARGEST_INT32),
+    "instance_count": (1, MOST_INSTANCES),
+    "concurrency": (1, MOST_CONCURRENCY),
+    "requests": (0, LARGEST_INT32),
+    "confirmation": (1, LARGEST_INT32),
+}
+_SHARES = ("gpu_utilization", "other_cpu_share", "late_request_share")
+_TEXTS = ("batch_stats", "requests_over_ms", "latency_sketch", "gpu_throttling")
+_FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *_TEXTS, "stable", "overloaded"))
+NUMBERS: Mapping[str, tuple[float, float]] = {
+    "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
+    "request_rate": (1e-6, MOST),
+    "deploy_seconds": (0, MOST),
+    **{name: (0, MOST_MS) if name.endswith("_ms") else (0, MOST) for name in _FIGURES},
+    **dict.fromkeys(_SHARES, (0, 1)),
+    "score": (-MOST, MOST),
+    "confirmation_error": (0, 1),
+}
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """One row: a measurement, or a deployment that failed (no concurrency and no request rate).
+
+    ``has_delay_off`` is true if ``max_queue_delay_us`` is written as ``off``. None stands for an empty cell.
+    """
+
+    line: int
+    trial: int | None
+    max_batch_size: int
+    dynamic_batching: bool | None
+    max_queue_delay_us: int | None
+    has_delay_off: bool
+    preferred_batch_sizes: tuple[int, ...]
+    instance_count: int
+    request_batch_size: float | None
+    concurrency: int | None
+    request_rate: float | None
+    measurement: Measurement
+    confirmation: int | None
+    confirmation_error: float | None
+    load_generator: str
+    deploy_seconds: float | None
+    is_failed: bool
+
+
+def read_rows(table: CsvTable) -> list[TrialRow]:
+    """Return the rows of ``table`` as typed values.
+
+    Raises BadInputError with the file, line, column, value and allowed range for the first value that is wrong.
+    """
+    wholes = {name: _whole_numbers(table, name) for name in WHOLE_NUMBERS}
+    numbers = {name: _numbers(table, name) for name in NUMBERS}
+    is_failed = _each(table, "status", _is_failed)
+    measurements = _measurements(table, wholes["requests"], numbers, is_failed)
+    load_generators = _each(table, "load_generator", _load_generator)
+    for name in ("max_batch_size", "instance_count"):
+        if None in wholes[name]:
+            raise table.error(wholes[name].index(None), f"{name}: is empty")
+    for i, (concurrency, rate) in enumerate(zip(wholes["concurrency"], numbers["request_rate"], strict=True)):
+        if load_generators[i] and wholes["confirmation"][i] is None:
+            raise table.error(i, "confirmation: is empty, and load_generator is not")
+        if not is_failed[i]:
+            if concurrency is None and rate is None:
+                raise table.error(i, "concurrency: is empty, and the status is not failed")
+            if measurements[i].throughput_infer_per_sec is None:
+                raise table.error(i, "throughput_infer_per_sec: is empty, and the status is not failed")
+    columns = (
+        table.lines,
+        wholes["trial"],
+        wholes["max_batch_size"],
+        _each(table, "dynamic_batching", _boolean),
+        wholes["max_queue_delay_us"],
+        [text.lower() == OFF for text in table.texts("max_queue_delay_us")],
+        _each(table, "preferred_batch_sizes", _sizes),
+        wholes["instance_count"],
+        numbers["request_batch_size"],
+        wholes["concurrency"],
+        numbers["request_rate"],
+        measurements,
+        wholes["confirmation"],
+        numbers["confirmation_error"],
+        load_generators,
+        numbers["deploy_seconds"],
+        is_failed,
+    )
+    return [TrialRow(*row) for row in zip(*columns, strict=True)]
+
+
+def _measurements(
+    table: CsvTable,
+    requests: Sequence[int | None],
+    numbers: Mapping[str, Sequence[float | None]],
+    is_failed: Sequence[bool],
+) -> list[Measurement]:
+    # Measurements that a table does not mark otherwise are stable.
+    stable = [
+        value if value is not None else not failed
+        for value, failed in zip(_each(table, "stable", _boolean), is_failed, strict=True)
+    ]
+    columns: dict[str, Sequence[Any]] = {
+        **{name: numbers[name] for name in _FIGURES if name in table.columns},
+        "requests": requests,
+        "stable": stable,
+        "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
+        "batch_stats": _each(table, "batch_stats", _batch_stats),
+        "requests_over_ms": _each(table, "requests_over_ms", _requests_over),
+        "latency_sketch": _each(table, "latency_sketch", _latency_sketch),
+        "gpu_throttling": table.texts("gpu_throttling"),
+        "reason": table.texts("reason"),
+    }
+    names = tuple(columns)
+    return [Measurement(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+def _each(table: CsvTable, column: str, parse: Callable[[str], Value]) -> list[Value]:
+    """Return the parsed cells of ``column``. ``parse`` raises ValueError with the rule that a text breaks."""
+    parsed: dict[str, Value] = {}
+    values = []
+    for i, text in enumerate(table.texts(column)):
+        if text not in parsed:
+            try:
+                parsed[text] = parse(text)
+            except ValueError as error:
+                raise table.error(i, f"{column}: {quoted(text)} is {error}") from None
+        values.append(parsed[text])
+    return values
+
+
+def _numbers(table: CsvTable, column: str) -> list[float | None]:
+    least, most = NUMBERS[column]
+    rule = f"not a number from {least:.10g} to {most:.10g}"
+    return _each(table, column, lambda text: _number(text, least, most, rule))
+
+
+def _whole_numbers(table: CsvTable, column: str) -> list[int | None]:
+    least, most = WHOLE_NUMBERS[column]
+    rule = f"not a whole number from {least} to {most}"
+
+    def parse(text: str) -> int | None:
+        if column == "max_queue_delay_us" and text.lower() == OFF:
+            return None
+        value = _number(text, least, most, rule)
+        if value is not None and value % 1:
+            raise ValueError(rule)
+        return None if value is None else int(value)
+
+    return _each(table, column, parse)
+
+
+def _number(text: str, least: float, most: float, rule: str) -> float | None:
+    if not text:
+        return None
+    try:
+        value = math.nan if "_" in text else float(text)  # Python reads 1_000 as 1000
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise ValueError(rule)
+    return value
+
+
+def _boolean(text: str) -> bool | None:
+    if text and text.lower() not in BOOLEANS:
+        raise ValueError("neither true nor false")
+    return BOOLEANS.get(text.lower())
+
+
+def _is_failed(text: str) -> bool:
+    if text not in ("", "ok", FAILED):
+        raise ValueError("neither ok nor failed")
+    return text == FAILED
+
+
+def _load_generator(text: str) -> str:
+    if text not in ("", CROSS_CHECKING):
+        raise ValueError(f"neither empty nor {CROSS_CHECKING}")
+    return text
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = text.replace(",", " ").strip("[]()").split()
+    if not all(re.fullmatch("[1-9][0-9]{0,9}", word) and int(word) <= LARGEST_INT32 for word in words):
+        raise ValueError(f"not a list of whole numbers from 1 to {LARGEST_INT32}, such as 8 16")
+    return tuple(sorted(set(map(int, words))))
+
+
+def _batch_stats(text: str) -> str:
+    for size, executions, compute_ns in batch_stats.from_text(text):
+        if compute_ns > 1e6 * MOST_MS * executions:
+            raise ValueError(f"more than {MOST_MS:g} ms for a batch of {size} samples")
+    return text
+
+
+def _requests_over(text: str) -> str:
+    if any(float(bound) > MOST_MS for bound in latency_sketch.parse_counts(text)):
+        raise ValueError(f"a bound above {MOST_MS:g} ms")
+    return text
+
+
+def _latency_sketch(text: str) -> str:
+    latency_sketch.check_sketch(text)
+    return text

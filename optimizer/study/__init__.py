@@ -1,0 +1,1 @@
+"""One tuning run: environment, task, search, confirmation; sweeps, batches and clusters."""

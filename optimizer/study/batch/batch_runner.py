@@ -1,0 +1,192 @@
+"""Runs a batch: a minimum for each entry, then the rest by expected improvement, then the confirmations.
+
+Each step is an ordinary run that is resumed with a larger budget. Between steps only its folder is kept.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from optimizer.core import interrupts
+from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
+from optimizer.core.safe_text import one_line
+from optimizer.core.timing import spent_seconds
+from optimizer.options.addresses import redact
+from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.batch.entry_state import (
+    MINIMUM_TRIALS,
+    EntryState,
+    describe_entry,
+    entry_state,
+    expected_improvement,
+    next_allocation,
+    search_is_over,
+    search_seconds,
+)
+from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord, EntryStatus
+from optimizer.study.batch.suite import Suite
+
+MAX_REASON_LENGTH = 400  # limit in characters
+
+
+class RunEntry(Protocol):
+    """Starts or resumes the run of an entry."""
+
+    def __call__(self, options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
+        """Run in ``folder`` and return the status of the run.
+
+        ``options`` have the budget of the whole run; ``confirm_share`` of it is for the confirmation.
+        Raises TuneError.
+        """
+
+
+@dataclass
+class BatchRunner:
+    """Run the entries of ``suite``.
+
+    ``record`` always equals batch.json in ``folder``; ``say`` gets a line for each step.
+    """
+
+    suite: Suite
+    folder: BatchFolder
+    record: BatchRecord
+    run_entry: RunEntry
+    say: Callable[[str], None]
+    expected_improvement: Callable[[FinishedRun], float] = expected_improvement
+    clock: Callable[[], float] = time.monotonic
+    _states: dict[int, EntryState] = field(init=False, default_factory=dict)
+
+    def run(self) -> BatchRecord:
+        """Return the record of the finished or interrupted batch. An entry that fails does not end it.
+
+        Raises EnvironmentFault if the disk refuses the record.
+        """
+        try:
+            self._update(status="running")
+            self._run_minimums()
+            self._allocate()
+            self._confirm()
+            self._update(status="finished")
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+            self._update(status="interrupted")
+        return self.record
+
+    def _run_minimums(self) -> None:
+        most_seconds = search_seconds(self.record.budget_seconds) / len(self.record.entries)
+        for index, entry in enumerate(self.record.entries):
+            if entry.state == "waiting":
+                seconds = max(0.0, most_seconds - entry.seconds)
+                self.say(f"{entry.label}: minimum search, at most {seconds:.0f} s")
+                self._step(index, seconds, max_trials=MINIMUM_TRIALS)
+
+    def _allocate(self) -> None:
+        while self._search_seconds_left() > 0:
+            states = [self._state(index) for index in range(len(self.record.entries))]  # the estimates take time, too
+            chosen = next_allocation(states, self._search_seconds_left())
+            if chosen is None:
+                return
+            expected = f"{100 * states[chosen.index].expected_improvement:.2g}%"
+            label = self.record.entries[chosen.index].label
+            self.say(f"{label}: {chosen.seconds:.0f} s more, expected gain of another deployment {expected}")
+            self._step(chosen.index, chosen.seconds)
+
+    def _search_seconds_left(self) -> float:
+        return search_seconds(self.record.budget_seconds) - self.record.spent_seconds
+
+    def _confirm(self) -> None:
+        pending = [index for index, entry in enumerate(self.record.entries) if entry.state == "searched"]
+        for done, index in enumerate(pending):
+            left_seconds = self.record.budget_seconds - self.record.spent_seconds
+            seconds = max(0.0, left_seconds) / (len(pending) - done)  # the other entries get the time that one leaves
+            self.say(f"{self.record.entries[index].label}: confirmation on fresh servers, at most {seconds:.0f} s")
+            self._step(index, seconds, confirm_share=1.0)
+            entry = self.record.entries[index]
+            if entry.state != "failed":
+                self.say(f"{entry.label}: {entry.headline}")
+
+    def _state(self, index: int) -> EntryState:
+        """Return the state of an entry. It is cached until the next step, because the estimate takes seconds."""
+        if index not in self._states:
+            entry = self.record.entries[index]
+            run = None if entry.is_done else self._read(entry)
+            if run is None:
+                self._states[index] = EntryState(entry.seconds, 0.0, 0.0, is_over=True)
+            else:
+                started = self.clock()
+                self._states[index] = entry_state(entry, run, self.expected_improvement)
+                self._update_entry(index, replace(entry, seconds=entry.seconds + self.clock() - started))
+        return self._states[index]
+
+    def _step(self, index: int, seconds: float, confirm_share: float = 0.0, max_trials: int | None = None) -> None:
+        """Run an entry for ``seconds`` more. Raises KeyboardInterrupt after recording the measurements."""
+        entry, options = self.record.entries[index], self.suite.entries[index].options
+        folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
+        spent = spent_seconds(run.trials) if run else 0.0
+        limits = [limit for limit in (options.max_trials, max_trials) if limit is not None]
+        options = replace(options, budget_seconds=spent + seconds, max_trials=min(limits, default=None))
+        started, status, reason = self.clock(), "failed", ""
+        try:
+            _make(folder)
+            status = self.run_entry(options, folder, confirm_share)
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+            status = "interrupted"
+        except TuneError as error:
+            reason = str(error).partition("\n")[0] + (f" (log: {error.log})" if error.log else "")
+        except Exception as error:  # the other entries still run
+            self.say(redact(traceback.format_exc()))
+            reason = f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
+        entry = self._entry_after(index, status, self.clock() - started, confirmed=confirm_share > 0)
+        if status == "failed":
+            entry = replace(entry, state="failed", figure=None, reason=one_line(reason, MAX_REASON_LENGTH))
+            self.say(f"{entry.label}: failed: {entry.reason}")
+        self._states.pop(index, None)
+        self._update_entry(index, entry)
+        if status == "interrupted":
+            raise KeyboardInterrupt
+
+    def _entry_after(self, index: int, status: str, seconds: float, *, confirmed: bool) -> EntryRecord:
+        """Return the record of an entry after a step of ``seconds``."""
+        before = self.record.entries[index]
+        run = self._read(before)
+        if run is None:
+            return replace(before, seconds=before.seconds + seconds)
+        if before.seconds == 0:  # downloads and builds, which happen once, are not part of the budget
+            seconds -= run.info.get("times", {}).get("set_up_seconds", 0.0)
+        entry = describe_entry(replace(before, seconds=before.seconds + max(0.0, seconds)), run)
+        if status == "interrupted":
+            return entry
+        measured = len(run.trials) + sum(len(trial.measurements) for trial in run.trials)
+        is_stalled = before.state != "waiting" and measured == before.measured
+        is_over = is_stalled or search_is_over(run, self.suite.entries[index].options.max_trials)
+        state: EntryStatus = ("found" if entry.figure else "none") if confirmed else "searched"
+        return replace(entry, state=state, search_is_over=is_over, measured=measured)
+
+    def _read(self, entry: EntryRecord) -> FinishedRun | None:
+        """Return the run of an entry; None if it has no results yet."""
+        with suppress(BadInputError):
+            return read_run(self.folder.path / entry.folder)
+        return None
+
+    def _update_entry(self, index: int, entry: EntryRecord) -> None:
+        self._update(entries=(*self.record.entries[:index], entry, *self.record.entries[index + 1 :]))
+
+    def _update(self, **changes: Any) -> None:
+        written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        self.record = replace(self.record, written=written, **changes)
+        self.folder.write(self.record)
+
+
+def _make(folder: RunFolder) -> None:
+    try:
+        (folder.path / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {folder.path}: {error.strerror}") from error

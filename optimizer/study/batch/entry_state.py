@@ -1,0 +1,297 @@
+"""The state of a batch's entries, the budget that each gets, its results, and their change since an earlier batch.
+
+The budget goes to the entry with the largest expected improvement of its next deployment.
+
+Each result has the confidence interval of its confirmation. If two intervals overlap, the change is within noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from objectives.metrics import METRICS, Metric
+from optimizer.config.search_space import Problem
+from optimizer.core.timing import CONFIRM_SHARE
+from optimizer.core.trial import Point, Trial, latest_points
+from optimizer.machine.hardware import Hardware
+from optimizer.results import formatting, summary
+from optimizer.results.confirmation_plan import Confirmed
+from optimizer.results.finished_run import FinishedRun
+from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryRecord, Estimate
+
+SAME_BASELINE = 0.02  # relative change of a baseline that is not mentioned
+RECENT_SHARE = 1 / 3  # share of the deployments whose gain predicts that of the next one
+MINIMUM_TRIALS = 5  # the two comparisons and three of the search
+SLICE_SECONDS, SLICE_DEPLOYMENTS = 30.0, 2.0  # a resumed run starts its server again, which takes seconds
+
+
+def compare_batches(batch: BatchRecord, before: BatchRecord, share: float | None) -> BatchRecord:
+    """Return ``batch`` with the change of each entry since ``before``.
+
+    An entry has regressed if it lost ``share`` or more and the intervals do not overlap. With None, none regresses.
+    """
+    earlier = {entry.label: entry for entry in before.entries}
+    entries = []
+    for entry in batch.entries:
+        change = compare_entries(earlier.get(entry.label), entry, before.date) if entry.is_done else None
+        entries.append(replace(entry, change=change, regressed=_is_regression(change, share)))
+    gone = tuple(label for label in earlier if label not in {entry.label for entry in batch.entries})
+    return replace(batch, entries=tuple(entries), gone=gone)
+
+
+def _is_regression(change: Change | None, share: float | None) -> bool:
+    return share is not None and change is not None and change.kind == "lost" and -(change.share or 0.0) >= share
+
+
+def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) -> Change:
+    """Return the change of an entry. ``since`` is the date of the earlier batch."""
+    if before is None or not before.is_done:
+        return Change("new", since, f"not in the batch of {since}" if before is None else f"not done on {since}")
+    if now.state == "failed":
+        return Change("failed", since, f"{_was(before)} on {since}")
+    if before.figure is None:
+        return Change("met" if now.figure else "same", since, f"{_was(before)} on {since}")
+    if other := _other_conditions(before, now):
+        return Change("incomparable", since, f"not comparable with {since}: {other}")
+    if now.figure is None:
+        return Change("missed", since, f"{_was(before)} on {since}")
+    return _compare_estimates(before, now, before.figure, now.figure, since)
+
+
+def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new: Estimate, since: str) -> Change:
+    share = _improvement(old, new)
+    low, high = _improvement_interval(old, new)
+    if low is None or high is None:
+        which, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
+        text = f"{_signed(share)} since {since}, which may be noise ({which}: {why or 'no interval'})"
+        return Change("undecided", since, text, share)
+    if low <= 0 <= high:
+        return Change("noise", since, f"{_signed(share)} since {since}, within noise", share, low, high)
+    kind: ChangeKind = "lost" if high < 0 else "gained"
+    nearest, furthest = sorted((abs(low), abs(high)))
+    text = f"{kind} {percent(share)} since {since} (between {percent(nearest)} and {percent(furthest)})"
+    return Change(kind, since, text + _explain(before, now), share, low, high)
+
+
+def _improvement(old: Estimate, new: Estimate) -> float:
+    """Return the relative improvement; negative is worse, also for metrics where lower is better."""
+    return (new.value / old.value if METRICS[new.metric].better == "higher" else old.value / new.value) - 1
+
+
+def _improvement_interval(old: Estimate, new: Estimate) -> tuple[float | None, float | None]:
+    """Return the interval of the improvement, with both values anywhere in their intervals."""
+    if old.low is None or old.high is None or new.low is None or new.high is None:
+        return None, None
+    if min(old.low, new.low) <= 0:
+        return None, None
+    if METRICS[new.metric].better == "higher":
+        return new.low / old.high - 1, new.high / old.low - 1
+    return old.low / new.high - 1, old.high / new.low - 1
+
+
+def _explain(before: EntryRecord, now: EntryRecord) -> str:
+    """Return a sentence about other changes, to append to the change."""
+    text = ""
+    if before.baseline and now.baseline and before.baseline.metric == now.baseline.metric:
+        change = _improvement(before.baseline, now.baseline)
+        text = f"; its baseline {'as before' if abs(change) < SAME_BASELINE else _signed(change)}"
+    names = sorted(before.circumstances.keys() & now.circumstances.keys())
+    changed = [
+        f"{name} {before.circumstances[name]} -> {now.circumstances[name]}"
+        for name in names
+        if before.circumstances[name] != now.circumstances[name]
+    ]
+    return f"{text}; {', '.join(changed)}" if changed else text
+
+
+def _other_conditions(before: EntryRecord, now: EntryRecord) -> str:
+    """Return the first condition that differs; empty if an entry measured nothing."""
+    if not now.conditions:
+        return ""
+    for name in before.conditions.keys() | now.conditions.keys():
+        earlier, current = before.conditions.get(name, ""), now.conditions.get(name, "")
+        if earlier != current:
+            return f"other {name}, {earlier or 'none'} then and {current or 'none'} now"
+    return ""
+
+
+def _was(entry: EntryRecord) -> str:
+    words = {
+        "found": "had a configuration that meets its bounds",
+        "none": "had no configuration that meets its bounds",
+    }
+    return words.get(entry.state, "failed")
+
+
+def percent(share: float) -> str:
+    """Return the size of ``share`` in percent: ``5.8%``, ``12%``, ``0.43%``."""
+    size = 100 * abs(share)
+    return f"{size:.0f}%" if size >= 10 else f"{size:.2g}%"
+
+
+def _signed(share: float) -> str:
+    return f"{'-' if share < 0 else '+'}{percent(share)}"
+
+
+REQUEST_OPTIONS = ("request_batch_size", "input_data", "shapes", "ranges", "string_data", "string_length")
+COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime")
+
+
+def entry_state(entry: EntryRecord, run: FinishedRun, improvement: Callable[[FinishedRun], float]) -> EntryState:
+    """Return the state of an entry. ``improvement`` estimates the gain of another deployment."""
+    is_over = entry.is_done or entry.search_is_over
+    times = [
+        (trial.deploy_seconds or 0) + sum(measurement.measure_seconds or 0 for _, measurement in trial.measurements)
+        for trial in run.trials
+    ]
+    usual_seconds = median(times) if times else 0.0
+    return EntryState(entry.seconds, usual_seconds, 0.0 if is_over else improvement(run), is_over)
+
+
+def search_is_over(run: FinishedRun, max_trials: int | None) -> bool:
+    """Return whether the search has converged, tried every candidate, or run ``max_trials``."""
+    ended = run.info.get("search_ended") in ("converged", "exhausted")
+    return ended or (max_trials is not None and len(run.trials) >= max_trials)
+
+
+def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
+    """Return ``entry`` with the results of its run."""
+    outcome, problem = run.outcome, run.problem
+    if outcome is None:
+        return entry
+    metric, best = problem.objectives[0], outcome.recommended
+    return replace(
+        entry,
+        trials=outcome.trials,
+        figure=_estimate(metric, best, outcome.confirmed),
+        baseline=_estimate(metric, outcome.baseline, outcome.confirmation_of(outcome.baseline)),
+        headline=summary.headline(outcome, problem).removeprefix(f"{problem.model}: "),
+        verdict=outcome.verdict.value,
+        speedup=outcome.speedup,
+        speedup_interval=outcome.gain.bounds if outcome.gain else None,
+        configuration=formatting.configuration(best.candidate) if best else "",
+        conditions=_conditions(run),
+        circumstances=_circumstances(run),
+    )
+
+
+def _estimate(metric: Metric, point: Point | None, confirmed: Confirmed | None) -> Estimate | None:
+    value = metric.value(point.measurement) if point else None
+    if value is None or not math.isfinite(value):
+        return None
+    if confirmed is None:
+        return Estimate(metric.name, value, unsure="not measured again on fresh servers")
+    if not confirmed.point.measurement.stable:  # the machine was busy: the windows disagree
+        return Estimate(metric.name, value, unsure=confirmed.judged.reason or confirmed.point.measurement.reason)
+    interval = {"throughput": confirmed.throughput, confirmed.latency: confirmed.latency_ms}.get(metric.name)
+    if interval is None or interval.is_unknown or not math.isfinite(interval.high):
+        return Estimate(metric.name, value, unsure=f"the interval of {metric.name} is not known")
+    return Estimate(metric.name, value, interval.low, interval.high)
+
+
+def _conditions(run: FinishedRun) -> dict[str, str]:
+    info, options = run.info["hardware"], run.options
+    hardware = Hardware(tuple(info["gpus"]), info["cpu"], info["cpu_count"], info["memory_bytes"])
+    rate = f"rate, {options.arrivals}"
+    requests = [f"{name} {value}" for name in REQUEST_OPTIONS if (value := getattr(options, name)) not in (None, ())]
+    return {
+        "hardware": str(hardware),
+        "CPUs": options.server_cpus or "",
+        "bounds": formatting.bounds(run.problem.sla),
+        "objective": ",".join(metric.name for metric in run.problem.objectives),
+        "load": rate if run.problem.open_loop else options.load,
+        "protocol": options.protocol,
+        "samples in a request": str(run.problem.request_batch_size),
+        "requests": ", ".join(requests),
+    }
+
+
+def _circumstances(run: FinishedRun) -> dict[str, str]:
+    versions = run.info.get("versions", {})
+    circumstances = {name: str(versions[name]) for name in COMPARED_VERSIONS if name in versions}
+    model = run.info["problem"].get("facts", {}).get("sha256")
+    return {**circumstances, **({"model": str(model)[:12]} if model else {})}
+
+
+def expected_improvement(run: FinishedRun) -> float:
+    """Return the expected gain of another deployment, as a share of the best value so far.
+
+    The simulated search has an estimate. Other methods are expected to gain what their recent deployments gained. If
+    no configuration meets the bounds after n trials, it is the probability 1 / (n + 1) that the next one does.
+    """
+    if not run.trials or _best(run.trials, run.problem) is None:
+        return 1 / (len(run.trials) + 1)
+    if run.options.search == "simulated":
+        return _simulated_gain(run)
+    return _recent_gain(run.trials, run.problem)
+
+
+def _simulated_gain(run: FinishedRun) -> float:
+    from optimizer.search.candidate_selector import CandidateSelector
+
+    tried = {run.problem.space.canonical(trial.candidate) for trial in run.trials}
+    decision = CandidateSelector(run.problem, run.options.seed).decide(run.trials, tried)
+    return max(0.0, decision.gain) if decision is not None and math.isfinite(decision.gain) else 0.0
+
+
+def _recent_gain(trials: Sequence[Trial], problem: Problem) -> float:
+    recent = max(1, round(RECENT_SHARE * len(trials)))
+    before, now = _best(trials[:-recent], problem), _best(trials, problem)
+    if now is None:
+        return 0.0
+    if before is None:
+        return 1 / recent
+    return abs(math.log(now / before)) / recent
+
+
+def _best(trials: Sequence[Trial], problem: Problem) -> float | None:
+    """Return the first objective of the best point within the bounds; None if there is none."""
+    point = problem.best_point(latest_points(trials))
+    value = problem.objectives[0].value(point.measurement) if point else None
+    return value if value and value > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryState:
+    """The state of one entry's search. ``usual_seconds`` is the time of one deployment with its measurements."""
+
+    spent_seconds: float
+    usual_seconds: float
+    expected_improvement: float
+    is_over: bool = False
+
+    @property
+    def improvement_per_second(self) -> float:
+        """Return the expected improvement per second of the next deployment."""
+        return self.expected_improvement / max(self.usual_seconds, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The entry at ``index`` may search for another ``seconds``."""
+
+    index: int
+    seconds: float
+
+
+def search_seconds(budget_seconds: float) -> float:
+    """Return the time for all searches together; the rest is reserved for the confirmations."""
+    return (1 - CONFIRM_SHARE) * budget_seconds
+
+
+def next_allocation(states: Sequence[EntryState], left_seconds: float) -> Allocation | None:
+    """Return the time for the entry with the largest expected improvement per second (ties: least time spent).
+
+    Return None if all searches are over or no deployment fits the remaining time.
+    """
+    if left_seconds <= 0:
+        return None
+    fitting = [i for i, state in enumerate(states) if not state.is_over and state.usual_seconds <= left_seconds]
+    if len(fitting) <= 1:
+        return Allocation(fitting[0], left_seconds) if fitting else None
+    chosen = max(fitting, key=lambda i: (states[i].improvement_per_second, -states[i].spent_seconds))
+    seconds = max(SLICE_SECONDS, SLICE_DEPLOYMENTS * states[chosen].usual_seconds)
+    return Allocation(chosen, seconds if left_seconds >= 1.5 * seconds else left_seconds)

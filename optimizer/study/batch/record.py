@@ -1,0 +1,229 @@
+"""batch.json, the record of a batch: written after each step and compared with by the next batch."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from objectives.metrics import METRICS
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import folder_lock, write_atomically
+from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
+from optimizer.store.run_folder import FileIn, new_folder
+from optimizer.study.batch.suite import Suite
+
+MAX_NAME_LENGTH = 80  # limit for the name of a run's folder
+
+EntryStatus = Literal["waiting", "searched", "found", "none", "failed"]
+ChangeKind = Literal["new", "lost", "gained", "noise", "undecided", "incomparable", "met", "missed", "same", "failed"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of a recommendation with its confidence interval. Without one, ``unsure`` is the reason."""
+
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    unsure: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible values: a batch.json may come from anywhere."""
+        if self.metric not in METRICS or not 0 < self.value < math.inf:
+            raise ValueError(f"{self.metric} {self.value} is not a measured value")
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of an entry since an earlier batch; ``told`` describes it as text.
+
+    ``share`` is the relative improvement, negative if worse, with its interval from ``low`` to ``high``.
+    """
+
+    kind: ChangeKind
+    since: str
+    told: str
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class EntryRecord:
+    """One entry of a batch. ``folder`` is the folder of its run in that of the batch.
+
+    An entry in the state ``waiting`` has not had its minimum search; one that is ``searched`` may continue its search
+    or be confirmed. ``seconds`` is its wall time without one-time preparations. ``speedup`` is the gain in throughput
+    over the baseline on fresh servers. Entries of two batches are comparable if all ``conditions`` are the same;
+    ``circumstances`` may explain a change.
+    """
+
+    model: str
+    sla: str
+    target: str
+    command: str
+    folder: str
+    state: EntryStatus = "waiting"
+    reason: str = ""
+    seconds: float = 0.0
+    search_is_over: bool = False
+    trials: int = 0
+    measured: int = 0
+    figure: Estimate | None = None
+    baseline: Estimate | None = None
+    headline: str = ""
+    verdict: str = ""
+    speedup: float | None = None
+    speedup_interval: tuple[float, float] | None = None
+    configuration: str = ""
+    conditions: dict[str, str] = field(default_factory=dict)
+    circumstances: dict[str, str] = field(default_factory=dict)
+    change: Change | None = None
+    regressed: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if ``folder`` leads out of the batch."""
+        check_file_name(self.folder)
+
+    @property
+    def label(self) -> str:
+        """Return model, SLA and target, which identify the entry in its suite."""
+        return " · ".join(filter(None, (self.model, self.sla, self.target)))
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return whether it has ended with a configuration whose verdict is not PASS."""
+        return self.state == "found" and self.verdict != "PASS"
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether nothing is left to do for the entry."""
+        return self.state in ("found", "none", "failed")
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """A batch. ``previous`` is the batch that it is compared with, ``gone`` the entries that only that one has."""
+
+    suite: str
+    started: str
+    budget_seconds: float
+    entries: tuple[EntryRecord, ...]
+    status: Literal["running", "finished", "interrupted"] = "running"
+    written: str = ""
+    previous: str = ""
+    gone: tuple[str, ...] = ()
+
+    @property
+    def spent_seconds(self) -> float:
+        """Return the time that all entries have used."""
+        return sum(entry.seconds for entry in self.entries)
+
+    @property
+    def date(self) -> str:
+        """Return the date when the batch started."""
+        return one_line(self.started[:10])
+
+
+RECORD = TypeAdapter(BatchRecord)
+
+
+def new_record(suite: Suite, budget_seconds: float) -> BatchRecord:
+    """Return the record of a new batch."""
+    folders: list[str] = []
+    for number, entry in enumerate(suite.entries):
+        name = re.sub(r"[^A-Za-z0-9]+", "-", entry.label).strip("-")[:MAX_NAME_LENGTH] or "run"
+        folders.append(name if name not in folders else f"{name}-{number + 1}")
+    entries = (
+        EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder)
+        for entry, folder in zip(suite.entries, folders, strict=True)
+    )
+    return BatchRecord(suite.name, time.strftime("%Y-%m-%dT%H:%M:%S%z"), budget_seconds, tuple(entries))
+
+
+def resumed_record(record: BatchRecord, suite: Suite, budget_seconds: float | None) -> BatchRecord:
+    """Return ``record`` for a resume: entries that are done stay, failed ones are tried again.
+
+    Raises BadInputError if the suite has changed since the batch started.
+    """
+    recorded, current = (
+        {entry.label: entry.command for entry in entries} for entries in (record.entries, suite.entries)
+    )
+    for label in [*recorded, *current]:
+        if recorded.get(label) != current.get(label):
+            how = "was removed" if label not in current else "is new" if label not in recorded else "has changed"
+            raise BadInputError(
+                f"{suite.path}: {label} {how} since that batch started; start a new one, without --resume"
+            )
+    by_label = {entry.label: entry for entry in record.entries}
+    entries = tuple(
+        replace(by_label[label], state="waiting", reason="") if by_label[label].state == "failed" else by_label[label]
+        for label in current
+    )
+    return replace(record, entries=entries, budget_seconds=budget_seconds or record.budget_seconds)
+
+
+FILE = "batch.json"
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFolder:
+    """The folder of a batch: batch.json, index.html, junit.xml and a folder for each run."""
+
+    path: Path
+
+    record = FileIn(FILE)
+    index = FileIn("index.html")
+    junit = FileIn("junit.xml")
+
+    @classmethod
+    def create(cls, out: str, suite: str) -> BatchFolder:
+        """Create a folder named by the current time. Raises BadInputError if ``out`` cannot be written."""
+        return cls(new_folder(out, f"batches/{suite}"))
+
+    @classmethod
+    def find(cls, batch: str, flag: str) -> BatchFolder:
+        """Return the folder at the path ``batch``, which may be that of its batch.json.
+
+        Raises BadInputError, naming ``flag``, if there is none.
+        """
+        path = Path(batch)
+        path = path.parent if path.name == FILE else path
+        if not is_file(path / FILE):
+            raise BadInputError(f"{flag} {one_line(batch)}: no {FILE} there; give the folder of a batch")
+        return cls(path)
+
+    @classmethod
+    def all_of(cls, out: str, suite: str) -> list[BatchFolder]:
+        """Return the batches of a suite, the newest first."""
+        parent = Path(out) / "batches" / suite
+        paths = sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []
+        return [cls(path) for path in paths if is_file(path / FILE)]
+
+    def read(self) -> BatchRecord:
+        """Return the record. Raises BadInputError if batch.json is not the record of a batch."""
+        data = read_bytes(self.record, MAX_BYTES, "give the folder of a batch")
+        try:
+            return RECORD.validate_json(data, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            problem = one_line(f"{where}: {first['msg']}", 200)
+            raise BadInputError(f"{one_line(str(self.record))}: not the record of a batch ({problem})") from None
+
+    def write(self, record: BatchRecord) -> None:
+        """Write ``record`` to batch.json. Raises EnvironmentFault if the disk refuses it."""
+        write_atomically(self.record, RECORD.dump_json(record, indent=2) + b"\n")
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Return a context that locks the folder. Raises EnvironmentFault, naming the process that has the lock."""
+        return folder_lock(self.path, "this batch")

@@ -1,0 +1,225 @@
+"""The results of a batch as a web page, as JUnit XML and on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from rich.console import Console
+from rich.text import Text
+
+from objectives.metrics import METRICS
+from objectives.verdict import ConfidenceInterval, ThroughputRatio
+from optimizer.core.files import write_atomically
+from optimizer.core.safe_text import is_file, one_line
+from optimizer.results import formatting, summary
+from optimizer.results.formatting import plain_table, print_table
+from optimizer.results.report.write import environment
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.batch.entry_state import percent
+from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
+
+STATES = {"none": "none meets it", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
+KINDS = {
+    "new": "new",
+    "noise": "within noise",
+    "undecided": "undecided",
+    "incomparable": "not comparable",
+    "met": "now met",
+    "missed": "was met",
+    "same": "the same",
+    "failed": "–",
+}
+
+
+def title(batch: BatchRecord) -> str:
+    """Return the result of the batch in one line."""
+    states = [entry.state for entry in batch.entries]
+    regressed = sum(entry.regressed for entry in batch.entries)
+    undecided = sum(entry.is_undecided for entry in batch.entries)
+    parts = [
+        f"{states.count('found') - undecided} of {formatting.count(len(states), 'run')} passed",
+        f"{undecided} undecided" if undecided else "",
+        f"{states.count('none')} found none" if "none" in states else "",
+        f"{states.count('failed')} failed" if "failed" in states else "",
+        f"{regressed} regressed" if regressed else "",
+        "interrupted" if batch.status == "interrupted" else "",
+    ]
+    return f"{batch.suite}: {', '.join(filter(None, parts))}"
+
+
+def totals(batch: BatchRecord) -> str:
+    """Return the number of trials, the time, and the batch it is compared with, in one line."""
+    spent = f"{formatting.clock(batch.spent_seconds)} of {formatting.clock(batch.budget_seconds)} spent"
+    trials = formatting.count(sum(entry.trials for entry in batch.entries), "configuration")
+    against = f"compared with {Path(batch.previous).name}" if batch.previous else "no earlier batch to compare with"
+    return f"{trials} tried, {spent}, {against}"
+
+
+def value_words(entry: EntryRecord) -> str:
+    """Return the recommended value, such as ``13,315 infer/s``; empty if there is none."""
+    return formatting.quantity(METRICS[entry.figure.metric], entry.figure.value) if entry.figure else ""
+
+
+def interval_words(entry: EntryRecord) -> str:
+    """Return its confidence interval, such as ``13,158 to 13,729``; empty if there is none."""
+    figure = entry.figure
+    if figure is None or figure.low is None or figure.high is None:
+        return ""
+    return f"{formatting.number(figure.low)} to {formatting.number(figure.high)}"
+
+
+def gain_words(entry: EntryRecord) -> str:
+    """Return the gain over the baseline with its interval; empty without a recommendation."""
+    if entry.figure is None:
+        return ""
+    if entry.speedup is None or entry.speedup_interval is None:
+        return formatting.gain(None)
+    return formatting.gain(ThroughputRatio(entry.speedup, ConfidenceInterval(*entry.speedup_interval)))
+
+
+def state_words(entry: EntryRecord) -> str:
+    """Return the verdict, or why there is none."""
+    return entry.verdict if entry.state == "found" else STATES[entry.state]
+
+
+def change_words(entry: EntryRecord) -> str:
+    """Return the change since the earlier batch, such as ``lost 5.8%``; empty without an earlier batch."""
+    change = entry.change
+    if change is None:
+        return ""
+    if change.kind in ("lost", "gained"):
+        return f"{change.kind} {percent(change.share or 0.0)}"
+    return KINDS[change.kind]
+
+
+TEMPLATE = "index.html.j2"
+
+
+def write_index(folder: BatchFolder, batch: BatchRecord) -> None:
+    """Write index.html. Raises EnvironmentFault if the disk refuses it."""
+    templates = environment(Path(__file__).parent, html=True)
+    page = templates.get_template(TEMPLATE).render(
+        title=title(batch),
+        style=_page_style(batch),
+        totals=totals(batch),
+        batch=batch,
+        rows=[_row(folder, entry) for entry in batch.entries],
+        hardware=sorted({entry.conditions["hardware"] for entry in batch.entries if "hardware" in entry.conditions}),
+    )
+    write_atomically(folder.index, page)
+
+
+def _page_style(batch: BatchRecord) -> str:
+    """Return the CSS class of the title: ``bad``, ``doubt`` if nothing is worse than undecided, or empty."""
+    if any(entry.state != "found" or entry.regressed for entry in batch.entries):
+        return "bad"
+    return "doubt" if any(entry.is_undecided for entry in batch.entries) else ""
+
+
+def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
+    change = entry.change
+    style = "bad" if entry.state in ("none", "failed") or entry.regressed else "doubt" if entry.is_undecided else ""
+    return {
+        "model": entry.model,
+        "bound": entry.sla,
+        "target": entry.target,
+        "report": f"{entry.folder}/report.html" if is_file(RunFolder(folder.path / entry.folder).report) else "",
+        "figure": value_words(entry),
+        "interval": interval_words(entry),
+        "speedup": gain_words(entry),
+        "state": state_words(entry),
+        "style": style,
+        "change": change_words(entry),
+        "told": change.told if change is not None and change.kind != "new" else "",
+        "configuration": entry.configuration if entry.figure else entry.reason or entry.headline,
+    }
+
+
+def junit(batch: BatchRecord) -> bytes:
+    """Return the batch as JUnit XML.
+
+    A missed SLA or a regression is a failure, a failed run an error. An UNDECIDED run is skipped.
+    """
+    counts = {
+        "tests": len(batch.entries),
+        "failures": sum(entry.state == "none" or entry.regressed for entry in batch.entries),
+        "errors": sum(entry.state == "failed" for entry in batch.entries),
+    }
+    totals_text = {name: str(count) for name, count in counts.items()}
+    seconds = f"{batch.spent_seconds:.3f}"
+    root = Element("testsuites", {"name": batch.suite, "time": seconds, **totals_text})
+    skipped = {"skipped": str(sum(map(_is_skipped, batch.entries))), "timestamp": batch.started[:19]}
+    suite = SubElement(root, "testsuite", {"name": batch.suite, "time": seconds, **totals_text, **skipped})
+    for entry in batch.entries:
+        _add(suite, batch.suite, entry)
+    indent(root)
+    return bytes(tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _add(suite: Element, name: str, entry: EntryRecord) -> None:
+    attributes = {"classname": name, "name": one_line(entry.label), "time": f"{entry.seconds:.3f}"}
+    case = SubElement(suite, "testcase", attributes)
+    if entry.state == "failed":
+        SubElement(case, "error", {"type": "fault", "message": one_line(entry.reason)})
+    elif entry.state == "none":
+        SubElement(case, "failure", {"type": "none", "message": one_line(entry.headline)})
+    elif entry.regressed and entry.change is not None:
+        SubElement(case, "failure", {"type": "regression", "message": one_line(entry.change.told)})
+    elif _is_skipped(entry):
+        unfinished = "the batch was interrupted before this run"
+        SubElement(case, "skipped", {"message": one_line(entry.headline) if entry.is_done else unfinished})
+    change = entry.change.told if entry.change else ""
+    lines = (entry.headline, entry.verdict, entry.configuration, change, entry.folder)
+    SubElement(case, "system-out").text = "\n".join(one_line(line) for line in lines if line)
+
+
+def _is_skipped(entry: EntryRecord) -> bool:
+    return not entry.is_done or (entry.is_undecided and not entry.regressed)
+
+
+STYLES = {"found": "", "none": "red", "failed": "red"}
+
+
+def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> None:
+    """Print the results of ``batch`` and the path of its page."""
+    _say(console, title(batch), "bold")
+    _say(console, totals(batch))
+    _say(console)
+    table = plain_table("model", "bound", ">best", "gain", "verdict", "before")
+    for entry in batch.entries:
+        style = "red" if entry.regressed else "yellow" if entry.is_undecided else STYLES.get(entry.state, "dim")
+        cells = (
+            " ".join(filter(None, (entry.model, entry.target))),
+            entry.sla,
+            value_words(entry),
+            gain_words(entry),
+            state_words(entry),
+            change_words(entry),
+        )
+        table.add_row(*(Text(one_line(cell), style, overflow="fold") for cell in cells))
+    print_table(console, table)
+    remarks = [(entry, line) for entry in batch.entries for line in _remarks(entry)]
+    if remarks or batch.gone:
+        _say(console)
+    for entry, line in remarks:
+        _say(console, f"{entry.label}: {line}", "red" if entry.regressed else STYLES.get(entry.state, "red"))
+    for label in batch.gone:
+        _say(console, f"{label}: in the earlier batch, and no longer in the suite")
+    _say(console)
+    for entry in batch.entries:
+        if entry.is_undecided:
+            console.print(Text(f"next    {summary.verify_command(folder.path / entry.folder)}"), soft_wrap=True)
+    console.print(Text(f"index   {one_line(str(folder.index))}"), soft_wrap=True)
+
+
+def _remarks(entry: EntryRecord) -> list[str]:
+    remarks = [entry.reason, entry.headline if entry.state == "none" or entry.is_undecided else ""]
+    if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
+        remarks.append(entry.change.told)
+    return [remark for remark in remarks if remark]
+
+
+def _say(console: Console, text: str = "", style: str = "") -> None:
+    """Print ``text`` without markup: names of models and files may contain brackets."""
+    console.print(Text(one_line(text), style))

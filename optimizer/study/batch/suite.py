@@ -1,0 +1,193 @@
+"""A suite: the file that lists the runs of ``tune batch``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BeforeValidator, PlainValidator, ValidationError
+
+from objectives.sla import Sla
+from optimizer.core import yaml_lines
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import format_value, read_bytes
+from optimizer.core.yaml_lines import LocatedValue, located_error
+from optimizer.model.profile_schema import ProfileSection, SlaSection
+from optimizer.model.profile_values import NonEmpty, PlainName, PrintableText, fault_lines, suggest
+from optimizer.options.command_line import command_line
+from optimizer.options.option import DEFAULTS
+from optimizer.options.option_reader import move_options, run_options
+from optimizer.options.run_options import RunOptions
+from optimizer.options.table import OF_TARGET, OPTIONS
+from optimizer.options.values import OptionError, format_number, parse_budget_seconds
+
+T = TypeVar("T")
+
+TARGET_OPTIONS: Final = tuple(option.name for option in OF_TARGET)
+ENTRY_OPTIONS: Final = tuple(option.name for option in OPTIONS if "B" in option.also and option not in OF_TARGET)
+MAX_ENTRIES: Final = 1000
+HINT: Final = "a suite has a line 'entries:' with a list of models"
+
+
+def _read_target(value: object) -> dict[str, Any]:
+    """Return the options of a target; the text ``docker`` stands for ``{target: docker}``."""
+    return _read_options({"target": value} if isinstance(value, str) else value, TARGET_OPTIONS)
+
+
+def _read_options(value: object, known: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{format_value(value)} is not a mapping of options of `tune run`")
+    for name, setting in value.items():
+        if name not in known:
+            raise ValueError(f"{format_value(name)} is not an option of an entry; {suggest(name, known)}")
+        elements = setting if isinstance(setting, tuple) else (setting,)
+        if any(isinstance(element, tuple | dict) for element in elements):
+            raise ValueError(f"{name}: {format_value(setting)} is neither a value nor a list of values")
+    return value
+
+
+def _read_budget(value: object) -> float:
+    """Return the budget in seconds."""
+    try:
+        return parse_budget_seconds(str(value))
+    except ValueError as error:
+        raise ValueError(f"{format_value(value)}: {error}") from None
+
+
+OneOrMore = Annotated[NonEmpty[T], BeforeValidator(lambda value: value if isinstance(value, tuple) else (value,))]
+TargetOptions = Annotated[dict[str, Any], PlainValidator(_read_target)]
+EntryOptions = Annotated[dict[str, Any], PlainValidator(partial(_read_options, known=ENTRY_OPTIONS))]
+
+
+class DefaultsSection(ProfileSection):
+    """Defaults of the entries; an entry overrides single options."""
+
+    sla: OneOrMore[SlaSection] | None = None
+    target: OneOrMore[TargetOptions] | None = None
+    options: EntryOptions | None = None
+
+
+class EntrySection(DefaultsSection):
+    """One or several models, SLAs and targets; every combination of them is a run.
+
+    ``name`` distinguishes the entry from another one of the same model, SLA and target.
+    """
+
+    model: OneOrMore[PrintableText]
+    name: PrintableText | None = None
+
+
+class SuiteFile(ProfileSection):
+    """The content of a suite's file."""
+
+    name: PlainName | None = None
+    budget: Annotated[float | None, PlainValidator(_read_budget)] = None
+    defaults: DefaultsSection = DefaultsSection()
+    entries: NonEmpty[EntrySection]
+
+
+@dataclass(frozen=True)
+class SuiteEntry:
+    """One run of a batch; ``model``, ``sla`` and ``target`` identify it from batch to batch."""
+
+    model: str
+    sla: str
+    target: str
+    options: RunOptions
+    command: str
+
+    @property
+    def label(self) -> str:
+        """The name of the entry in tables."""
+        return " · ".join(filter(None, (self.model, self.sla, self.target)))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The runs of a batch; ``budget_seconds`` is shared by all of them."""
+
+    name: str
+    path: Path
+    budget_seconds: float
+    entries: tuple[SuiteEntry, ...]
+
+
+def read_suite(path: Path) -> Suite:
+    """Return the suite in a file. Raises BadInputError, with a line ``file:line: key: …`` for each fault."""
+    data = read_bytes(path, yaml_lines.MAX_BYTES, "a suite is a page of YAML")
+    source = yaml_lines.parse(data, str(path), hint=HINT)
+    if not isinstance(source.value, dict):
+        raise located_error(str(path), source.line, (), f"{format_value(source.plain())} is not a suite; {HINT}")
+    try:
+        file = SuiteFile.model_validate(source.plain())
+    except ValidationError as error:
+        raise BadInputError("\n".join(fault_lines(error, source, str(path), known=_known_keys))) from None
+    entries = _read_entries(file, source, path)
+    budget_seconds = file.budget or DEFAULTS.budget_seconds * len(entries)
+    return Suite(file.name or path.stem, path, budget_seconds, tuple(entries))
+
+
+def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> list[str]:
+    sections: dict[str | int, type[ProfileSection]] = {
+        "sla": SlaSection,
+        "defaults": DefaultsSection,
+        "entries": EntrySection,
+    }
+    section = next((sections[step] for step in reversed(location) if step in sections), SuiteFile)
+    return list(section.model_fields)
+
+
+def _read_entries(file: SuiteFile, source: LocatedValue, path: Path) -> list[SuiteEntry]:
+    entries: dict[str, SuiteEntry] = {}
+    for index, section in enumerate(file.entries):
+        slas = section.sla or file.defaults.sla or (SlaSection(),)
+        targets = section.target or file.defaults.target or ({"target": "embedded"},)
+        options = {**(file.defaults.options or {}), **(section.options or {})}
+        place = source.at(("entries", index))
+        for model, sla, target in product(section.model, slas, targets):
+            try:
+                entry = _read_entry(section.name or model, model, sla, {**target, **options}, path.parent)
+            except OptionError as error:
+                raise _at_option(source, index, path, error) from None
+            if entry.label in entries:
+                problem = f"{entry.label} is in the suite already; give this entry a name of its own, name: …"
+                raise located_error(str(path), place.line, place.keys, problem)
+            entries[entry.label] = entry
+            if len(entries) > MAX_ENTRIES:
+                problem = f"more than {MAX_ENTRIES:,} runs; make several suites"
+                raise located_error(str(path), place.line, place.keys, problem)
+    return list(entries.values())
+
+
+def _read_entry(name: str, model: str, sla: SlaSection, values: Mapping[str, Any], folder: Path) -> SuiteEntry:
+    bounds_ms = dict(sorted(sla.latency_bounds_ms().items()))
+    latencies = {f"sla-{name}": f"{format_number(bound_ms)}ms" for name, bound_ms in bounds_ms.items()}
+    options = run_options(model, {**latencies, **values})
+    return SuiteEntry(
+        name,
+        str(Sla.from_bounds(bounds_ms)),
+        _target_label(options),
+        move_options(folder, options),
+        command_line(options),
+    )
+
+
+def _target_label(options: RunOptions) -> str:
+    """Return the target with what identifies it; empty for the embedded server."""
+    values = (options.tritonserver, options.docker_image, options.url)  # each is an option of one target
+    return "" if options.target == "embedded" else " ".join(filter(None, (options.target, *values)))
+
+
+def _at_option(source: LocatedValue, index: int, path: Path, error: OptionError) -> BadInputError:
+    """Return the error at the line of its option if that is in the file, else at the line of the entry."""
+    entry = source.at(("entries", index))
+    for place in (("entries", index, "options"), ("entries", index, "target"), ("defaults", "options")):
+        section = source.at(place)
+        if isinstance(section.value, dict) and error.option in section.value:
+            option = section.value[error.option]
+            return located_error(str(path), option.line, option.keys, str(error))
+    return located_error(str(path), entry.line, entry.keys, str(error))

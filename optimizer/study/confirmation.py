@@ -1,0 +1,349 @@
+"""Tests the best candidate on fresh servers and measures the others for comparison."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from objectives.sequential import LOOKS
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import ServerCrashed
+from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.measure.measurer import Measurer
+from optimizer.options.run_options import RunOptions
+from optimizer.results.confirmation_plan import (
+    COMPARED_LOADS,
+    COMPARED_SERVERS,
+    FEWER_WINDOWS,
+    WINDOWS,
+    ConfirmationCandidate,
+    LoadLadder,
+    confirmation_candidate,
+    disturbance_limit,
+    finalists,
+    first_compared_load,
+    judge_confirmations,
+    load_ladder,
+    next_compared_load,
+    rival_ladder,
+    server_windows,
+)
+from optimizer.results.confirmation_state import (
+    SMALLEST_ERROR,
+    CandidateTests,
+    ConfirmationPlan,
+    begun_error,
+    error_shares,
+    errors_by_load,
+    next_test,
+    without_lost_end,
+)
+from optimizer.simulator import server_model
+from optimizer.simulator.metrics import binding_latency, is_complete
+from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.speed_correction import fit_speed_correction
+from optimizer.study.candidate_measurer import CandidateMeasurer
+
+MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
+MAX_ATTEMPTS = 2  # at a measurement on one server whose load generator fails
+
+
+@dataclass
+class Confirmer:
+    """Confirms the best of ``trials``. Each measurement is written to the table at once.
+
+    Attributes:
+        problem: The search problem.
+        target: Deploys the candidates.
+        measurer: Measures and stores.
+        budget: Its time that is left is used.
+        trials: The trials of the search; they get confirmations.
+        fit: Fits a server model to the search's points; None predicts latencies without one.
+        plan: The plan of an earlier session, whose tests continue.
+        record: Stores a plan; called before the first window of what it fixes.
+        windows: Windows on each server of the tested candidate; fewer if time is short.
+    """
+
+    problem: Problem
+    target: Target
+    measurer: Measurer
+    budget: Budget
+    trials: list[Trial]
+    fit: Callable[[Sequence[Point]], ServerModel | None] = lambda _: None
+    plan: ConfirmationPlan | None = None
+    record: Callable[[ConfirmationPlan], None] = lambda _: None
+    windows: int = field(default=WINDOWS, init=False)
+
+    def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
+        """Return the trials with their confirmations.
+
+        The best candidate is tested until its highest load is found that passes. ``comparisons`` and the runner-up
+        are measured for comparison, in turn with the first servers of the best. If no load of the best candidate
+        passes, or another one is expected to serve clearly more, that one is tested. Tests of an earlier session
+        continue where they ended. The time that is left is used for comparisons whose load was too low or too high.
+
+        Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
+        """
+        self.trials = [without_lost_end(trial) for trial in self.trials]
+        points = fit_speed_correction(self.trials, self.problem).correct_points(latest_points(self.trials))
+        plan = self._fix_plan(points)
+        self.measurer.disturbance_limit = plan.disturbance_limit
+        best = plan.best_points(points, self.problem)
+        if not best:
+            return self.trials
+        needed = LOOKS[0] * self.tested(confirmation_candidate(best[0], best[0].load)).server_seconds
+        self.windows = WINDOWS if needed <= self.budget.left_seconds() else FEWER_WINDOWS
+        compared = self._compared(best, comparisons, points)
+        plan = self._predict_loads(plan, [best[0], *compared], points)
+        if (tester := self._tester(plan, best[0])) is not None:
+            untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
+            loads = [self._compared_load(plan, other) for other in untested]
+            self._measure_in_turn(tester, list(map(confirmation_candidate, untested, loads)))
+        before = None
+        while before != self.trials:
+            before = list(self.trials)
+            test = next_test(plan, self.trials, best, self.problem, self.possible_servers)
+            if test is None:
+                break
+            plan = self._predict_loads(plan, [test.point], points)
+            plan = self._correct_loads(plan, test.point)
+            if (tester := self._tester(plan, test.point)) is not None:
+                tester.sequence.run(tester)
+        self._continue_comparisons(plan, compared)
+        return self.trials
+
+    def verify(self, recommended: Point, planned: Sequence[ConfirmationCandidate]) -> None:
+        """Test the recommendation at its own load, and measure the others in turn with its first servers."""
+        ladder = LoadLadder((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
+        limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
+        plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
+        tester = CandidateTester(self.problem, plan, self.trials, recommended, ladder, (1.0,), self)
+        self._measure_in_turn(tester, planned[1:])
+        tester.sequence.run(tester)
+
+    def measure(self, planned: ConfirmationCandidate) -> bool:
+        """Measure one more fresh server of ``planned``. Return False if it could not be measured."""
+        if self.budget.left_seconds() <= 0:
+            return False
+        trial = self.trial(planned.trial)
+        if trial.status == "failed":
+            return False
+        self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
+        server = max((again.server for again in trial.confirmations), default=0) + 1
+        before, attempts = len(trial.confirmations), 0
+
+        def next_load(current: Trial) -> LoadPoint | None:
+            measured = current.confirmations[before:]
+            is_done = bool(measured) and not (len(measured) == 1 and measured[0].is_lost and attempts < MAX_ATTEMPTS)
+            return None if is_done else planned.load
+
+        def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+            nonlocal attempts
+            attempts += 1
+            error = planned.error
+            current = self.measurer.confirm(current, endpoint, load, server, planned.seconds, planned.windows, error)
+            if planned.is_cross_checked:
+                seconds = planned.cross_check_seconds
+                current = self.measurer.cross_check(current, endpoint, load, server, seconds, error)
+            return current
+
+        trial, error = CandidateMeasurer(self.target, self.measurer).run(
+            trial,
+            next_load,
+            measure=measure,
+            is_worth_retrying=lambda: self.budget.left_seconds() > 0,
+            fresh=True,
+        )
+        if error is not None and not isinstance(error, ServerCrashed):
+            trial = replace(
+                trial, status="failed", reason=str(error), measurements=(), confirmations=(), cross_checks=()
+            )
+            self.measurer.table.append_failure(trial)
+        self.trials[self._place(trial.number)] = trial
+        if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
+            return False
+        self.measurer.observer.trial_finished(trial, self.problem.best_point(latest_points(self.trials)))
+        return trial.status == "ok"
+
+    def trial(self, number: int) -> Trial:
+        """Return the trial with this number, with its confirmations so far."""
+        return self.trials[self._place(number)]
+
+    def tested(self, planned: ConfirmationCandidate) -> ConfirmationCandidate:
+        """Return ``planned`` with the windows and the cross-check of a tested candidate."""
+        return replace(planned, windows=self.windows, is_cross_checked=self.measurer.cross_checking is not None)
+
+    def possible_servers(self, point: Point) -> int:
+        """Return how many more servers of the tested candidate of ``point`` the time allows."""
+        server_seconds = self.tested(confirmation_candidate(point, point.load)).server_seconds
+        return max(0, int(min(self.budget.left_seconds() / server_seconds, LOOKS[-1])))
+
+    def _tester(self, plan: ConfirmationPlan, point: Point) -> CandidateTester | None:
+        """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""
+        shares = error_shares(plan, self.trials, point.trial)
+        if shares is None:
+            return None
+        return CandidateTester(self.problem, plan, self.trials, point, _ladder(plan, point), shares, self)
+
+    def _place(self, number: int) -> int:
+        return next(place for place, trial in enumerate(self.trials) if trial.number == number)
+
+    def _compared(
+        self, best: Sequence[Point], comparisons: Sequence[Candidate], points: Sequence[Point]
+    ) -> list[Point]:
+        """Return those of ``comparisons`` that were measured, and the runner-up, without the best candidate.
+
+        Each is at its best point, or at the one closest to the SLA.
+        """
+        chosen = dict[Candidate, Point]()
+        for candidate in comparisons:
+            own = [point for point in points if point.candidate == candidate]
+            point = self.problem.best_point(own) or self.problem.sla.closest_point(own)
+            if point is not None:
+                chosen[candidate] = point
+        chosen |= {point.candidate: point for point in best[1:2]}
+        return [point for candidate, point in chosen.items() if candidate != best[0].candidate]
+
+    def _compared_load(self, plan: ConfirmationPlan, point: Point) -> LoadPoint:
+        """Return the first load at which the candidate of ``point`` was compared, or is."""
+        measured = [again.load for again in self.trial(point.trial).confirmations]
+        return measured[0] if measured else first_compared_load(_ladder(plan, point))
+
+    def _fix_plan(self, points: Sequence[Point]) -> ConfirmationPlan:
+        """Return the plan of the earlier session, or a new one.
+
+        If a later search has found a better candidate than the plan has, the new plan gets the error that is left.
+        """
+        best = finalists(points, self.problem, MOST_DEPLOYED)
+        error = 1 - self.problem.confidence - begun_error(self.trials)
+        tested = {trial.number for trial in self.trials if errors_by_load(trial)}
+        untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()
+        if self.plan is not None and not (untested and best[0].trial not in self.plan.finalists):
+            return self.plan
+        ladders = self.plan.ladders if self.plan else {}
+        return ConfirmationPlan(error, disturbance_limit(self.trials), untested, ladders)
+
+    def _predict_loads(
+        self, plan: ConfirmationPlan, candidates: Sequence[Point], points: Sequence[Point]
+    ) -> ConfirmationPlan:
+        """Return ``plan`` with the loads of ``candidates``, after recording it if it is new.
+
+        The search knows the first of them well, so its loads are near its best one; all loads of the others are
+        possible.
+        """
+        new = [point for point in candidates if point.trial not in plan.ladders]
+        if new:
+            with self.measurer.stopwatch.count("search"):
+                model = self.fit(points)
+                ladders = {
+                    point.trial: load_ladder(
+                        point, points, self.problem, model, every_load=point.trial != candidates[0].trial
+                    )
+                    for point in new
+                }
+            plan = replace(plan, ladders={**plan.ladders, **ladders})
+        return self._recorded(plan)
+
+    def _correct_loads(self, plan: ConfirmationPlan, point: Point) -> ConfirmationPlan:
+        """Return ``plan`` with the loads of an untested candidate as its comparisons corrected them."""
+        own = [entry for entry in judge_confirmations(self.trials, self.problem) if entry.point.trial == point.trial]
+        if not own or own[-1].error:
+            return plan
+        ladder = rival_ladder(_ladder(plan, point), own[-1], self.problem)
+        return self._recorded(replace(plan, ladders={**plan.ladders, point.trial: ladder})) if ladder else plan
+
+    def _recorded(self, plan: ConfirmationPlan) -> ConfirmationPlan:
+        """Return ``plan`` after recording it, if it is new."""
+        if plan != self.plan and plan.finalists:
+            self.plan = plan
+            self.record(plan)
+        return plan
+
+    def _measure_in_turn(self, tester: CandidateTester, others: Sequence[ConfirmationCandidate]) -> None:
+        """Measure the first servers of all candidates in turn, so that a drift of the machine affects all alike.
+
+        If time is short, the last of ``others`` are left out. Servers of an earlier session count.
+        """
+        load = tester.sequence.current or 0
+        own_seconds = max(0, LOOKS[0] - tester.servers(load)) * tester.planned(load).server_seconds
+        missing = self._affordable(others, self.budget.left_seconds() - own_seconds)
+        for server in range(1, COMPARED_SERVERS + 1) if missing else ():
+            if tester.servers(load) < server:
+                tester.deploy(load)
+            self._add_servers(missing, server)
+
+    def _affordable(self, others: Sequence[ConfirmationCandidate], seconds: float) -> list[ConfirmationCandidate]:
+        """Return those of ``others`` that lack servers, and of them the first that take ``seconds`` together."""
+        missing = {place: COMPARED_SERVERS - self._servers(other) for place, other in enumerate(others)}
+        lacking = [place for place, servers in missing.items() if servers > 0]
+        ends = itertools.accumulate(missing[place] * others[place].server_seconds for place in lacking)
+        return [others[place] for place, end in zip(lacking, ends, strict=True) if end <= seconds]
+
+    def _continue_comparisons(self, plan: ConfirmationPlan, compared: Sequence[Point]) -> None:
+        """Measure comparisons at better loads, in turn, while there are such loads and time is left."""
+        for _ in range(COMPARED_LOADS):
+            judged = judge_confirmations(self.trials, self.problem)
+            planned = list[ConfirmationCandidate]()
+            for point in compared:
+                own = [entry for entry in judged if entry.point.trial == point.trial]
+                if any(entry.error for entry in own) or self.trial(point.trial).status == "failed":
+                    continue
+                if (load := next_compared_load(_ladder(plan, point), own, self.problem)) is not None:
+                    planned.append(confirmation_candidate(point, load))
+            missing = self._affordable(planned, self.budget.left_seconds())
+            for server in range(1, COMPARED_SERVERS + 1):
+                self._add_servers(missing, server)
+
+    def _add_servers(self, others: Sequence[ConfirmationCandidate], servers: int) -> None:
+        """Measure one more server of each of ``others`` that has fewer than ``servers``."""
+        for other in others:
+            if self._servers(other) < servers:
+                self.measure(other)
+
+    def _servers(self, planned: ConfirmationCandidate) -> int:
+        return len(server_windows(self.trial(planned.trial), planned.load))
+
+
+def _ladder(plan: ConfirmationPlan, point: Point) -> LoadLadder:
+    ladder = plan.ladder(point)
+    assert ladder is not None
+    return ladder
+
+
+def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], ServerModel | None]:
+    """Return a function that fits a server model to measured points.
+
+    It returns None where the search did not use the simulator either: its first use on a machine takes a minute.
+    """
+
+    def fit(points: Sequence[Point]) -> ServerModel | None:
+        latency = binding_latency(problem, points)
+        complete = [point for point in points if is_complete(point, latency)]
+        if options.search != "simulated" or problem.open_loop or not complete:
+            return None
+        return server_model.fit(complete, problem, latency, options.seed)
+
+    return fit
+
+
+@dataclass
+class CandidateTester(CandidateTests):
+    """Tests one candidate on fresh servers, see ``objectives.load_sequence.LoadTester``."""
+
+    confirmer: Confirmer
+
+    def planned(self, load: int) -> ConfirmationCandidate:
+        """Return what is measured on each server at this load."""
+        return self.confirmer.tested(super().planned(load))
+
+    def deploy(self, load: int) -> bool:
+        """Measure one more fresh server at this load."""
+        return self.confirmer.measure(self.planned(load))
+
+    def possible_servers(self) -> int:
+        """Return how many more servers the time allows."""
+        return self.confirmer.possible_servers(self.point)

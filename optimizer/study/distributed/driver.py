@@ -1,0 +1,268 @@
+"""Drives one study on the workers of a cluster: sends trials, records their events, and repeats lost trials."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from optimizer.core.files import write_atomically
+from optimizer.core.notes import ConfirmationIncomplete, Note
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Confirmation, Trial
+from optimizer.measure.measurer import ProgressObserver, TrialStore
+from optimizer.results.confirmation_state import ConfirmationPlan
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.candidate_measurer import CrashRetry
+from optimizer.study.distributed.messages import (
+    ConfirmationEnded,
+    ConfirmationPlanned,
+    ConfirmationStep,
+    ConfirmJob,
+    LoadMeasured,
+    LogLine,
+    SearchJob,
+    TrialEnded,
+    TrialFailed,
+    TrialStarted,
+    WorkerFailed,
+)
+from optimizer.study.distributed.worker import REFERENCES
+from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerGroup, WorkerHandle, WorkerLost, WorkerReady
+from optimizer.study.scheduler import Scheduler
+
+FILE = "running.txt"
+
+
+class UnfinishedTrials:
+    """The numbers of the running trials, in a file of ``folder``, for a resume after a crash.
+
+    The file exists only while there are some.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def read(self) -> set[int]:
+        """Return the numbers; empty if the file is missing or not written by ``write``."""
+        try:
+            return {int(word) for word in self._path.read_text().split()}
+        except (OSError, ValueError):
+            return set()
+
+    def write(self, numbers: Iterable[int]) -> None:
+        """Replace the numbers. Raises EnvironmentFault if the disk refuses it."""
+        words = " ".join(map(str, sorted(numbers)))
+        if words:
+            write_atomically(self._path, f"{words}\n")
+            return
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+@dataclass
+class EventRecorder:
+    """Stores and shows the events of workers, and keeps the baseline's reference outputs for them."""
+
+    table: TrialStore
+    observer: ProgressObserver
+    folder: RunFolder
+    say: Callable[[str], None]
+    _with_references: set[object] = field(default_factory=set)  # workers that have them
+
+    def record(self, host: str, event: WorkerEvent) -> None:
+        """Store or show ``event``; its row is on disk when this returns. Other events are ignored.
+
+        Raises EnvironmentFault if the disk refuses it.
+        """
+        match event:
+            case TrialStarted(number, candidate, role):
+                self.observer.trial_started(number, candidate, role)
+            case LoadMeasured(trial, load, measurement, confirmation, error, load_generator):
+                self.table.append(trial, load, measurement, confirmation, error, load_generator)
+                self.observer.measured(trial.number, load, measurement)
+            case TrialFailed(trial):
+                self.table.append_failure(trial)
+            case ConfirmationStep(trial, best):
+                self.observer.trial_finished(trial, best)
+            case LogLine(line):
+                self.say(f"{host}: {line}")
+
+    def write_log(self, number: int, text: str) -> Path | None:
+        """Write the end of a failed trial's log, which is on a node, to this machine. Return its path."""
+        if not text:
+            return None
+        path = self.folder.server_log.with_name(f"trial-{number}.log")
+        write_atomically(path, text)
+        return path
+
+    def references_for(self, worker: object) -> dict[str, bytes]:
+        """Return the reference outputs by file name, once for each worker; empty while there are none."""
+        if worker in self._with_references:
+            return {}
+        references = {path.name: path.read_bytes() for path in self.folder.path.glob(REFERENCES)}
+        if references:
+            self._with_references.add(worker)
+        return references
+
+    def add_references(self, worker: object, references: Mapping[str, bytes]) -> None:
+        """Keep the reference outputs that ``worker`` has taken; the first ones count."""
+        if references:
+            self._with_references.add(worker)
+        for name, content in references.items():
+            path = self.folder.path / Path(name).name
+            if not path.exists():
+                write_atomically(path, content)
+
+
+@dataclass
+class ClusterConfirmer:
+    """Confirms the best trials on one worker; another continues if that one is lost.
+
+    ``plan`` and ``record`` are those of a Confirmer. ``notes`` are for the user.
+    """
+
+    workers: WorkerGroup
+    recorder: EventRecorder
+    budget: Budget
+    plan: ConfirmationPlan | None = None
+    record: Callable[[ConfirmationPlan], None] = lambda _: None
+    notes: list[Note] = field(default_factory=list)
+
+    def run(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials with their confirmations."""
+        known = {trial.number: trial for trial in trials}
+        retry, is_allowed = CrashRetry(), True
+        while is_allowed:
+            while not (ready := self.workers.ready()):
+                self.workers.poll_events()
+            worker = ready[0]
+            references = self.recorder.references_for(worker)
+            job = ConfirmJob(tuple(known.values()), self.plan, self.budget.left_seconds(), references)
+            self.workers.send(worker, job)
+            if self._follow(worker, known):
+                return list(known.values())
+            is_allowed = retry.count_crash()
+        self.notes.append(ConfirmationIncomplete(retry.crashes))
+        return list(known.values())
+
+    def _follow(self, confirming: WorkerHandle, known: dict[int, Trial]) -> bool:
+        """Record events in ``known`` until the confirmation ends. Return False if its worker was lost."""
+        while True:
+            for worker, event in self.workers.poll_events():
+                if worker is not confirming:
+                    continue
+                match event:
+                    case ConfirmationEnded(trials, notes):
+                        known.update({trial.number: trial for trial in trials})
+                        self.notes += notes
+                        return True
+                    case WorkerFailed() | WorkerLost():
+                        return False
+                    case ConfirmationPlanned(plan):
+                        self.plan = plan
+                        self.record(plan)
+                    case LoadMeasured(trial, load, measurement, int(server), error, load_generator):
+                        confirmation = Confirmation(server, load, measurement, error)
+                        known[trial.number] = known[trial.number].with_row(confirmation, load_generator)
+                    case TrialFailed(trial):
+                        known[trial.number] = trial
+                self.recorder.record(worker.host, event)
+
+
+@dataclass
+class Driver:
+    """Runs the search of one study on ``workers``, one trial on each at a time."""
+
+    workers: WorkerGroup
+    scheduler: Scheduler
+    recorder: EventRecorder
+
+    def __post_init__(self) -> None:
+        self._unfinished = UnfinishedTrials(self.recorder.folder.path)
+        self._running: dict[WorkerHandle, tuple[str, Trial]] = {}
+        self._waiting: deque[tuple[str, Trial]] = deque()  # lost or of an earlier session: they run first
+        self._losses: defaultdict[int, CrashRetry] = defaultdict(CrashRetry)
+
+    def run(self) -> list[Trial]:
+        """Return all trials by number, including those in the table, once the search is over."""
+        earlier, begun = self.recorder.table.read(), self._unfinished.read()
+        interrupted = [trial for trial in earlier if trial.number in begun and trial.status == "ok"]
+        self.scheduler.resume([trial for trial in earlier if trial not in interrupted])
+        self._waiting.extend(("resumed", trial) for trial in interrupted)
+        while self._assign_all() or self._running or self._waiting:
+            may_assign = False
+            while not may_assign:
+                for worker, event in self.workers.poll_events():
+                    may_assign |= self._handle(worker, event)
+        return sorted(self.scheduler.trials, key=lambda trial: trial.number)
+
+    def _assign_all(self) -> bool:
+        """Send trials to all idle workers. Return False if there is none to send, now or for good."""
+        for worker in self.workers.ready():
+            if worker in self._running:
+                continue
+            scheduled = self._next()
+            if scheduled is None:
+                return False
+            self._assign(worker, *scheduled)
+        return True
+
+    def _next(self) -> tuple[str, Trial] | None:
+        while self._waiting:
+            role, trial = self._waiting.popleft()
+            if trial.candidate == self.scheduler.baseline or self.scheduler.budget.search_seconds_left() > 0:
+                return role, trial
+            if trial.measurements:  # they count, even without time for more
+                self._finish(trial)
+        return self.scheduler.next([trial for _, trial in self._running.values()])
+
+    def _assign(self, worker: WorkerHandle, role: str, trial: Trial) -> None:
+        self._running[worker] = role, trial
+        self._write_unfinished()
+        seconds_left = self.scheduler.budget.search_seconds_left()
+        rules, references = self.scheduler.rules(trial.candidate), self.recorder.references_for(worker)
+        self.workers.send(worker, SearchJob(trial, role, rules, seconds_left, references))
+
+    def _handle(self, worker: WorkerHandle, event: WorkerEvent) -> bool:
+        """Record ``event``. Return whether there may be more to assign."""
+        match event:
+            case WorkerReady():
+                return True
+            case TrialEnded(trial, log, references):
+                del self._running[worker]
+                self.recorder.add_references(worker, references)
+                self._finish(trial, self.recorder.write_log(trial.number, log))
+                return True
+            case WorkerFailed() | WorkerLost():
+                if worker in self._running:
+                    self._lose(*self._running.pop(worker), event.reason)
+                return True
+        self.recorder.record(worker.host, event)
+        if isinstance(event, LoadMeasured) and worker in self._running:
+            role, known = self._running[worker]
+            measured = (*known.measurements, (event.load, event.measurement))
+            known = replace(known, measurements=measured, deploy_seconds=event.trial.deploy_seconds)
+            self._running[worker] = role, known
+        return False
+
+    def _lose(self, role: str, trial: Trial, reason: str) -> None:
+        """Repeat a trial whose worker was lost, unless it has lost so many workers that it may be the cause."""
+        retry = self._losses[trial.number]
+        if retry.count_crash():
+            self._waiting.append((role, trial))
+            return
+        reason = f"its worker was lost {retry.crashes} times: {reason}"
+        trial = replace(trial, status="failed", reason=reason, measurements=())
+        self.recorder.table.append_failure(trial)
+        self._finish(trial)
+
+    def _finish(self, trial: Trial, log: Path | None = None) -> None:
+        self.scheduler.finished(trial, log)
+        self._write_unfinished()
+        self.recorder.observer.trial_finished(trial, self.scheduler.best())
+
+    def _write_unfinished(self) -> None:
+        self._unfinished.write(trial.number for _, trial in (*self._running.values(), *self._waiting))

@@ -1,0 +1,307 @@
+"""A study in a database that several workers share: claims, heartbeats, and the confirming worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import optuna
+import psutil
+import sqlalchemy.exc
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import fail_stale_trials
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError, TuneError
+from optimizer.core.trial import Candidate, Trial
+from optimizer.machine.hardware import Fingerprint
+from optimizer.measure.measurer import TrialStore
+from optimizer.options.run_options import RunOptions
+from optimizer.search.candidate_tracker import WORKER, CandidateTracker
+from optimizer.search.optuna_encoding import finished_trials
+from optimizer.search.optuna_samplers import sampler_for
+from optimizer.store.optuna_storage import (
+    dialect_of,
+    enter_trial,
+    has_heartbeats,
+    record_heartbeat,
+    record_heartbeat_once,
+    set_trial_attribute,
+    storage_of,
+    trial_number,
+)
+from optimizer.store.optuna_study import StudySharing, open_study
+from optimizer.store.run_folder import RunFolder
+
+JOIN_SECONDS = 1.0  # the thread may be waiting for a database that does not answer
+
+
+class Heartbeat:
+    """Sends heartbeats of a trial until it is stopped. A heartbeat that fails is skipped."""
+
+    def __init__(self, study: optuna.Study, trial_id: int, every_seconds: float, grace_seconds: float) -> None:
+        """Send the first heartbeat. Raises EnvironmentFault if the database refuses it."""
+        self._study = study
+        self._trial_id = trial_id
+        self._every_seconds = every_seconds
+        self._grace_seconds = grace_seconds
+        self._stopped = threading.Event()
+        record_heartbeat(study, trial_id)
+        self._steady_since = self._last = time.monotonic()
+        self._thread = threading.Thread(target=self._send, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_steady(self) -> bool:
+        """Return whether all heartbeats of the last grace period were stored without a gap.
+
+        A worker whose own heartbeat lapsed, because the database was gone, must not declare others dead.
+        """
+        return time.monotonic() - self._steady_since > self._grace_seconds
+
+    def stop(self) -> None:
+        """Send no more heartbeats."""
+        self._stopped.set()
+        self._thread.join(JOIN_SECONDS)
+
+    def _send(self) -> None:
+        while not self._stopped.wait(self._every_seconds):
+            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, StorageInternalError, OSError):
+                # not retried: this thread neither waits for the database nor reports its loss
+                record_heartbeat_once(self._study, self._trial_id)
+                now = time.monotonic()
+                if now - self._last > self._grace_seconds / 2:
+                    self._steady_since = now
+                self._last = now
+
+
+# user attributes of a worker's trial; LIVES is set last, after the first heartbeat
+HOST, PID, FOLDER, ROLE, SEEN, LIVES = "host", "pid", "folder", "role", "seen", "lives"
+SEARCH, CONFIRM = "search", "confirm"
+
+
+class SharedWorkers:
+    """The workers of ``study``, including this process. Each is a trial of a second study, with a heartbeat.
+
+    Optuna has no heartbeats in a file. Its workers are all on one host, so dead ones are recognized by their process.
+    """
+
+    are_many = True
+    number: int  # number of this process, unique in the study
+
+    def __init__(self, study: optuna.Study, shared: StudySharing, folder: Path, *, one_host: bool) -> None:
+        """Register this worker. Raises BadInputError if a file is used from several hosts."""
+        self._shared = shared
+        self._where = {
+            HOST: socket.gethostname(),
+            PID: os.getpid(),
+            FOLDER: f"{socket.gethostname()}:{folder.resolve()}",
+        }
+        self._study = optuna.create_study(
+            storage=storage_of(study), study_name=f"{study.study_name} (workers)", load_if_exists=True
+        )
+        if one_host:
+            self._refuse_other_hosts(study.study_name)
+        for worker in self._running():
+            if worker.user_attrs.get(FOLDER) == self._where[FOLDER]:  # an earlier session of this run
+                self._end(worker.number)
+        self._heartbeat: Heartbeat | None = None
+        self._enter({ROLE: SEARCH})
+
+    @property
+    def name(self) -> str:
+        """Return the name of this worker, as the trials that it runs record it."""
+        return f"{self._where[HOST]}:{self._where[PID]}/{self.number}"
+
+    def is_alive(self, trial: FrozenTrial) -> bool:
+        """Return whether the worker of ``trial`` has not ended.
+
+        A worker that is not known yet has just started. A trial without a worker's number is from a run that did not
+        share the study.
+        """
+        _, numbered, number = trial.user_attrs.get(WORKER, "").rpartition("/")
+        return bool(numbered) and number not in self._ended
+
+    def refresh(self) -> None:
+        """Fail the workers that have died. If this one was declared dead after a gap, register it again."""
+        if has_heartbeats(self._study):
+            if self._heartbeat is not None and self._heartbeat.is_steady:
+                fail_stale_trials(self._study)
+        else:
+            for trial in self._running():
+                if trial.user_attrs[HOST] == self._where[HOST] and not psutil.pid_exists(trial.user_attrs[PID]):
+                    self._end(trial.number)
+        trials = self._study.get_trials(deepcopy=False)
+        self._ended = {str(trial.number) for trial in trials if trial.state.is_finished()}
+        if self._has_entered and str(self.number) in self._ended:
+            self._enter(self._role)
+
+    def others_searching(self) -> int:
+        """Return how many other workers are searching."""
+        return sum(
+            trial.user_attrs[ROLE] == SEARCH and trial.number != self.number
+            for trial in self._running()
+            if LIVES in trial.user_attrs
+        )
+
+    def confirms(self, finished: int) -> bool:
+        """Return whether this worker is the one that confirms a study of ``finished`` trials."""
+        self._enter({ROLE: CONFIRM, SEEN: finished})
+        return not any(
+            trial.user_attrs[ROLE] == CONFIRM and trial.number < self.number and trial.user_attrs[SEEN] >= finished
+            for trial in self._running()
+        )
+
+    def leave(self) -> None:
+        """End this worker; its unfinished trial becomes free for others."""
+        self._has_entered = False
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._end(self.number)
+
+    def _enter(self, role: Mapping[str, Any]) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._role, self._has_entered = role, True
+        template = create_trial(state=TrialState.RUNNING, user_attrs={**self._where, **role})
+        trial_id = enter_trial(self._study, template)
+        self.number = trial_number(self._study, trial_id)
+        if has_heartbeats(self._study):
+            beats, grace = self._shared.heartbeat_seconds, self._shared.grace_seconds
+            self._heartbeat = Heartbeat(self._study, trial_id, beats, grace)
+        set_trial_attribute(self._study, trial_id, LIVES, True)
+        self.refresh()
+
+    def _running(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def _end(self, number: int) -> None:
+        with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # another worker did
+            self._study.tell(number, state=TrialState.FAIL)
+
+    def _refuse_other_hosts(self, name: str) -> None:
+        hosts = {trial.user_attrs[HOST] for trial in self._running()} - {self._where[HOST]}
+        if hosts:
+            raise BadInputError(
+                f"--join {name}: {min(hosts)} uses it, and a file can be shared by workers of one host only; "
+                "give all workers a database server (--storage postgresql://…), or choose another name"
+            )
+
+
+POLL_SECONDS = 0.5  # pause of a worker that waits for others
+
+
+class SharedStudy:
+    """The other workers of a shared study, as a context: this worker leaves the study at its end.
+
+    ``tracker`` records the trials of this worker's searcher.
+    """
+
+    def __init__(
+        self, study: optuna.Study, problem: Problem, shared: StudySharing, folder: Path, *, one_host: bool
+    ) -> None:
+        """Register this worker. Raises BadInputError if a file is used from several hosts."""
+        self._study = study
+        self._retry = shared.retry
+        self._workers = SharedWorkers(study, shared, folder, one_host=one_host)
+        self.number = self._workers.number
+        self._seen: list[tuple[int, str]] = []
+        self.tracker = CandidateTracker(problem, study, self._workers)
+
+    def __enter__(self) -> SharedStudy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._retry.end()  # end now, whether the database answers or not
+        with contextlib.suppress(TuneError):  # otherwise others notice the missing heartbeats
+            self._workers.leave()
+
+    def claim(self, candidate: Candidate, concurrency: int) -> bool:
+        return self.tracker.start(candidate, concurrency) is not None
+
+    def abandoned(self) -> list[Candidate]:
+        self._seen = self._states()  # taken first: a trial that ends from now on may change the decision
+        return self.tracker.abandoned()
+
+    def trials(self) -> list[Trial]:
+        return finished_trials(self._study)
+
+    def are_running(self) -> bool:
+        return self.tracker.others_run()
+
+    def wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(POLL_SECONDS, left))
+            if self._states() != self._seen:
+                return
+
+    def leave_search(self) -> str:
+        """End the search of this worker.
+
+        Return a text about the worker that confirms instead; empty if this worker confirms.
+        """
+        self._workers.leave()
+        self._workers.refresh()
+        rest = self._workers.others_searching()
+        if rest:
+            others = "1 other worker continues" if rest == 1 else f"{rest} other workers continue"
+            return f"{others} the study {self._study.study_name}; the last one confirms the best configuration"
+        if not self._workers.confirms(len(self.trials())):
+            return f"another worker of the study {self._study.study_name} confirms the best configuration"
+        return ""
+
+    def collect_trials(self, own: list[Trial], table: TrialStore) -> list[Trial]:
+        """Return ``own`` trials and those of all other workers, which are appended to ``table``.
+
+        The others' times are left out: they are not part of this run's budget.
+        """
+        candidates, trials = {trial.candidate for trial in own}, list(own)
+        for trial in self.trials():
+            if trial.candidate in candidates:
+                continue
+            measurements = tuple(
+                (load, replace(measurement, measure_seconds=None)) for load, measurement in trial.measurements
+            )
+            copy = replace(trial, number=len(trials), measurements=measurements)
+            trials.append(copy)
+            for load, measurement in measurements:
+                table.append(copy, load, measurement)
+            if copy.status == "failed":
+                table.append_failure(copy)
+        return trials
+
+    def _states(self) -> list[tuple[int, str]]:
+        self._workers.refresh()
+        self.tracker.fail_abandoned()
+        return [(trial.number, trial.state.name) for trial in self._study.get_trials(deepcopy=False)]
+
+
+def join(
+    options: RunOptions, problem: Problem, folder: RunFolder, fingerprint: Fingerprint | None, shared: StudySharing
+) -> SharedStudy:
+    """Join the study that ``options`` name.
+
+    Raises BadInputError if it cannot be opened, is of another problem, or was measured in another environment than
+    ``fingerprint``.
+    """
+    assert options.storage is not None
+    assert options.join is not None
+    sampler = sampler_for(options.search, options.seed)
+    study = open_study(options.storage, options.join, problem, sampler, fingerprint, shared)
+    one_host = "://" not in options.storage or dialect_of(options.storage).startswith("sqlite")  # a file
+    joined = SharedStudy(study, problem, shared, folder.path, one_host=one_host)
+    study.sampler = sampler_for(options.search, options.seed + joined.number)  # otherwise all would suggest the same
+    return joined

@@ -1,0 +1,217 @@
+"""A worker on a node of a Ray cluster: deploys and measures trials on its own share of the node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from optimizer.core.errors import BadInputError, TuneError
+from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
+from optimizer.core.safe_text import read_tail
+from optimizer.core.timing import Budget, Stopwatch
+from optimizer.deploy import server_process
+from optimizer.machine import cpus
+from optimizer.machine.cpus import CpuPlacement
+from optimizer.machine.hardware import Fingerprint, Hardware
+from optimizer.machine.nvml import VISIBLE_DEVICES
+from optimizer.measure.measurer import Measurer
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import usable_cpus
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.candidate_measurer import TrialRunner
+from optimizer.study.confirmation import Confirmer, model_fitter
+from optimizer.study.distributed import resources
+from optimizer.study.distributed.messages import (
+    ConfirmationEnded,
+    ConfirmationPlanned,
+    ConfirmJob,
+    Event,
+    Outbox,
+    SearchJob,
+    TaskBundle,
+    TrialEnded,
+    WorkerFailed,
+    unpack,
+)
+from optimizer.study.environment import Environment
+
+PARENT_POLL_SECONDS = 1.0
+
+
+def end_with_parent() -> None:
+    """End this process, and with it all its children, soon after its parent has ended.
+
+    Ray's own way of ending the workers of a dead raylet can wait for calls that never return.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+LOG_BYTES = 1 << 16
+REFERENCES = "reference*.npz"
+DEFAULT_ARRIVALS = RunOptions("").arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The facts that a worker reports to the driver. ``note`` is for the user."""
+
+    host: str
+    version: str
+    hardware: Hardware
+    gpus_fault: str
+    placement: CpuPlacement
+    cpu_quota: float | None = None
+    note: Note | None = None
+
+
+class Worker:
+    """A Ray actor. It and its server use ``own_cpus`` of the ``node_cpus`` that Ray counts on its node."""
+
+    def __init__(self, options: RunOptions, own_cpus: int, own_gpus: int, node_cpus: int) -> None:
+        self._options, self._own_cpus, self._own_gpus, self._node_cpus = options, own_cpus, own_gpus, node_cpus
+        self._outbox = Outbox()
+        self._deadline = 0.0
+        self._environment: Environment | None = None
+        self._has_shared_references = self._closed = False
+
+    def start(self) -> WorkerInfo:
+        """Reserve CPUs and describe the worker. Raises TuneError if this node does not support the options."""
+        end_with_parent()
+        os.environ.pop("OMP_NUM_THREADS", None)  # set by Ray: the server should run as it does without Ray
+        if not self._own_gpus:
+            os.environ[VISIBLE_DEVICES] = ""
+        note = self._reserve_cpus()
+        options = replace(self._options, arrivals=DEFAULT_ARRIVALS)  # a file of intervals arrives with the task
+        environment = Environment.detect(options, Stopwatch(), self._outbox.say)
+        self._environment = environment
+        self._folder = server_process.new_folder()
+        return WorkerInfo(
+            socket.gethostname(),
+            metadata.version("tritune"),
+            environment.hardware,
+            environment.gpus.fault,
+            environment.placement(),
+            environment.cpu_quota,
+            note,
+        )
+
+    def prepare(self, bundle: TaskBundle) -> Fingerprint:
+        """Unpack the task and start its server. Return the fingerprint. Raises TuneError."""
+        assert self._environment is not None
+        self._task, arrivals = unpack(bundle, self._folder)
+        self._environment = replace(self._environment, options=replace(self._options, arrivals=arrivals))
+        self._run = RunFolder(self._folder / "run")
+        self._run.server_log.parent.mkdir(parents=True)
+        fingerprint = self._environment.fingerprint(self._task)
+        self._target = self._environment.make_target(self._task, self._run)
+        self._target.start()
+        self._runner = TrialRunner(
+            self._target,
+            self._make_measurer(),
+            self._task.baseline,
+            lambda: self._deadline - time.monotonic(),
+            self._environment.stopwatch,
+        )
+        return fingerprint
+
+    def take_events(self, seconds: float) -> list[Event]:
+        """Return new events; if there are none, wait up to ``seconds`` for the first one."""
+        return self._outbox.take(seconds)
+
+    def run(self, job: SearchJob) -> None:
+        """Run a trial. The last event is TrialEnded or WorkerFailed."""
+        with self._reporting_faults():
+            self._deadline = time.monotonic() + job.seconds_left
+            self._runner.log = None
+            self._use_references(job.references)
+            trial = self._runner.run(job.trial, job.role, job.rules)
+            log, references = _tail(self._runner.log), self._new_references()
+            self._outbox.put(TrialEnded(trial, log, references, self._target.server_version))
+
+    def confirm(self, job: ConfirmJob) -> None:
+        """Confirm the best trials. The last event is ConfirmationEnded or WorkerFailed."""
+        with self._reporting_faults():
+            self._use_references(job.references)
+            measurer = self._runner.measurer
+            confirmer = Confirmer(
+                self._task.problem,
+                self._target,
+                measurer,
+                Budget(job.seconds_left),
+                list(job.trials),
+                model_fitter(self._task.problem, self._options),
+                job.plan,
+                lambda plan: self._outbox.put(ConfirmationPlanned(plan)),
+            )
+            trials = confirmer.run([candidate for _, candidate in self._task.comparisons()])
+            self._outbox.put(ConfirmationEnded(tuple(trials), measurer.notes, self._target.server_version))
+
+    def close(self) -> None:
+        """End the server and remove all files from the node. May be called during any other call."""
+        self._closed = True
+        if self._environment is not None:
+            self._environment.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _reporting_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except TuneError as error:
+            self._outbox.put(WorkerFailed(str(error), _tail(error.log), isinstance(error, BadInputError)))
+        except Exception:
+            if not self._closed:  # after that, the driver does not wait for the result
+                raise
+
+    def _make_measurer(self) -> Measurer:
+        assert self._environment is not None
+        return self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
+
+    def _reserve_cpus(self) -> Note | None:
+        """Pin this process to CPUs of its own. Return a note if it has to share them."""
+        machine, host = cpus.topology(usable_cpus()), socket.gethostname()
+        if self._node_cpus > len(machine.cpus):
+            return FewerCpusThanRayCounts(host, self._node_cpus, len(machine.cpus))
+        self._held = resources.hold_cpus(self._own_cpus, machine, resources.lock_folder())
+        if self._held is None:
+            return CpusUsedByOthers(host)
+        resources.pin(frozenset(self._held))
+        return None
+
+    def _use_references(self, references: Mapping[str, bytes]) -> None:
+        """Use the outputs of another worker's baseline if this worker has none."""
+        if not references or not self._runner.measurer.output_check.needs_reference:
+            return
+        for name, content in references.items():
+            (self._run.path / name).write_bytes(content)
+        self._has_shared_references = True
+        self._runner.measurer = self._make_measurer()
+
+    def _new_references(self) -> dict[str, bytes]:
+        """Return the reference outputs by file name, the first time that there are some."""
+        if self._has_shared_references or self._runner.measurer.output_check.needs_reference:
+            return {}
+        self._has_shared_references = True
+        return {path.name: path.read_bytes() for path in self._run.path.glob(REFERENCES)}
+
+
+def _tail(log: Path | None) -> str:
+    try:
+        return read_tail(log, LOG_BYTES) if log else ""
+    except OSError:
+        return ""

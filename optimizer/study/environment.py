@@ -1,0 +1,267 @@
+"""The environment of a run: hardware, model, target, load generator and telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.interfaces import OutputCheck, ServerTarget, TargetSettings, Telemetry
+from optimizer.core.notes import (
+    BatcherTuned,
+    GpusNotRead,
+    MigInstanceUsed,
+    Note,
+    OutputsNotCompared,
+    OwnBackend,
+    RemoteServerUsed,
+    present,
+)
+from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.trial import SERVER_CPUS
+from optimizer.deploy import runtime, target_factory
+from optimizer.deploy.docker_target import ContainerTelemetry
+from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
+from optimizer.machine import cpus
+from optimizer.machine import hardware as machine
+from optimizer.machine.conditions import ProcessTelemetry, SpeedLog
+from optimizer.machine.cpus import CpuPlacement
+from optimizer.machine.gpu_telemetry import GpuTelemetry
+from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
+from optimizer.machine.nvml import VISIBLE_DEVICES
+from optimizer.measure.load_client.arrivals import parse_arrivals
+from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
+from optimizer.measure.output_check import BaselineOutputCheck, CombinedOutputCheck, NoOutputCheck
+from optimizer.measure.score import read_scorer
+from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
+from optimizer.model.repository import backend_of, is_ensemble
+from optimizer.options.addresses import server_address
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.load_generators import make_load_generators
+from optimizer.study.task import Task, prepare_task
+
+NO_POWER = (
+    "--objective energy: power is read from NVIDIA GPUs, but this model is served on the CPU; "
+    "choose throughput, latency-p95 or memory"
+)
+ObserverFactory = Callable[[Problem, Budget, Hardware], AbstractContextManager[ProgressObserver]]
+
+
+@dataclass(frozen=True)
+class ServerResources:
+    """CPUs and GPUs that the measured server had, as run.json keeps them.
+
+    ``server_cpus`` is a number of CPUs, fractional under a quota; None if the server's machine is not known.
+    ``server_cpu_list`` and ``client_cpu_list`` name the CPUs of server and load generator; both are empty if they
+    differ between the nodes of a cluster. ``cpu_quota`` is the number of CPUs that a control group allows the server;
+    None is no limit. ``server_uses_gpus`` says whether the server had the GPUs of the machine.
+    """
+
+    server_cpus: float | None
+    server_cpu_list: str
+    client_cpu_list: str
+    client_shares_cpus: bool | None
+    cpu_quota: float | None
+    server_uses_gpus: bool | None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine, server and load generator of one run.
+
+    ``hardware`` is this machine with the GPUs that serve; its CPU is described as unknown if a remote machine serves.
+    ``say`` gets one line for each slow preparation. On a cluster, ``node_placement`` and ``cpu_quota`` describe a
+    node. Without ``node_placement``, the CPUs follow from those that this process may use.
+    """
+
+    options: RunOptions
+    hardware: Hardware
+    gpus: VisibleGpus
+    stopwatch: Stopwatch
+    say: Callable[[str], None]
+    node_placement: CpuPlacement | None = None
+    cpu_quota: float | None = None
+    _opened: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    @contextmanager
+    def open(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Iterator[Environment]:
+        """Yield the environment on this machine and close all that it opened at the end.
+
+        Raises EnvironmentFault or BadInputError as ``detect``.
+        """
+        with closing(cls.detect(options, stopwatch, say)) as environment:
+            yield environment
+
+    @classmethod
+    def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Environment:
+        """Return the environment on this machine. Its owner has to close it.
+
+        Raises EnvironmentFault if this machine lacks a requirement of ``options``, BadInputError if an option is
+        wrong for it.
+        """
+        if reason := runtime.unsupported():
+            raise EnvironmentFault(reason)
+        target_factory.check_target(options, say)
+        gpus = visible_gpus(options)
+        hardware = machine.detect()
+        server = target_factory.remote_address(options)
+        cpu = f"CPU of {server} unknown; load from {hardware.cpu}" if server else hardware.cpu
+        hardware = replace(hardware, gpus=gpus.names, cpu=cpu)
+        fault = gpus.fault
+        if "energy" in options.objectives and not hardware.gpus:
+            raise EnvironmentFault(f"--objective energy: no power can be read: {fault}" if fault else NO_POWER)
+        if gpus.unusable:
+            raise EnvironmentFault(f"{fault}; to continue without GPUs: {VISIBLE_DEVICES}= tune …")
+        if fault:
+            say(f"GPUs are not measured: {fault}")
+        parse_arrivals(options.arrivals)  # refuse a bad file before anything is started
+        quota = None if options.target == "docker" else cpus.quota()  # a container runs outside this control group
+        return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
+
+    def close(self) -> None:
+        """Close the target, if one was started. May be called twice."""
+        self._opened.close()
+
+    def prepare_task(self) -> Task:
+        """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault."""
+        with self.stopwatch.count("set_up"):
+            server_hardware = replace(self.hardware, cpu_count=len(self.placement().server))
+            task = prepare_task(self.options, server_hardware, self.say)
+            if "energy" in self.options.objectives and not task.on_gpu:
+                raise EnvironmentFault(NO_POWER)
+            runtime.ensure(self.say)
+        shares_cpus = bool(self.server_resources(task).client_shares_cpus)
+        return replace(task, problem=replace(task.problem, client_shares_cpus=shares_cpus))
+
+    def fingerprint(self, task: Task) -> Fingerprint:
+        """Return the fingerprint of this environment, on which measurements depend.
+
+        Raises EnvironmentFault if the server does not answer.
+        """
+        backends = [backend_of(config) for config in task.source.models.values() if not is_ensemble(config)]
+        return make_fingerprint(
+            self.hardware,
+            backends,
+            target=self.options.target,
+            server=target_factory.server_identity(self.options, self.say),
+            own_backends=self.options.target == "embedded",
+            at=target_factory.remote_address(self.options),
+        )
+
+    def make_target(self, task: Task, folder: RunFolder) -> ServerTarget:
+        """Return the target that serves ``task``; its log is in ``folder``. It is closed with this environment."""
+        settings = TargetSettings(
+            log=folder.server_log,
+            cpus=self.placement(task).server,
+            gpus=self._needs_gpus(task),
+            metrics=self.gpus.metrics,
+            stopwatch=self.stopwatch,
+            say=self.say,
+        )
+        target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
+        self._opened.callback(target.close)
+        return target
+
+    def make_measurer(self, task: Task, folder: RunFolder, table: TrialStore, observer: ProgressObserver) -> Measurer:
+        """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""
+        placement = self.placement(task)
+        all_cpus = placement.server | placement.client
+        client_cpus = all_cpus if self._is_remote else placement.client
+        generators = make_load_generators(self.options, task, folder, client_cpus, self.stopwatch, self.say)
+        gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
+        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(all_cpus), gpus)
+        if self.options.target == "docker":
+            telemetry = ContainerTelemetry(telemetry)
+        scorer = read_scorer(task.score) if task.score else None
+        output_check = self._make_output_check(task, folder)
+        return Measurer(
+            generators.search,
+            telemetry,
+            table,
+            observer,
+            output_check,
+            scorer,
+            self.stopwatch,
+            confirming=generators.confirmation,
+            cross_checking=generators.cross_checking,
+            speed=None if self._is_remote else SpeedLog(),
+        )
+
+    def placement(self, task: Task | None = None) -> CpuPlacement:
+        """Return the CPUs of server and load generator.
+
+        If the candidates of ``task`` choose the server's CPUs, the load generator gets none of these.
+        """
+        if self.node_placement is not None:
+            return self.node_placement
+        choices = task.problem.space.fields.get(SERVER_CPUS, ()) if task else ()
+        lists = [self.options.server_cpus] if self.options.server_cpus else [str(choice) for choice in choices]
+        server = frozenset[int]().union(*map(parse_cpus, lists)) or None
+        client = parse_cpus(self.options.client_cpus) if self.options.client_cpus else None
+        return cpus.place(cpus.topology(usable_cpus()), cpus.quota(), server=server, client=client)
+
+    def server_resources(self, task: Task) -> ServerResources:
+        """Return the CPUs and GPUs that the server of ``task`` has."""
+        if self._is_remote:
+            return ServerResources(None, "", "", None, None, None)
+        placement, is_here = self.placement(task), self.node_placement is None
+        count = len(placement.server)
+        return ServerResources(
+            server_cpus=count if self.cpu_quota is None else min(self.cpu_quota, count),
+            server_cpu_list=format_cpus(placement.server) if is_here else "",
+            client_cpu_list=format_cpus(placement.client) if is_here else "",
+            client_shares_cpus=bool(placement.server & placement.client),
+            cpu_quota=self.cpu_quota,
+            server_uses_gpus=self._needs_gpus(task),
+        )
+
+    def remote_note(self) -> RemoteServerUsed | None:
+        """Return a note that the measured server was not started by tune; None if it was."""
+        return RemoteServerUsed(server_address(self.options.url).host_port) if self._is_remote else None
+
+    def notes(self, task: Task) -> tuple[Note, ...]:
+        """Return notes for the user on the conditions of the measurements."""
+        backend, notes = backend_of(task.source.config), list[Note | None]()
+        if backend in ("onnxruntime", "pytorch") and self.options.target == "embedded":
+            notes.append(OwnBackend(backend))
+        notes += [self.remote_note() if self._is_remote else self.placement(task).note, task.request_note]
+        if task.source.batcher:
+            notes.append(BatcherTuned(task.source.batcher))
+        if self.hardware.gpus and not self._is_remote and not self._needs_gpus(task):
+            notes.append(explain_cpu_serving(task.source.tuned_config))
+        if self._needs_gpus(task) and any(gpu.mig for gpu in self.gpus.local):
+            notes.append(MigInstanceUsed())
+        notes.append(GpusNotRead(self.gpus.fault) if self.gpus.fault else None)
+        return present(notes)
+
+    @property
+    def _is_remote(self) -> bool:
+        return self.options.target == "remote"
+
+    def _needs_gpus(self, task: Task) -> bool:
+        return task.on_gpu or (bool(self.hardware.gpus) and has_gpu_choice(task.problem.space.fields))
+
+    def _make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
+        if not self.options.output_check:
+            return NoOutputCheck(OutputsNotCompared())
+
+        def make_check(file: Path, input_data: str, shapes: tuple[str, ...]) -> BaselineOutputCheck:
+            size = task.problem.space.request_batch_size
+            return BaselineOutputCheck(
+                file, input_data=input_data, shapes=shapes, request_batch_size=size, tolerance=task.tolerance
+            )
+
+        own = make_check(folder.reference, task.input_data, task.shapes)
+        if not task.concurrent:
+            return own
+        others = {
+            name: make_check(folder.reference_of(name), requests.input_data, requests.shapes)
+            for name, requests in task.concurrent.items()
+        }
+        return CombinedOutputCheck({task.source.name: own, **others})

@@ -1,0 +1,135 @@
+"""Make the load generators of a run: one for the search, one for the confirmation on fresh servers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optimizer.core.interfaces import LoadGenerator
+from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, Stopwatch
+from optimizer.deploy import runtime
+from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
+from optimizer.measure.load_client.arrivals import parse_arrivals
+from optimizer.measure.load_client.generator import MAX_SENT_ENTRIES, ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH
+from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator
+from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
+from optimizer.model.input_data import read_entries
+from optimizer.options.addresses import server_address
+from optimizer.options.run_options import RunOptions
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.task import Task
+
+
+class PerfAnalyzerReason(Enum):
+    """Why perf_analyzer, not the project's own client, measures the confirmation of a closed loop."""
+
+    HTTP = "the load is sent over HTTP, and that client speaks gRPC only"
+    SEVERAL_MODELS = "several models get load at the same time"
+    IMAGE = "--perf-analyzer-image names the program that sends the load"
+    INPUT_DATA = "the input data file has more entries than that client keeps in memory"
+
+
+@dataclass(frozen=True)
+class LoadGenerators:
+    """The load generators of a run.
+
+    Attributes:
+        search: It measures the search.
+        confirmation: It measures the windows on fresh servers, on which the verdict depends.
+        cross_checking: perf_analyzer if the own closed-loop client confirms, which it checks on each fresh server;
+            None otherwise.
+        reason: Why perf_analyzer confirms a closed loop; None if it does not.
+    """
+
+    search: LoadGenerator
+    confirmation: LoadGenerator
+    cross_checking: LoadGenerator | None = None
+    reason: PerfAnalyzerReason | None = None
+
+
+def make_load_generators(
+    options: RunOptions,
+    task: Task,
+    folder: RunFolder,
+    cpus: frozenset[int],
+    stopwatch: Stopwatch,
+    say: Callable[[str], None],
+) -> LoadGenerators:
+    """Return the load generators of ``task``, which run on ``cpus``; their logs are in ``folder``."""
+    default_ms = RATE_WINDOW_MS if task.problem.open_loop else FIRST_WINDOW_MS
+    common: dict[str, Any] = {
+        "input_data": task.input_data,
+        "shapes": task.shapes,
+        "cpus": cpus,
+        "stopwatch": stopwatch,
+        "window_ms": round(options.measurement_interval_ms or default_ms),
+    }
+    own = common | {
+        "log": folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),
+        "sla": task.problem.sla.latencies,
+        "seed": options.seed,
+    }
+    for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
+        shutil.rmtree(scratch, ignore_errors=True)
+    if task.problem.open_loop:
+        open_loop = IndexHintLoadGenerator(
+            OpenLoopGenerator(arrivals=parse_arrivals(options.arrivals), request_mix=task.problem.request_mix, **own),
+            task.unbounded,
+        )
+        return LoadGenerators(open_loop, open_loop)
+    installed, image = runtime.ensure(say), options.perf_analyzer_image
+    perf_analyzer = PerfAnalyzer(
+        installed.perf_analyzer if image is None else Path(SDK_COMMAND),
+        installed.perf_analyzer_libraries,
+        folder.perf_analyzer_log,
+        protocol=options.protocol,
+        runner=FallbackRunner(installed.perf_analyzer_libraries, partial(runtime.older_perf_analyzer, say))
+        if image is None
+        else PerfAnalyzerContainer(image),
+        **common,
+    )
+    search = IndexHintLoadGenerator(
+        _make_concurrent(perf_analyzer, task) if task.source.concurrent else perf_analyzer, task.unbounded
+    )
+    if reason := why_perf_analyzer(options, task):
+        return LoadGenerators(search, search, reason=reason)
+    return LoadGenerators(search, ClosedLoopGenerator(**own), cross_checking=search)
+
+
+def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
+    """Return why perf_analyzer has to confirm a closed loop; None if the project's own client can send the same.
+
+    The result is None for an open loop, which the own client sends in any case. Decoupled models and sequences are
+    refused before (``optimizer.model.repository``), mixes of request sizes by ``task.prepare_task``.
+    """
+    if task.problem.open_loop:
+        return None
+    protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
+    if protocol != "grpc":
+        return PerfAnalyzerReason.HTTP
+    if task.source.concurrent:
+        return PerfAnalyzerReason.SEVERAL_MODELS
+    if options.perf_analyzer_image is not None:
+        return PerfAnalyzerReason.IMAGE
+    if task.input_data not in GENERATED_INPUT:
+        file = Path(task.input_data)
+        if file.stat().st_size > MAX_MESSAGE_BYTES or len(read_entries(file)) > MAX_SENT_ENTRIES:
+            return PerfAnalyzerReason.INPUT_DATA
+    return None
+
+
+def _make_concurrent(own: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:
+    """Return one generator for each model, each with its own files; none continues when the others have ended."""
+    own = replace(own, repeat=False)
+    generators = {task.source.name: own}
+    for name, requests in task.concurrent.items():
+        log = own.log.parent / name / own.log.name
+        log.parent.mkdir(exist_ok=True)
+        generators[name] = replace(own, log=log, input_data=requests.input_data, shapes=requests.shapes)
+    return ConcurrentLoadGenerator(generators)

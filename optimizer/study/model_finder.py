@@ -1,0 +1,217 @@
+"""Finds the model that the user named: a profile, a model in a repository, an ONNX file or a Model Analyzer file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optimizer.config import gpu_placement
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import cache_folder
+from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.trial import INSTANCE_GPUS
+from optimizer.deploy.embedded_target import complete_config
+from optimizer.deploy.managed_target import load_limit_seconds
+from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
+from optimizer.machine import nvml
+from optimizer.machine.hardware import Hardware
+from optimizer.model.default_space import DeviceAssignment
+from optimizer.model.instance_limit import instance_count, too_many_instances
+from optimizer.model.onnx_file import ENDINGS, read_bare_onnx
+from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
+from optimizer.model.profile_schema import BuiltModel, SpaceSection
+from optimizer.model.repository import read_source, refuse_unmeasurable
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_cpus, quote, usable_cpus
+
+DEFAULT_LARGEST_BATCH = 64
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model with its profile, if it has one.
+
+    ``batch`` is the number of samples in a request. ``notes`` describe how a Model Analyzer file was converted.
+    """
+
+    source: ModelSource
+    batch: SizeDistribution
+    profile: Profile | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_model(options: RunOptions, hardware: Hardware, say: Say) -> NamedModel:
+    """Return the model that ``options`` name, built if necessary, as ``hardware`` serves it. Raises BadInputError."""
+    serving = DeviceAssignment.of(options, hardware.gpus)
+    if options.model_repository is not None:
+        if not is_folder(Path(options.model_repository)):
+            raise BadInputError(f"--model-repository {quote(options.model_repository)}: no such folder")
+        if options.from_model_analyzer is not None:
+            return _of_model_analyzer(Path(options.from_model_analyzer), options, serving, say)
+        return _of_repository(Path(options.model_repository), options.model, options, serving, say)
+    path = Path(options.model)
+    if is_folder(path) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(path):
+        absolute = path.absolute()
+        return _of_repository(absolute.parent, absolute.name, options, serving, say)
+    if options.model.endswith(ENDINGS):
+        _refuse_others(options)
+        batch = _batch(options)
+        largest = max(DEFAULT_LARGEST_BATCH, batch.largest)
+        on_gpu = serving.reaches("onnxruntime")
+        return NamedModel(read_bare_onnx(path, gpu=on_gpu, largest_batch=largest, cache=cache_folder()), batch)
+    profile = load_profile(find_profile(options.model))
+    profile = profile.for_hardware(gpu=_on_gpu(profile, serving))
+    return _of_profile(profile, options, serving, say)
+
+
+def _batch(options: RunOptions, default: int | str = 1) -> SizeDistribution:
+    return parse_size_distribution(str(options.request_batch_size or default))
+
+
+def _refuse_others(options: RunOptions) -> None:
+    """Raise BadInputError for options that name other models of the repository, because there is no repository."""
+    for flag, names in (
+        ("--bls-composing-models", options.bls_composing_models),
+        ("--concurrent-models", options.concurrent_models),
+        ("--variants", options.variants),
+    ):
+        if Path(options.model).stem in names:
+            raise BadInputError(f"{flag} {','.join(names)}: {options.model} is the tuned model itself; leave it out")
+        if names:
+            raise BadInputError(
+                f"{flag} {quote(','.join(names))}: {quote(options.model)} is not in a repository; put the models "
+                "into one and name it with --model-repository"
+            )
+
+
+def _on_gpu(profile: Profile, serving: DeviceAssignment) -> bool:
+    """Return whether a GPU serves the model of a profile."""
+    if isinstance(profile.model, BuiltModel):  # all are ONNX
+        return serving.reaches("onnxruntime")
+    return serving.stored_on_gpu(profile.model.repository, profile.model.name)
+
+
+def _is_profile_too(folder: Path) -> bool:
+    """Return whether ``folder`` is not a model but has the name of a profile, as a folder of results does."""
+    named = str(folder) == folder.name and folder.name in list_profiles()
+    return named and not is_file(folder / "config.pbtxt")
+
+
+def _of_profile(profile: Profile, options: RunOptions, serving: DeviceAssignment, say: Say) -> NamedModel:
+    batch = _batch(options, profile.request.batch_size)
+    section = profile.space or SpaceSection()
+    _check(section, profile, batch.largest, serving.gpu_count)
+    if isinstance(profile.model, BuiltModel):
+        _refuse_others(options)
+        source = _built(profile.model, section, batch.largest, options, serving, say)
+    else:
+        stored = profile.model.repository
+        source = read_source(
+            lambda name: _stored(stored, name, options, serving, DEFAULT_LARGEST_BATCH, say),
+            profile.model.name,
+            composing=options.bls_composing_models or profile.model.bls_composing_models or (),
+            variants=options.variants or profile.model.variants or (),
+            concurrent=options.concurrent_models or profile.model.concurrent_models or (),
+            batcher=profile.model.batcher,
+        )
+    for name in section.models:
+        if name not in source.models or name == source.tuned_model:
+            others = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
+            raise profile.fault("space", "models", name, problem=f"not a model served with it, which are: {others}")
+    return NamedModel(source, batch, profile)
+
+
+def _check(section: SpaceSection, profile: Profile, batch: int, gpu_count: int) -> None:
+    """Check the search space of ``profile`` before anything is built. Raises BadInputError."""
+    for i, chosen in enumerate(section.instance_group_gpus or ()):
+        if problem := gpu_placement.missing_gpu(INSTANCE_GPUS, chosen, gpu_count):
+            raise profile.fault("space", INSTANCE_GPUS, i, problem=problem)
+    for path, choices in section.config.items():
+        for i, choice in enumerate(choices):
+            if problem := gpu_placement.missing_gpu(path, choice, gpu_count):
+                raise profile.fault("space", "config", path, i, problem=problem)
+    for i, chosen in enumerate(section.server_cpus or ()):
+        try:
+            parse_cpus(chosen, among=usable_cpus())
+        except ValueError as error:
+            raise profile.fault("space", "server_cpus", i, problem=str(error)) from None
+    if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
+        raise BadInputError(
+            f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
+            f"({', '.join(map(str, section.max_batch_size))}); lower it, or give space.max_batch_size a larger one"
+        )
+
+
+def _built(
+    model: BuiltModel, section: SpaceSection, batch: int, options: RunOptions, serving: DeviceAssignment, say: Say
+) -> ModelSource:
+    from optimizer.model.builders import build
+
+    built = build(
+        model.builder,
+        model.settings,
+        cache=cache_folder(),
+        max_batch_size=max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch),
+        kind="KIND_GPU" if serving.reaches("onnxruntime") else "KIND_CPU",
+        say=say,
+    )
+
+    def read(name: str) -> ModelSource:
+        if name == built.name:
+            return built
+        return _stored(built.repository, name, options, serving, DEFAULT_LARGEST_BATCH, say)
+
+    return read_source(read, built.name)
+
+
+def _of_model_analyzer(file: Path, options: RunOptions, serving: DeviceAssignment, say: Say) -> NamedModel:
+    from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
+
+    mapped, repository = read_model_analyzer(file, options.model), Path(options.model_repository or ".")
+    on_gpu = serving.stored_on_gpu(repository, mapped.model)
+    profile = build_profile(mapped, repository, gpu=on_gpu).for_hardware(gpu=on_gpu)
+    return replace(_of_profile(profile, options, serving, say), notes=tuple(map(str, mapped.notes)))
+
+
+def _of_repository(
+    repository: Path, name: str, options: RunOptions, serving: DeviceAssignment, say: Say
+) -> NamedModel:
+    batch = _batch(options)
+    source = read_source(
+        lambda model: _stored(repository, model, options, serving, max(DEFAULT_LARGEST_BATCH, batch.largest), say),
+        name,
+        composing=options.bls_composing_models,
+        variants=options.variants,
+        concurrent=options.concurrent_models,
+    )
+    return NamedModel(source, batch)
+
+
+def _stored(
+    repository: Path, name: str, options: RunOptions, serving: DeviceAssignment, largest_batch: int, say: Say
+) -> ModelSource:
+    """Return the model with its configuration completed from the model's own metadata."""
+    config = repository / name / "config.pbtxt"
+    source = serving.read(repository, name, largest_batch)
+    counts, on_gpu = [instance_count(source.config)], serving.on_gpu(source.config)
+    if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
+        raise BadInputError(f"{one_line(str(config))}: instance_group: {problem}")
+    if options.target in ON_THIS_MACHINE:
+        missing = gpu_placement.missing_device(source.config, serving.gpu_count)
+        # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
+        if missing and options.cluster is None and not nvml.survey().fault:
+            raise BadInputError(f"{one_line(str(config))}: {missing}")
+        source = complete_config(
+            source, lambda: find_installation(options, say), load_limit_seconds(options.budget_seconds)
+        )
+    elif not (source.config.input and source.config.output):
+        raise BadInputError(
+            f"{config}: has no inputs or outputs; add those that the server reports (GET /v2/models/{name}/config)"
+        )
+    refuse_unmeasurable(source.config, config)
+    return source

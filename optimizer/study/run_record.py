@@ -1,0 +1,189 @@
+"""Writes run.json and the files that are derived from the trials."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from optimizer.config import model_config
+from optimizer.config.model_source import served_models
+from optimizer.core.errors import TuneError
+from optimizer.core.notes import Note
+from optimizer.core.process import COMMAND_LOG
+from optimizer.core.trial import Candidate, Trial
+from optimizer.machine.conditions import ConditionValue, machine_conditions
+from optimizer.machine.hardware import Fingerprint
+from optimizer.options import server_options
+from optimizer.options.addresses import redact, redact_header, redact_words
+from optimizer.options.command_line import command_line
+from optimizer.results import summary
+from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
+from optimizer.results.finished_run import FinishedRun, candidate_document
+from optimizer.results.recommendation import Outcome
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.environment import Environment
+from optimizer.study.load_generators import PerfAnalyzerReason
+from optimizer.study.scheduler import SearchEnd
+from optimizer.study.task import Task
+
+VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
+
+
+class HasServerVersion(Protocol):
+    """A target or a group of workers that knows the version of its server."""
+
+    @property
+    def server_version(self) -> str: ...
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in VERSIONS}}
+
+
+def _arguments() -> list[str]:
+    """Return the arguments of ``tune``; empty if the process is another program."""
+    return sys.argv[1:] if Path(sys.argv[0]).name in ("tune", "__main__.py") else []
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Writes run.json and the files derived from the trials of one run.
+
+    ``notes`` are for the user; values that programs need are fields. ``perf_analyzer_reason`` says why perf_analyzer
+    confirms; None if tune's own client does. ``versions`` gets the server's version by ``adding_version``, and
+    ``planned`` the document of the confirmation's plan by ``write_plan``.
+    """
+
+    folder: RunFolder
+    environment: Environment
+    task: Task
+    fingerprint: Fingerprint
+    notes: tuple[Note, ...]
+    search_ended: SearchEnd | None = None
+    perf_analyzer_reason: PerfAnalyzerReason | None = None
+    at_start: dict[str, ConditionValue] = field(default_factory=machine_conditions)
+    versions: dict[str, str] = field(default_factory=_versions)
+    planned: dict[str, Any] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def adding_version(self, server: HasServerVersion) -> Iterator[None]:
+        """Record the version of ``server`` when the context ends, whatever ends it."""
+        try:
+            yield
+        finally:
+            with contextlib.suppress(TuneError):
+                self.versions["tritonserver"] = server.server_version or "unknown"
+
+    def confirmation_plan(self) -> ConfirmationPlan | None:
+        """Return the plan of the confirmation; None before it has begun. Raises BadInputError if it is damaged."""
+        try:
+            return read_plan_document(self.planned) if self.planned else None
+        except ValueError as error:
+            raise self.folder.no_record(str(error)) from None
+
+    def write_plan(self, plan: ConfirmationPlan) -> None:
+        """Write ``plan`` to run.json, and keep it there. Raises EnvironmentFault."""
+        self.planned.update(plan_document(plan))
+        self._write_info("running", "", {})
+
+    def write(
+        self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None, reason: str = ""
+    ) -> dict[str, Any]:
+        """Write run.json and, with an ``outcome``, the derived files. Return the document of ``--json``.
+
+        The document is empty without an outcome. With ``trials`` the report page is written too. ``reason`` is the
+        error of a failed run.
+        """
+        document: dict[str, Any] = {}
+        if outcome is not None:
+            next_command = summary.next_command(outcome, self.folder.path) if status == "found" else ""
+            document = summary.document(
+                outcome,
+                wall_seconds=round(self.environment.stopwatch.wall_seconds(), 3),
+                results_dir=str(self.folder.path),
+                extra={
+                    "status": status,
+                    "next_command": next_command or None,
+                    "sla": list(map(str, self.task.problem.sla)),
+                    "model": {"name": self.task.source.name, **self.task.source.facts},
+                    "hardware": str(self.environment.hardware),
+                    "notes": [*self.task.notes, *map(str, self.notes)],
+                },
+            )
+            self._write_derived(outcome)
+        self._write_info(status, reason, document)
+        if outcome is not None and trials is not None:
+            self._write_page(outcome, trials)
+            self._write_info(status, reason, document)  # again, with the time that the page took
+        return document
+
+    def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:
+        options = replace(
+            self.environment.options,
+            storage=self.environment.options.storage and redact(self.environment.options.storage),
+            headers=tuple(map(redact_header, self.environment.options.headers)),
+        )
+        self.folder.write_info(
+            options,
+            {
+                "status": status,
+                "verdict": document.get("verdict"),
+                "reason": reason,
+                "command": command_line(options),
+                "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
+                "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "problem": {
+                    "model": self.task.problem.model,
+                    "facts": self.task.source.facts,
+                    "constraints": list(map(str, self.task.problem.sla)),
+                    "objectives": [metric.name for metric in self.task.problem.objectives],
+                    "request_batch_size": self.task.problem.request_batch_size,
+                    "space": {k: list(v) for k, v in self.task.problem.space.parameters().items()},
+                    "candidates": len(self.task.problem.space),
+                    "baseline": candidate_document(self.task.baseline),
+                    "dynamic_batching": candidate_document(self.task.dynamic_batching),
+                    "input_data": Path(self.task.input_data).name,
+                },
+                "hardware": {**asdict(self.environment.hardware), "system": platform.platform()},
+                "fingerprint": self.fingerprint.to_document(),
+                **asdict(self.environment.server_resources(self.task)),
+                "search_ended": self.search_ended,
+                "confirmed_by_perf_analyzer": self.perf_analyzer_reason and self.perf_analyzer_reason.name.lower(),
+                "confirmation_plan": self.planned or None,
+                "versions": self.versions,
+                "notes": [*self.task.notes, *map(str, self.notes)],
+                "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
+                "commands": f"logs/{COMMAND_LOG}",
+                "times": self.environment.stopwatch.report(),
+                "result": document,
+            },
+        )
+
+    def _write_derived(self, outcome: Outcome) -> None:
+        summary.write_pareto_csv(self.folder.pareto, outcome)
+        if outcome.recommended:
+            self.folder.write_best(*self._configs(outcome.recommended.candidate))
+            self.folder.write_baseline(*self._configs(self.task.baseline))
+
+    def _configs(self, candidate: Candidate) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return the text of config.pbtxt by model, and the options of the server."""
+        configs = served_models(self.task.source, candidate).configs
+        texts = {name: model_config.to_text(config) for name, config in configs.items()}
+        return texts, server_options.to_arguments(candidate.fields)
+
+    def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:
+        from optimizer.results.report.write import write
+
+        compared = self.task.baseline, self.task.dynamic_batching
+        info = self.folder.read_info()
+        run = FinishedRun(
+            self.folder, self.environment.options, info, self.task.problem, *compared, tuple(trials), outcome
+        )
+        write([run], ["html"], self.folder.report)

@@ -1,0 +1,270 @@
+"""Decides which trial of a study runs next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from objectives.metrics import METRICS
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import ServerFault
+from optimizer.core.interfaces import Searcher
+from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.measure.load_search import LoadSearchRules, doubling_loads
+from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+
+
+class OtherWorkers(Protocol):
+    """The other workers of a shared study. Each worker numbers its own trials."""
+
+    def claim(self, candidate: Candidate, concurrency: int) -> bool:
+        """Claim ``candidate``, whose load search starts at ``concurrency``. False if another worker has it."""
+
+    def abandoned(self) -> list[Candidate]:
+        """Return candidates whose worker has died and that no other worker has claimed since."""
+
+    def trials(self) -> list[Trial]:
+        """Return the finished trials of all workers, including this one."""
+
+    def are_running(self) -> bool:
+        """Return whether another worker has a running trial."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a trial has changed since ``abandoned`` was called, at most ``seconds``."""
+
+
+class NoOtherWorkers:
+    """The other workers of a study that has only one."""
+
+    def claim(self, candidate: Candidate, concurrency: int) -> bool:
+        return True
+
+    def abandoned(self) -> list[Candidate]:
+        return []
+
+    def trials(self) -> list[Trial]:
+        return []
+
+    def are_running(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> None:
+        """Return at once."""
+
+
+SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]
+FIRST_CONCURRENCY, FIRST_RATE = 4, 100
+MAX_LOADS, MAX_COMPARED_LOADS = 3, 5  # of a searched deployment, of the baselines
+MAX_RATES, MAX_COMPARED_RATES = 5, 9  # the same at request rates: an overload says less about the best load
+HOPELESS_DEPLOYMENTS = 3  # if the first trials all fail, no configuration is to blame
+MAX_CONTROLS = 3  # control measurements of a search
+CONTROL_CHANGE = 1.2  # factor on the speed of the machine after which the best configuration is measured again
+
+
+@dataclass
+class Scheduler:
+    """Decide which candidate is tried next: first ``comparisons`` (role, candidate), then what the searcher suggests.
+
+    When the speed of the machine has changed, the best candidate is measured again at its best load, as a control: a
+    second trial of this candidate, which shows by how much the speed changes the results.
+
+    The first comparison is the baseline. ``trials`` are the finished ones. ``converged`` says that the searcher, not
+    the budget, ended the search. Candidates that other workers have tried or are trying are left to them.
+    """
+
+    problem: Problem
+    searcher: Searcher
+    budget: Budget
+    stopwatch: Stopwatch
+    comparisons: Sequence[tuple[str, Candidate]]
+    others: OtherWorkers = field(default_factory=NoOtherWorkers)
+    trials: list[Trial] = field(default_factory=list)
+    converged: bool = False
+    max_controls: int = MAX_CONTROLS
+    _failure_log: Path | None = field(default=None, init=False)
+
+    @property
+    def baseline(self) -> Candidate | None:
+        """Return the baseline configuration; None if a recorded table has none."""
+        return self.comparisons[0][1] if self.comparisons else None
+
+    @property
+    def search_ended(self) -> SearchEnd:
+        """Return why the search is over: it converged, tried every candidate, or used up its budget."""
+        tried = max(len({trial.candidate for trial in self.trials}), len(self.others.trials()))
+        if tried >= len(self.problem.space):
+            return "exhausted"
+        return "converged" if self.converged else "budget"
+
+    def best(self) -> Point | None:
+        """Return the best point among all workers' trials, as measured.
+
+        Points are compared at one speed of the machine; see ``SpeedCorrection``.
+        """
+        trials = self._all_trials()
+        speed = fit_speed_correction(trials, self.problem)
+        return speed.best_point(latest_points(trials), self.problem.best_point)
+
+    def _all_trials(self) -> list[Trial]:
+        own = {trial.candidate for trial in self.trials}
+        others = [trial for trial in self.others.trials() if trial.candidate not in own]
+        first = self._free_number(())
+        numbered = [replace(trial, number=first + place) for place, trial in enumerate(others)]
+        return [*self.trials, *numbered]
+
+    def next(self, running: Sequence[Trial] = ()) -> tuple[str, Trial] | None:
+        """Return the role and trial to run next; None if the search is over or has to wait for ``running`` trials.
+
+        Raises ServerFault if the search is over and nothing could be deployed.
+        """
+        scheduled = self._choose(running)
+        if scheduled is None and not running and not self._has_to_wait() and not self.others.are_running():
+            self._refuse_if_all_failed(self._all_trials())
+        return scheduled
+
+    def _choose(self, running: Sequence[Trial]) -> tuple[str, Trial] | None:
+        if self._is_over(running):
+            return None
+        tried = {trial.candidate for trial in (*self.trials, *running)}
+        abandoned = [("abandoned", candidate) for candidate in self.others.abandoned()]
+        for role, candidate in (*self.comparisons, *abandoned):
+            if candidate not in tried and self.others.claim(candidate, FIRST_CONCURRENCY):
+                return role, self._numbered(candidate, running)
+        if (control := self._control(running)) is not None:
+            return "control", self._numbered(control, running)
+        others_run = self.others.are_running()  # read first: a trial that ends meanwhile may change the suggestion
+        with self.stopwatch.count("search"):
+            suggestion = self.searcher.suggest()
+            canonical = {self.problem.space.canonical(candidate) for candidate in tried}
+            # the searcher suggested neither the comparisons nor a trial of an earlier session: both may be running
+            while suggestion in canonical:
+                suggestion = self.searcher.suggest()
+        if suggestion is None:
+            self.converged = not running and not others_run
+            return None
+        return "search", self._numbered(suggestion, running)
+
+    def next_or_wait(self) -> tuple[str, Trial] | None:
+        """Return what ``next`` returns, after waiting for other workers whose trials may change its answer."""
+        while (scheduled := self.next()) is None and self._has_to_wait():
+            self.others.wait(self.budget.search_seconds_left())
+        return scheduled
+
+    def resume_unfinished(self, unfinished: Trial) -> tuple[str, Trial] | None:
+        """Return the trial that an earlier session began, unless another worker has it; then as ``next_or_wait``."""
+        if self.others.claim(unfinished.candidate, FIRST_CONCURRENCY):
+            return "resumed", unfinished
+        self.trials.append(unfinished)
+        return self.next_or_wait()
+
+    def resume(self, trials: Sequence[Trial]) -> None:
+        """Add the trials of an earlier session. Failures of that session do not count as a fault of the server."""
+        self.trials.extend(trials)
+        for trial in trials:
+            self.searcher.observe(trial)
+
+    def finished(self, trial: Trial, log: Path | None = None) -> None:
+        """Add a finished trial. ``log`` is the log of its failure. Raises ServerFault if nothing can be deployed."""
+        self.trials.append(trial)
+        self.searcher.observe(trial)
+        self._failure_log = log or self._failure_log
+        if len(self.trials) >= HOPELESS_DEPLOYMENTS:
+            self._refuse_if_all_failed(self.trials)
+
+    def _refuse_if_all_failed(self, trials: Sequence[Trial]) -> None:
+        if trials and all(trial.status == "failed" for trial in trials):
+            raise ServerFault(f"no configuration can be deployed: {trials[-1].reason}", log=self._failure_log)
+
+    def rules(self, candidate: Candidate) -> LoadSearchRules:
+        """Return the rules of the load search on ``candidate``.
+
+        It starts at the load that the searcher expects to be best, else at the load of the best trial so far.
+        Comparisons are measured up to their own best load; the search of another candidate stops once it is clearly
+        worse.
+        """
+        problem, best = self.problem, self.best()
+        speed = fit_speed_correction(self._all_trials(), problem)
+        every = self.searcher.is_exhaustive and not problem.open_loop
+        by_throughput = problem.objectives == (METRICS["throughput"],)
+        compared = any(candidate == comparison for _, comparison in self.comparisons)
+        searched = by_throughput and not compared and not every
+        possible = problem.space.allowed_concurrencies(candidate)
+        if problem.open_loop:
+            start = best.load.request_rate if best else FIRST_RATE
+            max_loads = MAX_RATES if searched else MAX_COMPARED_RATES
+        else:
+            expected = self.searcher.expected_load(candidate)
+            start = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)
+            max_loads = MAX_LOADS if searched else MAX_COMPARED_LOADS
+        return LoadSearchRules(
+            problem.request_batch_size,
+            problem.max_concurrency,
+            problem.sla.latencies,
+            start=start,
+            open_loop=problem.open_loop,
+            lowest=METRICS["throughput"] not in problem.objectives,
+            throughput_floor=problem.sla.throughput_floor,
+            to_beat=speed.correct(best.measurement).throughput_infer_per_sec if best and searched else None,
+            loads=possible,
+            max_loads=max_loads,
+            every=(possible or doubling_loads(problem.max_concurrency))
+            if every
+            else self._control_loads(candidate, speed),
+            speed=speed,
+        )
+
+    def _control(self, running: Sequence[Trial]) -> Candidate | None:
+        """Return the best candidate if it was never measured at about the current speed of the machine, else None."""
+        candidates = [trial.candidate for trial in (*self.trials, *running)]
+        best = self.best()
+        if best is None or not best.load.concurrency or not self.trials or best.candidate not in candidates:
+            return None
+        if self.searcher.is_exhaustive or self.budget.max_trials is not None:
+            return None  # the number of trials is given
+        if (
+            len(candidates) - len(set(candidates)) >= self.max_controls
+            or best.candidate in candidates[len(self.trials) :]
+        ):
+            return None
+        now = [m.speed_probe_ms for _, m in self.trials[-1].measurements if m.speed_probe_ms]
+        before = [
+            point.measurement.speed_probe_ms
+            for point in latest_points(self.trials)
+            if (point.candidate, point.load) == (best.candidate, best.load) and point.measurement.speed_probe_ms
+        ]
+        changes = [abs(math.log(now[-1] / probe_ms)) for probe_ms in before] if now else []
+        return best.candidate if changes and min(changes) > math.log(CONTROL_CHANGE) else None
+
+    def _control_loads(self, candidate: Candidate, speed: SpeedCorrection) -> tuple[int, ...]:
+        """Return the only load of a control: the best load of an earlier trial of ``candidate``; else nothing."""
+        own = [point for point in latest_points(self.trials) if point.candidate == candidate]
+        best = speed.best_point(own, self.problem.best_point)
+        return (best.load.concurrency,) if best and best.load.concurrency else ()
+
+    def _numbered(self, candidate: Candidate, running: Sequence[Trial]) -> Trial:
+        return Trial(self._free_number(running), candidate)
+
+    def _free_number(self, running: Sequence[Trial]) -> int:
+        return max((trial.number for trial in (*self.trials, *running)), default=-1) + 1
+
+    def _has_to_wait(self) -> bool:
+        return not self.converged and not self._is_over(()) and self.budget.search_seconds_left() > 0
+
+    def _is_over(self, running: Sequence[Trial]) -> bool:
+        begun = len({trial.candidate for trial in (*self.trials, *running)})
+        if self.budget.max_trials is not None and begun >= self.budget.max_trials:
+            return True
+        return begun > 0 and self.budget.search_seconds_left() < self._minimum_seconds()
+
+    def _minimum_seconds(self) -> float:
+        """Return the median time of a deployment and its first measurement, the least that a new trial needs."""
+        seconds = sorted(
+            (trial.deploy_seconds or 0) + (trial.measurements[0][1].measure_seconds or 0)
+            for trial in self.trials
+            if trial.measurements
+        )
+        return seconds[len(seconds) // 2] if seconds else 0.0

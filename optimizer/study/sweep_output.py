@@ -1,0 +1,243 @@
+"""The results of a sweep: ``sweep.json`` (also ``--json``), ``--csv``, and tables on the terminal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from objectives.metrics import METRICS, Measurement
+from optimizer.core.errors import BadInputError
+from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
+from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.machine.conditions import describe_disturbance
+from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.results import formatting, summary
+from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.report.tables import STAGES
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.sweep_plan import SweepCell, SweepPlan
+
+FILE = "sweep.json"
+MAX_BYTES = 64 << 20
+
+
+def entry(cell: SweepCell) -> dict[str, Any]:
+    """Return the entry of one cell, with the names of trials.csv; unknown values are None."""
+    point = Point(cell.number, cell.candidate, cell.load, cell.measurement)
+    return {
+        **summary.entry(point),
+        **{stage: getattr(cell.measurement, stage) for stage in STAGES},
+        "measurements": cell.measured,
+        "reason": cell.measurement.reason,
+    }
+
+
+def document(
+    status: str, facts: Mapping[str, object], cells: Sequence[SweepCell], notes: Sequence[Note], wall_seconds: float
+) -> dict[str, Any]:
+    """Return the document of sweep.json. ``facts`` are known before the first measurement."""
+    return {
+        "status": status,
+        **facts,
+        "notes": [str(note) for note in notes],
+        "wall_seconds": round(wall_seconds, 3),
+        "cells": [entry(cell) for cell in cells],
+    }
+
+
+def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
+    """Return notes for the user on the measurements."""
+    known = [cell for cell in cells if cell.has_figures]
+    unstable = [cell for cell in known if not cell.measurement.stable]
+    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if describe_disturbance(cell.measurement)]
+    return present(
+        [
+            UnstableCells(len(unstable), len(known)) if unstable else None,
+            DisturbedCells(len(disturbed), len(known), max(disturbed)) if disturbed else None,
+            lateness_note([cell.measurement for cell in known]),
+        ]
+    )
+
+
+def write(folder: RunFolder, document: Mapping[str, object]) -> None:
+    """Write ``document`` to sweep.json. Raises EnvironmentFault if the disk refuses it."""
+    summary.write_json(folder.path / FILE, document)
+
+
+def read_words(path: Path) -> list[str]:
+    """Return the arguments of the command in a sweep's folder. Raises BadInputError if it is not one."""
+    data = read_bytes(path / FILE, MAX_BYTES, "give the folder of a sweep")
+    try:
+        words = json.loads(data)["words"]
+        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadInputError(f"{one_line(str(path / FILE))}: not the record of a sweep") from None
+    return words
+
+
+def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
+    """Write one row for each cell. Raises EnvironmentFault if the disk refuses it."""
+    rows = [entry(cell) for cell in cells]
+    summary.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
+
+
+STAGE_NAMES = (
+    "Client\nSend",
+    "Network+\nServer\nSend/Recv",
+    "Server\nQueue",
+    "Compute\nInput",
+    "Compute\nInfer",
+    "Compute\nOutput",
+    "Client\nRecv",
+)
+LATENCIES = ("latency_avg_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+NONE = "–"
+Column = tuple[str, Callable[[SweepCell], str]]
+
+
+class SweepProgress:
+    """A ProgressObserver that prints one line for each measurement."""
+
+    def __init__(self, say: Callable[[str], None], plan: SweepPlan) -> None:
+        self._say, self._plan, self._done = say, plan, 0
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        self._say(f"{number + 1}/{len(self._plan.configurations)}  {formatting.configuration(candidate)}")
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
+        self._done += 1
+        figures = measurement.reason
+        if measurement.throughput_infer_per_sec is not None:
+            candidate = self._plan.configurations[number]
+            figures = formatting.performance(Point(number, candidate, load, measurement), "latency-p95")
+        self._say(f"  {self._done} of {len(self._plan)}: {figures}")
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        self._say(f"  failed: {trial.reason}")
+
+
+def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[str, Any]) -> None:
+    """Print all results of a sweep; ``document`` is its sweep.json."""
+    print_line(console, f"{document['model']['name']} on {document['hardware']}")
+    rows = _by_request(cells)
+    for _, group in groupby(cells, key=lambda cell: cell.number):
+        _print_configuration(console, list(group), rows)
+    if len({(cell.number, *([] if rows else [cell.load.request_batch_size])) for cell in cells}) > 1:
+        _print_comparison(console, cells, split=not rows)
+    for note in document["notes"]:
+        print_line(console, f"note: {note}", "yellow")
+    if document["status"] == "interrupted":
+        print_line(console, "interrupted before all was measured", "bold")
+        _say_whole(console, f"resume   tune sweep --resume {shlex.quote(document['results_dir'])}")
+    _say_whole(console, f"results  {document['results_dir']}")
+
+
+def _by_request(cells: Sequence[SweepCell]) -> bool:
+    """Return whether the rows are request batch sizes, all at one load."""
+    loads = {(cell.load.concurrency, cell.load.request_rate) for cell in cells}
+    return len(loads) == 1 and len({cell.load.request_batch_size for cell in cells}) > 1
+
+
+def _print_configuration(console: Console, own: Sequence[SweepCell], by_request: bool) -> None:
+    for size, group in groupby(own, key=lambda cell: None if by_request else cell.load.request_batch_size):
+        cells = list(group)
+        print_line(console)
+        print_line(console, formatting.configuration(cells[0].candidate), "bold")
+        load = cells[0].load
+        about = f"concurrency {formatting.load(load)}" if load.concurrency else formatting.load(load)
+        rows = f"{about}, rows by request batch size"
+        print_line(console, rows if size is None else f"requests of {formatting.count(size, 'sample')}", "dim")
+        if any(cell.has_figures for cell in cells):
+            _print_cells(console, cells, _load_column(cells[0], by_request))
+        for reason, failed in groupby((c for c in cells if not c.has_figures), key=lambda c: c.measurement.reason):
+            which = ", ".join(_load_column(cell, by_request)[1](cell) for cell in failed)
+            name = _load_column(cells[0], by_request)[0].lower()
+            print_line(console, f"{name.replace(chr(10), ' ')} {which}: {reason}", "red")
+
+
+def _print_cells(console: Console, cells: Sequence[SweepCell], load: Column) -> None:
+    table = plain_table(f">{load[0]}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
+    for cell in cells:
+        mark = " " if cell.measurement.stable or not cell.has_figures else "*"
+        table.add_row(
+            load[1](cell),
+            _known(cell, "throughput_infer_per_sec") + mark,
+            *(_known(cell, name) for name in LATENCIES),
+        )
+    print_table(console, table)
+    if any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES):
+        print_line(console)
+        stages = plain_table(f">{load[0]}", *(f">{name}" for name in STAGE_NAMES))
+        for cell in cells:
+            stages.add_row(load[1](cell), *(_stage(cell, stage) for stage in STAGES))
+        print_table(console, stages)
+    if any(formatting.gpu(cell.measurement) for cell in cells):
+        print_line(console)
+        gpus = plain_table(f">{load[0]}", ">GPU\nmemory", ">J/1000\ninfer", "GPU")
+        for cell in cells:
+            memory = formatting.quantity(METRICS["gpu-memory"], cell.measurement.gpu_memory_bytes)
+            energy = formatting.number(METRICS["energy"].value(cell.measurement))
+            gpus.add_row(load[1](cell), memory, energy, formatting.gpu(cell.measurement))
+        print_table(console, gpus)
+
+
+def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bool) -> None:
+    """Print each configuration at its highest throughput; with ``split`` for each request batch size."""
+    print_line(console)
+    print_line(console, "comparison: each at its highest throughput, with the gain over the first", "bold")
+    sizes = split and len({cell.load.request_batch_size for cell in cells}) > 1
+    columns = [">infer/s", "gain", ">avg ms", ">p95 ms", ">lowest\np95 ms", ">load", *([">batch"] if sizes else [])]
+    table = plain_table(*columns, "configuration")
+    first: float | None = None
+    for _, group in groupby(cells, key=lambda cell: (cell.number, cell.load.request_batch_size if split else 0)):
+        own = list(group)
+        known = [cell for cell in own if cell.has_figures]
+        best = max(known, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=own[0])
+        throughput = best.measurement.throughput_infer_per_sec
+        first = first or throughput
+        lowest = min((c.measurement.latency_p95_ms for c in known if c.measurement.latency_p95_ms), default=None)
+        table.add_row(
+            _known(best, "throughput_infer_per_sec"),
+            f"{throughput / first:.2f}x" if throughput and first else NONE,
+            _known(best, "latency_avg_ms"),
+            _known(best, "latency_p95_ms"),
+            NONE if lowest is None else formatting.number(lowest),
+            formatting.load(best.load) if known else NONE,
+            *([f"{best.load.request_batch_size:,}"] if sizes else []),
+            Text(formatting.configuration(best.candidate), overflow="fold"),
+        )
+    print_table(console, table)
+    print_line(console)
+
+
+def _load_column(cell: SweepCell, by_request: bool) -> Column:
+    if by_request:
+        return "Batch\nSize", lambda cell: f"{cell.load.request_batch_size:,}"
+    if cell.load.request_rate:
+        return "Requests/s", lambda cell: formatting.exact(cell.load.request_rate)
+    return "Concurrency", lambda cell: f"{cell.load.concurrency:,}"
+
+
+def _known(cell: SweepCell, name: str) -> str:
+    value = getattr(cell.measurement, name)
+    return NONE if value is None else formatting.number(value)
+
+
+def _stage(cell: SweepCell, name: str) -> str:
+    """Return the time with a fixed number of digits, so that µs and ms can be compared in one column."""
+    value = getattr(cell.measurement, name)
+    return NONE if value is None else f"{value:,.3f}"
+
+
+def _say_whole(console: Console, text: str) -> None:
+    """Print ``text`` without line breaks, so that a path or command can be copied."""
+    console.print(Text(one_line(text)), soft_wrap=True)

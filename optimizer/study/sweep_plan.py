@@ -1,0 +1,174 @@
+"""The plan of a sweep: the product of the values listed for each setting, at each of the loads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from objectives.metrics import Measurement
+from optimizer.config import field_path
+from optimizer.config.batching import behaviour, normalize, resolve_policy
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial, is_server_field
+
+MAX_CONFIGURATIONS = 1000
+
+
+@dataclass(frozen=True)
+class SweepChoices:
+    """The values listed for each setting. A setting without values keeps that of the model's own configuration.
+
+    A ``max_queue_delay_us`` of None disables dynamic batching. ``preferred_batch_size`` holds policies (see
+    ``batching.parse_policy``), ``fields`` other ModelConfig fields by path.
+    """
+
+    max_batch_size: tuple[int, ...] = ()
+    max_queue_delay_us: tuple[int | None, ...] = ()
+    preferred_batch_size: tuple[str, ...] = ()
+    instance_count: tuple[int, ...] = ()
+    fields: Mapping[str, tuple[FieldValue, ...]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise BadInputError for an unknown ModelConfig field or a value of the wrong type."""
+        try:
+            SearchSpace((1,), fields=self.fields)
+            for path, values in self.fields.items():
+                for value in values if not is_server_field(path) and path != INSTANCE_GPUS else ():
+                    field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
+        except ValueError as error:
+            raise BadInputError(f"--config {error}") from None
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """The options of a sweep that a run does not have.
+
+    Either ``concurrency`` or ``request_rate`` is empty. An empty ``request_batch_size`` means that of the profile.
+    ``words`` are the arguments of the command, stored for a resume.
+    """
+
+    choices: SweepChoices
+    concurrency: tuple[int, ...]
+    request_rate: tuple[float, ...]
+    request_batch_size: tuple[int, ...]
+    repeat: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """``repeat`` measurements of each load of each configuration.
+
+    The index of a configuration is its trial number. ``largest_mixed`` is the number of samples in the largest
+    request of a mix; 0 without a mix.
+    """
+
+    configurations: tuple[Candidate, ...]
+    loads: tuple[LoadPoint, ...]
+    repeat: int = 1
+    largest_mixed: int = 0
+
+    @property
+    def request_batch_sizes(self) -> tuple[float, ...]:
+        """Return the distinct request batch sizes, in the order of the loads."""
+        return tuple(dict.fromkeys(load.request_batch_size for load in self.loads))
+
+    def loads_of(self, candidate: Candidate) -> tuple[LoadPoint, ...]:
+        """Return the loads whose requests fit the candidate's max_batch_size."""
+        return tuple(load for load in self.loads if behaviour(candidate, self._largest(load)) is not None)
+
+    def _largest(self, load: LoadPoint) -> int:
+        return self.largest_mixed or round(load.request_batch_size)
+
+    def missing(self, trial: Trial, rounds: int) -> list[LoadPoint]:
+        """Return the loads that ``trial`` was measured at fewer than ``rounds`` times; none if it failed."""
+        measured = [load for load, _ in trial.measurements]
+        loads = self.loads_of(trial.candidate) if trial.status == "ok" else ()
+        return [load for load in loads if measured.count(load) < rounds]
+
+    def __len__(self) -> int:
+        """Return the number of measurements."""
+        return self.repeat * sum(len(self.loads_of(candidate)) for candidate in self.configurations)
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """One configuration at one load.
+
+    ``measurement`` is the median by throughput of ``measured`` measurements; without one, its reason explains why.
+    """
+
+    number: int
+    candidate: Candidate
+    load: LoadPoint
+    measurement: Measurement
+    measured: int
+
+    @property
+    def has_figures(self) -> bool:
+        """Return whether the throughput is known."""
+        return self.measurement.throughput_infer_per_sec is not None
+
+
+def configurations(own: Candidate, choices: SweepChoices) -> tuple[Candidate, ...]:
+    """Return the product of the choices, without duplicates. ``own`` is the model's own configuration.
+
+    Raises BadInputError if a choice would have no effect or a preferred batch size is not an integer.
+    """
+    delays = choices.max_queue_delay_us or (own.max_queue_delay_us if own.dynamic_batching else None,)
+    if choices.preferred_batch_size and all(delay is None for delay in delays):
+        raise BadInputError(
+            "--preferred-batch-size needs dynamic batching, which is off: add --max-queue-delay 0, or a delay in µs"
+        )
+    own_sizes = ",".join(map(str, own.preferred_batch_sizes)) or "none"
+    settings = itertools.product(
+        choices.max_batch_size or (own.max_batch_size,),
+        delays,
+        choices.preferred_batch_size or (own_sizes,),
+        choices.instance_count or (own.instance_count,),
+    )
+    candidates: dict[Candidate, None] = {}
+    for (size, delay, policy, count), values in itertools.product(
+        settings, list(itertools.product(*choices.fields.values()))
+    ):
+        preferred = resolve_policy(policy, size) if delay is not None else ()
+        if preferred is None:
+            raise BadInputError(f"--preferred-batch-size {policy} is not an integer for max_batch_size {size}")
+        if not choices.preferred_batch_size:  # the model's own may be too large for this max_batch_size
+            preferred = tuple(batch for batch in preferred if batch <= size)
+        fields = dict(own.fields) | dict(zip(choices.fields, values, strict=True))
+        candidate = Candidate(size, delay is not None, delay or 0, preferred, count, tuple(fields.items()))
+        candidates[normalize(candidate)] = None
+        if len(candidates) > MAX_CONFIGURATIONS:
+            raise BadInputError(f"more than {MAX_CONFIGURATIONS:,} configurations; list fewer values")
+    return tuple(candidates)
+
+
+def sweep_cells(plan: SweepPlan, trials: Sequence[Trial]) -> list[SweepCell]:
+    """Return a cell for every configuration at every load, also for those that could not be measured."""
+    by_number = {trial.number: trial for trial in trials}
+    cells = []
+    for number, candidate in enumerate(plan.configurations):
+        trial = by_number.get(number, Trial(number, candidate))
+        for load in plan.loads:
+            measured = [measurement for at, measurement in trial.measurements if at == load]
+            measurement = _median(measured) or _reason(plan, trial, load)
+            cells.append(SweepCell(number, candidate, load, measurement, len(measured)))
+    return cells
+
+
+def _median(measured: Sequence[Measurement]) -> Measurement | None:
+    known = [measurement for measurement in measured if measurement.throughput_infer_per_sec is not None]
+    known.sort(key=lambda measurement: measurement.throughput_infer_per_sec or 0.0)
+    return known[(len(known) - 1) // 2] if known else measured[-1] if measured else None
+
+
+def _reason(plan: SweepPlan, trial: Trial, load: LoadPoint) -> Measurement:
+    if load not in plan.loads_of(trial.candidate):
+        size = trial.candidate.max_batch_size
+        return Measurement(reason=f"max_batch_size {size} admits no requests of {load.request_batch_size:g} samples")
+    return Measurement(reason=trial.reason or "not measured")

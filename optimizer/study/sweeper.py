@@ -1,0 +1,247 @@
+"""Measures a sweep: every listed configuration at every listed load."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from objectives.metrics import Measurement
+from optimizer.config import gpu_placement, model_config
+from optimizer.config.model_source import ModelSource, served_models
+from optimizer.config.search_space import SearchSpace
+from optimizer.core import interrupts
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import cache_folder
+from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
+from optimizer.machine.conditions import machine_conditions
+from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.model.instance_limit import too_many_instances
+from optimizer.model.requests import RequestBatching, Requests
+from optimizer.options.run_options import RunOptions
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study import sweep_output
+from optimizer.study.candidate_measurer import CandidateMeasurer, CrashRetry
+from optimizer.study.environment import Environment
+from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
+from optimizer.study.task import Task
+
+
+class SweepTables:
+    """A TrialStore with one table for each request batch size: trials.csv, or trials-b1.csv and trials-b8.csv."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        model: str,
+        plan: SweepPlan,
+        choices: Mapping[str, Sequence[FieldValue]],
+        fingerprint: str = "",
+    ) -> None:
+        self._plan = plan
+        sizes = plan.request_batch_sizes
+        self._tables = {
+            size: TrialsTable(
+                folder.trials if len(sizes) == 1 else folder.trials.with_name(f"trials-b{size}.csv"),
+                model,
+                choices,
+                fingerprint,
+            )
+            for size in sizes
+        }
+
+    def append(
+        self,
+        trial: Trial,
+        load: LoadPoint,
+        measurement: Measurement,
+        confirmation: int | None = None,
+        confirmation_error: float = 0.0,
+        load_generator: str = "",
+    ) -> None:
+        """Append a row to the table of the load's request batch size."""
+        self._tables[load.request_batch_size].append(trial, load, measurement, confirmation)
+
+    def append_failure(self, trial: Trial) -> None:
+        """Append a failure to each table in which the candidate has loads."""
+        for size in {load.request_batch_size for load in self._plan.loads_of(trial.candidate)}:
+            self._tables[size].append_failure(trial)
+
+    def read(self) -> list[Trial]:
+        """Return the trials of all tables, merged. Raises BadInputError if they belong to another sweep."""
+        trials: dict[int, Trial] = {}
+        for table in self._tables.values():
+            for trial in table.read():
+                if self._plan.configurations[trial.number : trial.number + 1] != (trial.candidate,):
+                    raise BadInputError(
+                        f"{table.path}: trial {trial.number} belongs to another sweep; start a new one"
+                    )
+                known = trials.get(trial.number)
+                merged = (*known.measurements, *trial.measurements) if known else trial.measurements
+                trials[trial.number] = replace(trial, measurements=merged)
+        return [trials[number] for number in sorted(trials)]
+
+
+SweepStatus = Literal["done", "interrupted"]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The cells of a sweep. ``document`` is what ``--json`` prints."""
+
+    status: SweepStatus
+    plan: SweepPlan
+    cells: list[SweepCell]
+    folder: RunFolder
+    document: dict[str, Any]
+
+
+@dataclass
+class Sweeper:
+    """Measures the loads of ``plan`` that are missing in the table."""
+
+    plan: SweepPlan
+    target: Target
+    measurer: Measurer
+
+    def run(self) -> None:
+        """Measure all configurations in turn, ``repeat`` times, so that a drift of the machine affects all alike."""
+        trials = {trial.number: trial for trial in self.measurer.table.read()}
+        for rounds in range(1, self.plan.repeat + 1):
+            for number, candidate in enumerate(self.plan.configurations):
+                trial = trials.get(number, Trial(number, candidate))
+                trials[number] = self._measure(trial, deque(self.plan.missing(trial, rounds)))
+
+    def _measure(self, trial: Trial, pending: deque[LoadPoint]) -> Trial:
+        """Return ``trial`` with the ``pending`` loads measured. A load that crashes the server is skipped."""
+        before = len(pending)
+
+        def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+            pending.popleft()
+            return self.measurer.measure(current, endpoint, load)
+
+        def has_progressed() -> bool:
+            nonlocal before
+            before, earlier = len(pending), before
+            return before < earlier
+
+        observer = self.measurer.observer
+        trial, error = CandidateMeasurer(self.target, self.measurer).run(
+            trial,
+            lambda _: pending[0] if pending else None,
+            measure=measure,
+            prepare=lambda _: observer.trial_started(trial.number, trial.candidate, "sweep"),
+            is_worth_retrying=has_progressed,
+            retry=CrashRetry(max_crashes=None),
+        )
+        if error is not None:
+            trial = replace(trial, status="failed", reason=str(error))
+            self.measurer.table.append_failure(trial)
+            observer.trial_finished(trial, None)
+        return trial
+
+
+def sweep(
+    options: RunOptions,
+    request: SweepRequest,
+    resumed: RunFolder | None,
+    say: Callable[[str], None],
+    make_observer: Callable[[SweepPlan], ProgressObserver],
+) -> SweepResult:
+    """Measure the loads of ``request``, or those missing in the sweep in ``resumed``. Raises TuneError.
+
+    An interrupt (KeyboardInterrupt) ends it early; its measurements are kept.
+    """
+    stopwatch = Stopwatch()
+    with Environment.open(options, stopwatch, say) as environment:
+        if resumed is None:
+            RunFolder.check(options.out)
+        task = environment.prepare_task()
+        fingerprint = environment.fingerprint(task)
+        plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
+        folder = resumed or RunFolder.create(options.out, task.source.name)
+        with folder.locked():
+            table = SweepTables(folder, task.source.name, plan, task.problem.space.fields, fingerprint.id)
+            status: SweepStatus = "done"
+            facts = {
+                "command": shlex.join(["tune", "sweep", *request.words]),
+                "words": list(request.words),
+                "model": {"name": task.source.name, **task.source.facts},
+                "hardware": str(environment.hardware),
+                "fingerprint": fingerprint.to_document(),
+                "machine": machine_conditions(),
+                "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "results_dir": str(folder.path),
+            }
+            notes = environment.notes(task)
+            sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
+            try:
+                with contextlib.closing(environment):
+                    target = environment.make_target(task, folder)
+                    target.start()
+                    measurer = environment.make_measurer(task, folder, table, make_observer(plan))
+                    Sweeper(plan, target, measurer).run()
+            except KeyboardInterrupt:
+                interrupts.acknowledge()
+                status = "interrupted"
+            cells = sweep_cells(plan, table.read())
+            notes = (*notes, *sweep_output.notes(cells))
+            document = sweep_output.document(status, facts, cells, notes, stopwatch.wall_seconds())
+            sweep_output.write(folder, document)
+    return SweepResult(status, plan, cells, folder, document)
+
+
+def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count: int) -> tuple[SweepPlan, Task]:
+    """Return the plan, and the task with the swept fields as its only parameters. Raises BadInputError."""
+    choices = request.choices
+    own = model_config.candidate_of(task.source.tuned_config, choices.fields)
+    if too_many := too_many_instances(choices.instance_count, task.source, options, on_gpu=task.on_gpu):
+        raise BadInputError(f"--instances: {too_many}")
+    candidates = _add_variants(configurations(own, choices), task.source)
+    for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
+        if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):
+            raise BadInputError(f"--config {path}: {missing}")
+    for candidate in candidates:
+        try:
+            served_models(task.source, candidate)
+        except ValueError as error:
+            raise BadInputError(f"--config {error}") from None
+    sizes = request.request_batch_size or (task.problem.request_batch_size,)
+    loads = tuple(
+        [LoadPoint(size, concurrency) for size in sizes for concurrency in request.concurrency]
+        + [LoadPoint(size, request_rate=rate) for size in sizes for rate in request.request_rate]
+    )
+    mix = None if request.request_batch_size else task.problem.request_mix
+    plan = SweepPlan(candidates, loads, request.repeat, mix.largest if mix else 0)
+    largest = max(candidate.max_batch_size for candidate in candidates)
+    if not len(plan):
+        smallest = mix.largest if mix else min(sizes)
+        raise BadInputError(
+            f"--request-batch-size {smallest} is above every max_batch_size ({largest}); lower it, or raise that"
+        )
+    requests = Requests(task.input_data, note=task.request_note)
+    if request.concurrency:  # one input file serves requests of any size
+        requests = requests.limited(RequestBatching(round(max(sizes))), cache_folder())
+    fields = dict(choices.fields)
+    if task.source.variants:
+        fields[VARIANT] = tuple(task.source.variants)
+    problem = replace(task.problem, space=SearchSpace((largest,), fields=fields), request_mix=mix)
+    return plan, replace(task, problem=problem, input_data=requests.input_data, request_note=requests.note)
+
+
+def _add_variants(candidates: tuple[Candidate, ...], source: ModelSource) -> tuple[Candidate, ...]:
+    """Return each candidate once for each model that can serve in place of the tuned one."""
+    if not source.variants:
+        return candidates
+    return tuple(
+        replace(candidate, fields=tuple(sorted((*candidate.fields, (VARIANT, name)))))
+        for candidate in candidates
+        for name in source.variants
+    )

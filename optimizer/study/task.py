@@ -1,0 +1,196 @@
+"""Makes the task of a run from its options: model, requests, search space, objectives and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from objectives.metrics import METRICS
+from objectives.sla import Sla, parse_rate
+from optimizer.config import model_config
+from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.files import cache_folder
+from optimizer.core.notes import SamplesLeftOut
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.trial import Candidate, FieldValue
+from optimizer.machine.hardware import Hardware
+from optimizer.measure.output_comparison import Tolerance
+from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
+from optimizer.model.instance_limit import too_many_instances
+from optimizer.model.profile_schema import ScoreSection, SpaceSection
+from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.options.run_options import RunOptions
+from optimizer.study.model_finder import NamedModel, find_model
+
+MAX_CONCURRENCY = 256
+DEFAULT_TOLERANCE = Tolerance()
+NO_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True)
+class Task:
+    """The model, the problem and the requests of a run.
+
+    ``baseline`` is the model's own configuration, ``dynamic_batching`` the same with default dynamic batching.
+    ``input_data`` and ``shapes`` are arguments of perf_analyzer. ``tolerance`` is the allowed difference from the
+    baseline's outputs, ``score`` how outputs are scored. ``unbounded`` are inputs that get any integer of their type.
+    ``concurrent`` are the requests to models that get load at the same time. ``notes`` and ``request_note`` are for
+    the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
+    """
+
+    source: ModelSource
+    problem: Problem
+    baseline: Candidate
+    dynamic_batching: Candidate
+    input_data: str
+    shapes: tuple[str, ...] = ()
+    tolerance: Tolerance = DEFAULT_TOLERANCE
+    score: ScoreSection | None = None
+    unbounded: tuple[str, ...] = ()
+    concurrent: Mapping[str, Requests] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    request_note: SamplesLeftOut | None = None
+    on_gpu: bool = False
+
+    def comparisons(self) -> list[tuple[str, Candidate]]:
+        """Return the roles and configurations that are measured first; one if both behave the same."""
+        roles = [("baseline", self.baseline), ("dynamic_batching", self.dynamic_batching)]
+        return roles[: 1 if self.baseline == self.dynamic_batching else 2]
+
+
+def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
+    """Find or build the model and return its task. Raises BadInputError.
+
+    ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend.
+    """
+    named = find_model(options, hardware, say)
+    source, batch, profile = named.source, named.batch, named.profile
+    if not (on_gpu := _on_gpu(named, options, hardware)):
+        hardware = replace(hardware, gpus=())
+    space = _space(named, hardware, options)
+    score = profile.score if profile else None
+    _check(source, batch, score, options)
+    problem = Problem(
+        model=source.name,
+        space=space,
+        request_batch_size=batch.mean,
+        request_mix=None if batch.fixed else batch,
+        max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
+        objectives=tuple(METRICS[_metric(name, on_gpu)] for name in options.objectives),
+        sla=_sla(named, score, options, on_gpu),
+        open_loop=options.load == "rate",
+        confidence=options.confidence,
+        fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
+        cpu_count=None if hardware.gpus else hardware.cpu_count,
+    )
+    batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
+    requests = _requests(source, profile.request.options() if profile else NO_OPTIONS, batching, options)
+    if options.model_warmup:
+        source = replace(source, warm_up=requests.largest)
+    baseline = configured_candidate(source, space.fields)
+    dynamic_batching = baseline
+    if source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
+        dynamic_batching = replace(baseline, dynamic_batching=True)
+    elif baseline.dynamic_batching:
+        dynamic_batching = replace(baseline, max_queue_delay_us=0, preferred_batch_sizes=())
+    return Task(
+        source,
+        problem,
+        baseline,
+        dynamic_batching,
+        requests.input_data,
+        requests.shapes,
+        Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
+        score,
+        requests.unbounded,
+        {
+            name: prepare_requests(NO_OPTIONS, source.composing[name], batching, cache_folder())
+            for name in source.concurrent
+        },
+        named.notes,
+        requests.note,
+        on_gpu,
+    )
+
+
+def _on_gpu(named: NamedModel, options: RunOptions, hardware: Hardware) -> bool:
+    serving = DeviceAssignment.of(options, hardware.gpus)
+    section = named.profile.space if named.profile else None
+    chooses_gpu = section is not None and has_gpu_choice(section.fields())
+    return bool(hardware.gpus) and (chooses_gpu or serving.source_on_gpu(named.source))
+
+
+def _metric(metric: str, on_gpu: bool) -> str:
+    """Return the name of the metric: memory is that of the GPU for a model on one, else that of the server."""
+    return "gpu-memory" if metric == "memory" and on_gpu else metric
+
+
+def _space(named: NamedModel, hardware: Hardware, options: RunOptions) -> SearchSpace:
+    section = named.profile.space if named.profile else None
+    try:
+        space = build_space(section or SpaceSection(), named.source, named.batch, hardware)
+        _check_instances(space, named.source, options, on_gpu=bool(hardware.gpus))
+        return space
+    except ValueError as error:
+        if named.profile:
+            raise named.profile.space_fault(error) from None
+        config = named.source.folder(named.source.name) / "config.pbtxt"
+        raise BadInputError(f"{config}: {error}") from None
+
+
+def _check_instances(space: SearchSpace, source: ModelSource, options: RunOptions, *, on_gpu: bool) -> None:
+    """Raise ParameterError if a choice is too large a number of instances."""
+    choices: dict[str, Iterable[FieldValue]] = {"instance_count": space.instance_count}
+    choices |= {path: values for path, values in space.fields.items() if path.endswith(f"/{INSTANCE_COUNT}")}
+    for path, values in choices.items():
+        counts = [int(value) for value in values]
+        if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
+            raise ParameterError(path, problem)
+
+
+def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | None, options: RunOptions) -> None:
+    if score is None and (options.min_score is not None or "score" in options.objectives):
+        flag = "--min-score" if options.min_score is not None else "--objective score"
+        raise BadInputError(f"{flag}: labelled data are missing; write a profile with a score: section (see README)")
+    option = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+    if batch.largest > max(source.config.max_batch_size, 1):
+        raise BadInputError(
+            f"{option} {batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; "
+            f"lower it, or raise max_batch_size in config.pbtxt"
+        )
+    if batch.fixed is None and options.load != "rate":
+        raise BadInputError(
+            f"{option} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends requests of "
+            "one size: give one size, or send at a rate (--load rate; for a sweep --rates)"
+        )
+    if source.concurrent and options.load == "rate":
+        raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+
+
+def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:
+    """Return the SLA; latency bounds of the command line replace those of the profile."""
+    bounds: dict[str, float] = dict(options.sla_ms.items())
+    if not bounds and named.profile:
+        bounds = named.profile.sla.latency_bounds_ms()
+    if options.min_throughput:
+        bounds["throughput"] = parse_rate(options.min_throughput, named.batch.mean)
+    if options.max_memory_bytes:
+        bounds[_metric("memory", on_gpu)] = options.max_memory_bytes
+    min_score = options.min_score if options.min_score is not None or score is None else score.minimum
+    if min_score is not None:
+        bounds["score"] = min_score
+    return Sla.from_bounds(bounds)
+
+
+def _requests(
+    source: ModelSource, defaults: RequestOptions, batching: RequestBatching, options: RunOptions
+) -> Requests:
+    """Return the requests by the command line, else by the profile, else those of the model's builder."""
+    request_options = RequestOptions(
+        options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
+    ).over(defaults)
+    if source.input_data is not None and request_options == NO_OPTIONS:
+        return Requests(str(source.input_data)).limited(batching, cache_folder())
+    return prepare_requests(request_options, source.config, batching, cache_folder())

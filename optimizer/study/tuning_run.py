@@ -1,0 +1,237 @@
+"""One run of `tune`, from the request to its result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from optimizer.core import interrupts
+from optimizer.core.errors import BadInputError, TuneError
+from optimizer.core.notes import (
+    ConfirmationComplete,
+    ConfirmedByPerfAnalyzer,
+    NextVerdictNeeds,
+    Note,
+    SearchConverged,
+    present,
+)
+from optimizer.core.safe_text import one_line
+from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
+from optimizer.machine.gpu_readings import throttle_note
+from optimizer.machine.hardware import Hardware
+from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.options.command_line import command_line
+from optimizer.options.run_options import RunOptions
+from optimizer.results.confirmation_state import next_look_of
+from optimizer.results.finished_run import read_run
+from optimizer.results.recommendation import Outcome, assess
+from optimizer.search import SMALLEST_GAIN
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.environment import Environment, ObserverFactory
+from optimizer.study.load_generators import why_perf_analyzer
+from optimizer.study.run_record import RunRecord
+from optimizer.study.searcher_factory import load_warm_start, open_searcher
+from optimizer.study.study import StudyResult, StudySetup, run_locally
+from optimizer.study.task import Task
+
+if TYPE_CHECKING:
+    from optimizer.study.distributed.ray_study import ClusterStudy
+
+
+RunStatus = Literal["found", "none", "left", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    ``status`` is ``found`` if there is a recommendation, whose verdict ``outcome`` has, and ``none`` otherwise.
+    ``document`` is what ``--json`` prints. ``continued_by`` names the workers that continue a study that this run has
+    ``left``.
+    """
+
+    status: RunStatus
+    outcome: Outcome
+    task: Task
+    hardware: Hardware
+    notes: tuple[Note, ...]
+    folder: RunFolder
+    command: str
+    document: dict[str, Any]
+    continued_by: str = ""
+
+
+def tune(
+    options: RunOptions,
+    resumed: RunFolder | None,
+    say: Callable[[str], None],
+    open_observer: ObserverFactory,
+    confirm_share: float | None = None,
+    *,
+    report: bool = True,
+    confirm_seconds: float | None = None,
+) -> RunResult:
+    """Run a study, or continue the one in ``resumed``, and return its result.
+
+    Args:
+        options: What to tune, and how.
+        resumed: The folder of the run to continue.
+        say: Called with one line for each slow preparation.
+        open_observer: Opens the display of progress.
+        confirm_share: Share of the budget for the confirmation; 0 skips it, 1 does nothing else. By default as
+            ``options`` say.
+        report: Whether to write the report page.
+        confirm_seconds: Time of a session that only continues the confirmation; None for the budget of ``options``.
+
+    An interrupt (KeyboardInterrupt) ends the run early with the best result so far. Raises TuneError.
+    """
+    stopwatch = Stopwatch()
+    if confirm_share is None:
+        confirm_share = CONFIRM_SHARE if options.confirmation else 0.0
+    if options.cluster is None:
+        with Environment.open(options, stopwatch, say) as environment:
+            return _run(environment, None, resumed, open_observer, confirm_share, confirm_seconds, report=report)
+    from optimizer.study.distributed.ray_study import open_cluster
+
+    preferred = resumed.fingerprint() if resumed else None
+    with open_cluster(options, stopwatch, say, preferred) as cluster:
+        return _run(
+            cluster.environment, cluster, resumed, open_observer, confirm_share, confirm_seconds, report=report
+        )
+
+
+def continue_confirmation(
+    run: RunFolder,
+    options: RunOptions,
+    seconds: float,
+    say: Callable[[str], None],
+    open_observer: ObserverFactory,
+) -> RunResult:
+    """Continue the confirmation of ``run`` where it ended, for ``seconds``, and return the result of the run.
+
+    The tests go on with all their windows, so repeating this until PASS makes no more errors than one session. The
+    confirmation of a run that has none begins.
+
+    Args:
+        run: The folder of the run, which gets the new measurements.
+        options: The options of the run.
+        seconds: Time of the measurements.
+        say: Called with one line for each slow preparation.
+        open_observer: Opens the display of progress.
+
+    Raises BadInputError if the run has no trial, its confirmation was not planned in run.json, or its profile has
+    other bounds by now; TuneError as ``tune``.
+    """
+    path, recorded = one_line(str(run.path)), read_run(run.path)
+    if not recorded.trials:
+        raise BadInputError(f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`")
+    is_planned = isinstance(recorded.info.get("confirmation_plan"), dict)
+    if not is_planned and any(trial.confirmations for trial in recorded.trials):
+        raise BadInputError(
+            f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
+            f"`tune verify --fresh {path}`"
+        )
+    return tune(options, run, say, open_observer, 1.0, confirm_seconds=seconds)
+
+
+def _run(
+    environment: Environment,
+    cluster: ClusterStudy | None,
+    resumed: RunFolder | None,
+    open_observer: ObserverFactory,
+    confirm_share: float,
+    confirm_seconds: float | None,
+    *,
+    report: bool,
+) -> RunResult:
+    options = environment.options
+    if resumed is None:
+        RunFolder.check(options.out)
+    if options.storage is not None:
+        from optimizer.store.optuna_study import check_storage
+
+        check_storage(options.storage)
+    task = environment.prepare_task()
+    fingerprint = cluster.prepare_workers(task) if cluster else environment.fingerprint(task)
+    if resumed is not None:
+        resumed.refuse_other(fingerprint)
+        if confirm_seconds is not None:
+            resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
+    transfer, transfer_notes = load_warm_start(options, task, resumed)
+    folder = resumed or RunFolder.create(options.out, task.source.name)
+    with folder.locked():
+        table = TrialsTable(folder.trials, task.source.name, task.problem.space.fields, fingerprint.id)
+        spent = spent_seconds(table.read())
+        before = resumed.read_info() if resumed and resumed.info.exists() else {}
+        planned, only_confirms = before.get("confirmation_plan"), confirm_share == 1
+        reason = why_perf_analyzer(options, task)
+        record = RunRecord(
+            folder,
+            environment,
+            task,
+            fingerprint,
+            present([*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]),
+            before.get("search_ended") if only_confirms else None,
+            reason,
+            planned=dict(planned) if isinstance(planned, dict) else {},
+        )
+        record.write("running", None)
+        result = None
+        try:
+            searcher = partial(
+                open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
+            )
+            setup = StudySetup(task, record, table, searcher, open_observer, spent, confirm_share, confirm_seconds)
+            result = cluster.run(setup) if cluster else run_locally(environment, setup)
+            trials = result.trials
+            if not (only_confirms and record.search_ended):
+                record = replace(record, search_ended=result.search_ended)
+            record = replace(record, notes=record.notes + _notes(result, record, confirm_seconds))
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+            record = record if only_confirms else replace(record, search_ended="interrupted")
+            trials = table.read()
+        except BaseException as error:
+            with contextlib.suppress(TuneError):  # a full disk must not hide the first error
+                outcome = assess(table.read(), task.problem, task.baseline, task.dynamic_batching)
+                record.write("failed", outcome, reason=str(error))
+            raise
+        outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
+        continued_by = result.continued_by if result else ""
+        status: RunStatus = "found" if outcome.recommended else "none"
+        if result is None:
+            status = "interrupted"
+        elif continued_by:
+            status = "left"
+        document = record.write(status, outcome, trials if report else None)
+    return RunResult(
+        status,
+        outcome,
+        task,
+        environment.hardware,
+        record.notes,
+        folder,
+        command_line(options),
+        document,
+        continued_by,
+    )
+
+
+def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:
+    """Return notes for the user on the measurements of a study, and on what a continued confirmation still needs."""
+    measurements = [measurement for trial in result.trials for _, measurement in trial.measurements]
+    measurements += [again.measurement for trial in result.trials for again in trial.confirmations]
+    notes = [
+        *result.notes,
+        throttle_note([measurement.gpu_throttling for measurement in measurements]),
+        lateness_note(measurements),
+        SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
+    ]
+    if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
+        look = next_look_of(plan, result.trials, record.task.problem)
+        notes.append(NextVerdictNeeds(look.servers, look.seconds) if look else ConfirmationComplete())
+    return present(notes)

@@ -1,0 +1,84 @@
+"""Measures the recommendation of a run again in a separate test (``tune verify --fresh``)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from objectives.sequential import LOOKS
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError
+from optimizer.core.notes import Note, present
+from optimizer.core.timing import Budget, Stopwatch
+from optimizer.machine.hardware import Hardware
+from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.options.run_options import RunOptions
+from optimizer.results import summary, verification
+from optimizer.results.confirmation_plan import COMPARED_SERVERS
+from optimizer.results.recommendation import Outcome, assess
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.candidate_measurer import take_reference
+from optimizer.study.confirmation import Confirmer
+from optimizer.study.environment import Environment, ObserverFactory
+
+TIME_FACTOR = 2.0  # budget of a verification over its expected time
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """The verification of a run. ``before`` is the run's own outcome; ``folder`` holds the new measurements."""
+
+    verified: verification.Verification
+    before: Outcome
+    problem: Problem
+    hardware: Hardware
+    folder: RunFolder
+    notes: tuple[Note, ...]
+
+
+def verify(
+    run: RunFolder,
+    options: RunOptions,
+    seconds: float | None,
+    say: Callable[[str], None],
+    open_observer: ObserverFactory,
+) -> VerifyResult:
+    """Measure the recommendation of ``run`` again on fresh servers of the target in ``options``.
+
+    ``seconds`` limits the time of the measurements; None allows twice the expected time.
+
+    Raises BadInputError if the run recommends nothing or its profile has other bounds by now; TuneError as a run.
+    """
+    with Environment.open(options, Stopwatch(), say) as environment:
+        task = environment.prepare_task()
+        problem = task.problem
+        run.refuse_other_bounds(list(map(str, problem.sla)))
+        with run.locked():
+            trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
+        before = assess(trials, problem, task.baseline, task.dynamic_batching)
+        if before.recommended is None:
+            raise BadInputError(f"{run.path}: the run recommends nothing to verify; run `tune` first")
+        planned = verification.verification_candidates(before.recommended, trials, problem)
+        folder = RunFolder.create(str(run.path), "verify")
+        fingerprint = environment.fingerprint(task)
+        table = TrialsTable(folder.trials, task.source.name, problem.space.fields, fingerprint.id)
+        if run.reference.exists():
+            shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
+        fresh = [replace(trial, confirmations=(), cross_checks=()) for trial in trials]
+        target = environment.make_target(task, folder)
+        servers = [LOOKS[1], *(COMPARED_SERVERS for _ in planned[1:])]
+        expected_seconds = sum(n * entrant.server_seconds for n, entrant in zip(servers, planned, strict=True))
+        budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
+        with open_observer(problem, budget, environment.hardware) as observer:
+            measurer = environment.make_measurer(task, folder, table, observer)
+            take_reference(target, measurer, task.baseline)
+            confirmer = Confirmer(problem, target, measurer, budget, fresh)
+            confirmer.verify(before.recommended, planned)
+    verified = verification.verify(confirmer.trials, planned, problem)
+    late = lateness_note(window.measurement for trial in confirmer.trials for window in trial.confirmations)
+    shown = present([environment.remote_note(), *measurer.notes, late])
+    document = verification.document(verified, before, str(folder.path), shown)
+    summary.write_json(folder.path / "verify.json", document)
+    return VerifyResult(verified, before, problem, environment.hardware, folder, shown)

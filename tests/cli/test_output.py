@@ -1,0 +1,133 @@
+"""Output that cannot be written or encoded, an interrupt at the very start and a lack of memory end in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from optimizer.cli.main import _is_out_of_memory
+from tests.command_fixtures import TUNE
+
+SAMPLE = Path("tests/data/dlrm/sample").resolve()
+CLOSED = 141  # 128 + SIGPIPE, as of any other program
+SECONDS = 200.0
+
+
+def run(
+    *arguments: str | Path,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int | IO[bytes] = subprocess.PIPE,
+    under: tuple[str, ...] = (),
+    **env: str,
+) -> subprocess.CompletedProcess[bytes]:
+    command = [*under, TUNE, *arguments]
+    environment = {**os.environ, **env}
+    return subprocess.run(command, stdout=stdout, stderr=stderr, env=environment, timeout=SECONDS, check=False)
+
+
+# -- standard output and standard error -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments", [("models",), ("models", "--json"), ("--help",), ("plan", "--help"), ("explain", SAMPLE)], ids=str
+)
+def test_a_reader_that_has_ended_ends_the_command_as_any_other(arguments: tuple[str | Path, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        ended = run(*arguments, stdout=pipe)
+    assert (ended.returncode, ended.stderr) == (CLOSED, b"")
+
+
+def test_a_closed_standard_error_ends_the_command() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        assert run("--frob", stderr=pipe).returncode == CLOSED
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("models",), ("models", "--json"), ("explain", SAMPLE)], ids=str)
+def test_a_full_standard_output_is_named(arguments: tuple[str | Path, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = run(*arguments, stdout=full)
+    complaint = "tune: standard output: cannot be written: No space left on device; free space there"
+    assert (ended.returncode, ended.stderr.decode()) == (3, f"{complaint}, or write it elsewhere\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_error_changes_nothing_else() -> None:
+    with Path("/dev/full").open("wb") as full:
+        assert run("--frob", stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [("models",), ("explain", SAMPLE)], ids=str)
+def test_characters_that_cannot_be_encoded_are_replaced(arguments: tuple[str | Path, ...]) -> None:
+    ended = run(*arguments, PYTHONIOENCODING="ascii")
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert ended.stdout.isascii()
+    assert b"?" in ended.stdout
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("imports", [1, 2, 5, 20, 60, 150])
+def test_an_interrupt_while_modules_are_imported_ends_with_one_line(imports: int) -> None:
+    """The interrupt comes at an import of `tune` that is counted from the first, so that no clock decides."""
+    program = f"""
+        import os, signal, sys
+        left = {imports}
+        def count(event, _):
+            global left
+            if event == "import":
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGINT)
+        from optimizer.cli.start import main
+        sys.argv = ["tune", "models"]
+        sys.addaudithook(count)
+        main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "tune: interrupted\n")
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored() -> None:
+    program = """
+        import os, signal, sys
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.addaudithook(lambda event, _: event == "import" and os.kill(os.getpid(), signal.SIGINT))
+        sys.argv = ["tune", "--help"]
+        from optimizer.cli.start import main
+        main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0
+
+
+# -- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_of_memory_is_named() -> None:
+    """Python itself starts with this limit, and the libraries of `explain` need several times as much."""
+    ended = run("explain", SAMPLE, under=("sh", "-c", 'ulimit -v 200000; exec "$0" "$@"'), OPENBLAS_NUM_THREADS="1")
+    assert ended.returncode == 3, ended.stderr
+    (line,) = ended.stderr.decode().splitlines()
+    assert line.startswith("tune: not enough memory")
+
+
+def test_a_lack_of_memory_is_recognised_behind_other_errors() -> None:
+    hidden = ImportError("numpy could not be imported")
+    hidden.__cause__ = OSError("libopenblas.so: failed to map segment from shared object")
+    assert _is_out_of_memory(hidden)
+    assert _is_out_of_memory(MemoryError())
+    assert _is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert not _is_out_of_memory(ValueError("memory"))

@@ -1,0 +1,54 @@
+"""Inputs of the simulator by their parameters, and the simulation of a single scenario."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from optimizer.core.trial import Candidate
+from optimizer.simulator.scenario import (
+    Array,
+    MeasurementInterval,
+    OpenLoopLoad,
+    Overheads,
+    Scenario,
+    ServiceTimes,
+    SimulatedLoad,
+    SimulationResult,
+)
+from optimizer.simulator.simulate import simulate_many
+
+
+def linear_times(
+    fixed_s: float, per_sample_s: float, max_batch_size: int, instances: int = 1, *, contention: float = 0.0
+) -> ServiceTimes:
+    """Return times of ``(fixed_s + per_sample_s * b) * (1 + contention * (k - 1))`` for b samples, k busy."""
+    uncontended = fixed_s + per_sample_s * np.arange(1, max(1, max_batch_size) + 1)
+    return ServiceTimes(np.outer(uncontended, 1 + contention * np.arange(instances)))
+
+
+def constant_load(requests_per_s: float, requests: int) -> OpenLoopLoad:
+    """Return equidistant arrivals."""
+    return OpenLoopLoad(np.arange(requests) / requests_per_s)
+
+
+def poisson_load(requests_per_s: float, requests: int, seed: int = 0) -> OpenLoopLoad:
+    """Return a Poisson process: independent, exponentially distributed distances."""
+    gaps = np.random.default_rng(seed).exponential(1 / requests_per_s, requests)
+    return OpenLoopLoad(np.cumsum(gaps))
+
+
+def simulate(
+    candidate: Candidate,
+    load: SimulatedLoad,
+    service: ServiceTimes,
+    overheads: Overheads | None = None,
+    *,
+    request_batch_size: int = 1,
+    fixed_shapes: bool = True,
+    jitter: Array | None = None,
+    gaps_s: Array | None = None,
+    window: MeasurementInterval | None = None,
+) -> SimulationResult:
+    """Simulate one candidate under one load. For the arguments see ``Scenario`` and ``simulate_many``."""
+    scenario = Scenario(candidate, load, service, overheads or Overheads(), request_batch_size, fixed_shapes)
+    return simulate_many([scenario], jitter=jitter, gaps_s=gaps_s, window=window)[0]

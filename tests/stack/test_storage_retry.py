@@ -1,0 +1,182 @@
+"""Tests for lost database connections: no trial is lost, and none is stored twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.samplers import RandomSampler
+from optuna.trial import TrialState
+from sqlalchemy.engine.default import DefaultDialect
+
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.optuna_encoding import TRIAL, finished_trials
+from optimizer.store.optuna_storage import RetryPolicy, storage_of
+from optimizer.store.optuna_study import StudySharing, open_study
+from tests.conftest import known_server
+from tests.storage_fixtures import PostgreSQL, postgresql
+
+__all__ = ["postgresql"]
+
+PROBLEM = Problem("m", SearchSpace((1, 4, 16), max_queue_delay_us=("off", 0, 1000)), 1, 64)
+TRIALS = 3  # one of each way in which a trial is entered
+AT_ONCE = 5
+LONGEST_PAUSE_SECONDS = 0.05  # between two moments at which a connection is dropped
+
+
+def trials() -> list[Trial]:
+    candidates: list[Candidate] = list(PROBLEM.space.candidates())[:TRIALS]
+    load = LoadPoint(1, 1)
+    return [Trial(n, one, ((load, known_server(one, 1, 1)),)) for n, one in enumerate(candidates)]
+
+
+def record_all(study: optuna.Study, recorded: Callable[[], object] = lambda: None) -> None:
+    """Enter trials in each possible way: from the queue, at once, and finished."""
+    tracker = CandidateTracker(PROBLEM, study)
+    for trial in trials():
+        if trial.number % 3 == 0:
+            tracker.enqueue(trial.candidate)
+            assert tracker.ask(tracker.tried()) == trial.candidate
+        elif trial.number % 3 == 1:
+            assert tracker.start(trial.candidate, 1) == trial.candidate
+        tracker.record(trial)
+        recorded()
+
+
+def assert_recorded_once(study: optuna.Study) -> None:
+    assert finished_trials(study) == trials()
+    entered = study.get_trials()
+    assert [trial.number for trial in entered] == list(range(TRIALS))
+    assert [trial.user_attrs[TRIAL] for trial in entered] == list(range(TRIALS))
+    assert {trial.state for trial in entered} == {TrialState.COMPLETE}
+    measured = [known_server(trial.candidate, 1, 1).throughput_infer_per_sec for trial in trials()]
+    assert [trial.value for trial in entered] == measured
+
+
+@contextmanager
+def connections_dropped(server: PostgreSQL) -> Iterator[tuple[Callable[[], None], list[int]]]:
+    """Drop connections at random moments. Yield a function that allows one more drop, and the dropped process ids.
+
+    There are never more drops than recorded trials: otherwise no trial would succeed on a slow machine.
+    """
+    import psycopg
+
+    dropped: list[int] = []
+    done, allowed = threading.Event(), threading.Semaphore(AT_ONCE)
+    others = "FROM pg_stat_activity WHERE usename = 'tune' AND pid <> pg_backend_pid() AND state IS NOT NULL"
+    query = f"SELECT pid, pg_terminate_backend(pid) {others} ORDER BY random() LIMIT 1"
+
+    def drop() -> None:
+        with psycopg.connect(server.url("x"), autocommit=True) as connection:
+            while True:
+                allowed.acquire()
+                if done.is_set():
+                    return
+                time.sleep(random.uniform(0, LONGEST_PAUSE_SECONDS))
+                dropped.extend(pid for pid, _ in connection.execute(query))
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    try:
+        yield allowed.release, dropped
+    finally:
+        done.set()
+        allowed.release()
+        thread.join()
+
+
+@pytest.mark.parametrize("studies", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_no_trial_is_lost_or_repeated_if_connections_are_dropped(postgresql: PostgreSQL, studies: int) -> None:
+    storage = postgresql.url("x")
+    names = [f"dropped {number}" for number in range(studies)]
+    open_study(storage, "creates the tables", PROBLEM, RandomSampler(seed=0))
+    with connections_dropped(postgresql) as (recorded, dropped), ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def run(name: str) -> None:
+            record_all(open_study(storage, name, PROBLEM, RandomSampler(seed=0)), recorded)
+
+        list(pool.map(run, names))
+    assert len(dropped) >= studies
+    kept = optuna.storages.RDBStorage(storage.replace("postgresql://", "postgresql+psycopg://"))
+    for name in names:
+        assert_recorded_once(optuna.load_study(study_name=name, storage=kept))
+
+
+def test_a_silent_network_is_noticed_by_the_kernel(postgresql: PostgreSQL) -> None:
+    study = open_study(postgresql.url("x"), "keepalive", PROBLEM, RandomSampler(seed=0))
+    backend = storage_of(study)._backend  # type: ignore[attr-defined]
+    connection = backend.engine.raw_connection()
+    with socket.socket(fileno=os.dup(connection.driver_connection.fileno())) as own:
+        assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+    connection.close()
+
+
+class LostAcknowledgements:
+    """Every other COMMIT succeeds, but the connection is lost before that is acknowledged."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.commits = 0
+
+    def commit(self, connection: Any) -> None:
+        connection.commit()
+        self.commits += 1
+        if self.commits % 2:
+            connection.dbapi_connection.close()
+            raise self._error
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+def test_a_commit_whose_acknowledgement_is_lost_is_not_repeated(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: Exception = sqlite3.OperationalError("disk I/O error")
+    storage = f"sqlite:///{tmp_path}/study.db"
+    if kind == "postgresql":
+        storage = request.getfixturevalue("postgresql").url("x")
+        error = __import__("psycopg").OperationalError("server closed the connection unexpectedly")
+    study = open_study(storage, "acknowledgements", PROBLEM, RandomSampler(seed=0))
+    other = open_study(storage, "without a tracker", PROBLEM, RandomSampler(seed=0))
+    lost = LostAcknowledgements(error)
+    with monkeypatch.context() as patch:
+        patch.setattr(DefaultDialect, "do_commit", lambda _, connection: lost.commit(connection))
+        record_all(study)
+        other.tell(other.ask(), 1.0)
+    assert lost.commits > 2 * TRIALS
+    assert_recorded_once(open_study(storage, "acknowledgements", PROBLEM, RandomSampler(seed=0)))
+    assert [(trial.state, trial.value) for trial in other.trials] == [(TrialState.COMPLETE, 1.0)]
+
+
+def test_a_lost_database_is_reported_with_the_table_of_all_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    shared = StudySharing(RetryPolicy(seconds=0.2, kept_in="trials.csv"))
+    study = open_study(storage, "gone", PROBLEM, RandomSampler(seed=0), shared=shared)
+    commits: list[object] = []
+
+    def lose(_: DefaultDialect, connection: object) -> None:
+        commits.append(connection)
+        raise sqlite3.OperationalError("gone")
+
+    monkeypatch.setattr(DefaultDialect, "do_commit", lose)
+    expected = r"the study cannot be stored: gone; all measurements are in trials.csv; fix that, then continue"
+    with pytest.raises(EnvironmentFault, match=expected):
+        study.add_trial(optuna.create_trial(value=1.0))
+    assert len(commits) > 1

@@ -1,0 +1,181 @@
+"""``from optimizer import load_run, tune``: the command and its runs from Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import optimizer
+from optimizer import load_run, tune
+from optimizer.core import interrupts
+from optimizer.core.errors import BadInputError
+from optimizer.options import reference
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = ROOT / "tests/data/dlrm/sample"
+
+USERS = """\
+import pandas as pd
+
+from optimizer import Run, TuneError, load_run, tune
+
+
+def best(path: str) -> float:
+    run: Run = load_run(path)
+    trials: pd.DataFrame = run.trials
+    point = run.recommended
+    return point.throughput_infer_per_sec + len(trials) if point else 0.0
+
+
+def again() -> Run:
+    try:
+        return tune("mlp", sla_p95="20ms", budget="30s", log="plain", shape=["x:4"])
+    except TuneError as error:
+        print(error.exit_code)
+        raise
+"""
+
+
+def test_importing_is_cheap_and_changes_nothing() -> None:
+    script = (
+        "import signal, sys; before = [signal.getsignal(s) for s in (2, 15)]; hook = sys.unraisablehook\n"
+        "import optimizer\n"
+        "assert not {'pandas', 'numpy', 'optuna', 'rich', 'matplotlib'} & sys.modules.keys(), sorted(sys.modules)\n"
+        "optimizer.load_run, optimizer.tune\n"
+        "assert [signal.getsignal(s) for s in (2, 15)] == before and sys.unraisablehook is hook"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert {"tune", "load_run", "Run", "TuneError"} <= set(dir(optimizer))
+    with pytest.raises(AttributeError, match="no attribute 'tuna'"):
+        optimizer.tuna  # noqa: B018
+
+
+def test_an_interrupt_leaves_the_signals_of_a_program_that_is_not_ours() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    interrupts.acknowledge()
+    assert signal.getsignal(signal.SIGINT) is before
+    thread = threading.Thread(target=interrupts.acknowledge)  # where signals cannot be set at all
+    thread.start()
+    thread.join()
+
+
+def test_generated_files_are_current() -> None:
+    """``python -m optimizer.options.reference`` writes them."""
+    assert (ROOT / reference.PAGE).read_text(encoding="utf-8") == reference.reference_page()
+    assert (ROOT / reference.KEYWORDS).read_text(encoding="utf-8") == reference.keywords_module()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"sla_p95": "20"}, "--sla-p95 20: "),
+        ({"sla_p59": "20ms"}, "--sla-p59"),
+        ({"seed": 1.5}, "--seed 1.5: write a whole number"),
+        ({"search": "guess"}, "--search"),
+        ({"shape": {"x": 4}}, "--shape: dict is not"),
+        ({"json": True}, "--json: unknown option"),
+        ({"no_report": "x"}, "--no-report: x is neither true nor false"),
+        ({"seed": True}, "--seed: bool is not text, a number"),
+        ({"resume": "nowhere"}, "no run.json there"),
+    ],
+)
+def test_refused_values_are_exceptions(keywords: dict[str, Any], message: str) -> None:
+    model = None if "resume" in keywords else "mlp"
+    with pytest.raises(BadInputError) as caught:
+        tune(model, **keywords)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_have_types_and_every_measurement() -> None:
+    run = load_run(SAMPLE)
+    raw = pd.read_csv(SAMPLE / "trials.csv")
+    assert len(run.trials) == len(raw)
+    assert run.trials.throughput_infer_per_sec.sum() == pytest.approx(raw.throughput_infer_per_sec.sum())
+    assert run.trials.confirmation.notna().sum() == raw.confirmation.notna().sum()
+    types = run.trials.dtypes.astype(str)
+    assert (types.trial, types.stable, types.latency_p95_ms, types.reason) == (
+        "Int64",
+        "boolean",
+        "Float64",
+        "string",
+    )
+    assert run.recommended is not None
+    best = run.confirmations[run.confirmations.verdict == "PASS"].iloc[0]
+    assert best.trial == run.recommended.trial
+    assert best.throughput_infer_per_sec_low < best.throughput_infer_per_sec < best.throughput_infer_per_sec_high
+    assert run.pareto.throughput_infer_per_sec.is_monotonic_decreasing
+    assert run.config_pbtxt == (SAMPLE / "best/config.pbtxt").read_text()
+    assert (run.verdict, run.undecided_cause) == ("PASS", None)
+    assert run.confirmation is not None
+    assert "expected share of requests over the bound" in str(run.confirmation["estimand"])
+    assert run.confirmation["throughput_infer_per_sec"] == [
+        best.throughput_infer_per_sec_low,
+        best.throughput_infer_per_sec_high,
+    ]
+
+
+def test_a_run_that_measured_nothing_has_empty_tables(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
+    (folder / "trials.csv").unlink()
+    run = load_run(folder)
+    assert (run.recommended, run.verdict, run.confirmation, run.config_pbtxt) == (None, None, None, None)
+    for table in (run.trials, run.pareto, run.confirmations):
+        assert table.empty
+        assert "throughput_infer_per_sec" in table.columns
+    assert "nothing was measured" in str(run)
+    assert run._repr_html_()
+
+
+def test_a_notebook_shows_the_answer_and_no_markup_of_a_model(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
+    info = folder / "run.json"
+    info.write_text(info.read_text().replace('"model": "dlrm",\n    "facts"', '"model": "<b>x</b>",\n    "facts"'))
+    table = folder / "trials.csv"
+    table.write_text(table.read_text().replace("\ndlrm,", "\n<b>x</b>,"))
+    shown = load_run(folder)._repr_html_()
+    assert "<b>" not in shown
+    assert "PASS at 13,315 infer/s within p95 &lt;= 20 ms" in shown
+    assert "PASS: the SLA is met at 99 % confidence" in shown
+
+
+def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "results/dlrm/sample")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    output = capsys.readouterr().out
+    assert "13,315 infer/s" in output
+    assert "--sla-p95 20 parsecs: " in output
+    assert (tmp_path / "pareto.png").read_bytes()[1:4] == b"PNG"
+    assert names["run"].plots["load"]._repr_png_()[1:4] == b"PNG"
+
+
+@pytest.mark.timeout(900)  # without a cache, mypy reads the whole package
+def test_a_users_file_passes_mypy_strict(tmp_path: Path) -> None:
+    good, bad = tmp_path / "users.py", tmp_path / "misspelt.py"
+    good.write_text(USERS)
+    bad.write_text(USERS.replace("sla_p95=", "sla_p59="))
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", ROOT / "pyproject.toml", good, bad],
+        cwd=ROOT,  # where mypy's cache is
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    (error,) = re.findall(r"(users|misspelt)\.py:\d+: error: (.*)", ended.stdout)
+    assert error[0] == "misspelt"
+    assert "sla_p59" in error[1]

@@ -1,0 +1,164 @@
+"""The first cases of ``benchmarks/fuzz_commands.py``, which tries thousands, and what it must notice."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.core.errors import BadInputError
+from tests.command_fixtures import Ended
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import fuzz_commands
+from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
+from fuzz_sections import CommandCase, ReaderCase
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "root")
+
+
+@pytest.mark.timeout(900)
+def test_tune_ends_well_whatever_it_gets(place: Place) -> None:
+    state = State.read(None, 0)
+    fuzz(state, SMOKE_CASES, place)
+    assert state.faults == []
+    for name, tally in state.sections.items():
+        assert tally.tried == tally.right > 0, name
+        assert tally.accepted > 0, name  # the valid words and files, before they are mutated
+    assert sum(tally.commands for tally in state.sections.values()) > 0
+
+
+def test_an_interrupted_fuzzer_continues_with_the_next_case(place: Place, tmp_path: Path) -> None:
+    path, whole = tmp_path / "state.json", State.read(None, 7)
+    fuzz(whole, 2 * fuzz_commands.BATCH, place)
+    fuzz(State.read(path, 7), fuzz_commands.BATCH, place, path)
+    continued = State.read(path, 7)
+    assert continued.next_case == fuzz_commands.BATCH
+    fuzz(continued, whole.next_case, place, path)
+    assert [_counts(tally) for tally in continued.sections.values()] == [
+        _counts(tally) for tally in whole.sections.values()
+    ]
+    with pytest.raises(SystemExit, match="another seed"):
+        State.read(path, 8)
+
+
+def _counts(tally: fuzz_commands.Tally) -> fuzz_commands.Tally:
+    return replace(tally, slowest_cpu_s=0)
+
+
+def _unprintable(content: bytes) -> None:
+    raise BadInputError("no\x1b[31m")
+
+
+def _other(content: bytes) -> None:
+    raise KeyError(content)
+
+
+def _of_python(content: bytes) -> None:
+    raise UnicodeDecodeError("utf-8", b"", 0, 1, "no error that a user is to see")
+
+
+def _talkative(content: bytes) -> None:
+    print("hello")
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [(_unprintable, BadInputError), (_other, BadInputError), (_of_python, ValueError), (_talkative, BadInputError)],
+)
+def test_a_wrong_reader_is_noticed(read: Any, error: type[Exception], place: Place) -> None:
+    with pytest.raises(AssertionError):
+        attempt(ReaderCase(read, b"x", error), place)
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr"),
+    [
+        (5, ""),
+        (-9, ""),
+        (2, ""),
+        (2, "tune: \n"),
+        (2, "tune: one\ntune: two\n"),
+        (2, "tune: \x1b[31m\n"),
+        (2, f"tune: {'long' * 1000}\n"),
+        (3, "Traceback (most recent call last):\ntune: this is a bug in tune\n"),
+        (0, "module.py:3: UserWarning: beware\n"),
+    ],
+)
+def test_wrong_output_is_noticed(code: int, stderr: str) -> None:
+    with pytest.raises(AssertionError):
+        fuzz_commands.check_output(Ended(code, "", stderr, 1), CommandCase(()), [])
+
+
+def test_one_line_of_error_with_a_log_is_right() -> None:
+    ended = Ended(3, "", "a note\ntune: no server\ntune: log: results/m/1/logs/tritonserver.log\n", 1)
+    fuzz_commands.check_output(ended, CommandCase(()), [])
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "is_right"),
+    [
+        (("explain", "run"), "results/m/1/run.json", True),
+        (("explain", "run"), "p.yaml", False),
+        (("explain", "run"), "run/report.html", False),
+        (("report", "run"), "run/report.html", True),
+        (("report", "run", "--output=new/page"), "new/page/report.html", True),
+        (("report", "run"), "../../elsewhere", False),
+    ],
+)
+def test_a_file_in_a_wrong_place_is_noticed(words: tuple[str, ...], file: str, is_right: bool, place: Place) -> None:
+    case = CommandCase(words, {"p.yaml": b"valid", "run/run.json": b"{}"})
+
+    def write() -> None:
+        with place.folder(case) as folder:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_bytes(b"changed")
+
+    if is_right:
+        write()
+    else:
+        with pytest.raises(AssertionError, match="wrote"):
+            write()
+
+
+def test_writes_outside_and_programs_are_prevented_and_recorded(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "inside")
+    with fuzz_commands.watched(watch):
+        with pytest.raises(PermissionError):
+            (tmp_path / "file").write_text("")
+        with pytest.raises(PermissionError):
+            (tmp_path / "folder").mkdir()
+    assert len(watch.faults) == 2
+    with pytest.raises(Stopped):
+        watch.see("os.system", (b"true",))
+    assert watch.faults[2] == "starts os.system"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bytecode_of_an_import_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "imported_while_watched.py").write_text("")
+    watch = Watch(tmp_path / "inside")
+    with fuzz_commands.watched(watch):
+        importlib.import_module("imported_while_watched")
+    assert watch.faults == []
+    assert not sys.dont_write_bytecode
+
+
+def test_a_case_that_takes_too_long_is_ended() -> None:
+    def compute() -> None:
+        with limited(2, cpu_seconds=0.05):
+            while True:
+                pass
+
+    with pytest.raises(OutOfTime):
+        compute()

@@ -1,0 +1,237 @@
+"""Which batcher settings behave the same: the rules, compared with a literal copy of the batch-forming loop."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+
+import pytest
+
+from optimizer.config.batching import ONE_BY_ONE, behaviour, normalize, parse_policy, resolve_policy
+from optimizer.core.trial import Candidate
+
+
+def on(limit: int, delay: int = 0, *sizes: int) -> Candidate:
+    return Candidate(limit, dynamic_batching=True, max_queue_delay_us=delay, preferred_batch_sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ("none", "none"),
+        (None, "none"),
+        ([], "none"),
+        (" max/2 , max ", "max/2,max"),
+        ("max,max", "max"),
+        ([4, 8], "4,8"),
+        (["max/2", 8], "max/2,8"),
+        (8, "8"),
+    ],
+)
+def test_policies_are_read(value: object, plain: str) -> None:
+    assert parse_policy(value) == plain
+
+
+@pytest.mark.parametrize("value", ["", "half", "max/0", "max/", "-4", "0", "2.5", True, [0], "none,max", {"a": 1}])
+def test_an_invalid_policy_is_reported_on_one_line(value: object) -> None:
+    with pytest.raises(ValueError, match=r'^preferred_batch_sizes: .* is no policy; write "none"') as error:
+        parse_policy(value)
+    assert "\n" not in str(error.value)
+
+
+def test_policies_are_resolved_relative_to_the_largest_batch() -> None:
+    assert resolve_policy("max/4,max/2", 16) == (4, 8)
+    assert resolve_policy("max,8", 8) == (8,)
+    assert resolve_policy("max/4", 6) is None
+    assert resolve_policy("none", 6) == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "request_size"),
+    [
+        pytest.param(on(8, 100, 8), on(8, 100), 1, id="{max} is the default"),
+        pytest.param(on(8, 100, 8, 4, 4), on(8, 100, 4, 8), 1, id="order and repeats"),
+        pytest.param(Candidate(8), Candidate(4), 4, id="off: any max_batch_size that admits the request"),
+        pytest.param(on(4, 500), Candidate(4), 4, id="no two fit, and the request is the largest batch"),
+        pytest.param(on(7, 0), Candidate(4), 4, id="no two fit, nothing waits"),
+        pytest.param(on(7, 500, 4), Candidate(4), 4, id="no two fit, one is preferred"),
+        pytest.param(on(7, 500, 4, 6), Candidate(4), 4, id="no two fit, one is preferred among others"),
+        pytest.param(on(11, 0, 4, 6), Candidate(4), 4, id="without delay, one is preferred, no more is hit"),
+        pytest.param(on(8, 0, 1), Candidate(1), 1, id="without delay a batch of one is sent as soon as hit"),
+        pytest.param(on(24, 500), on(31, 500), 16, id="limits that admit as many requests"),
+        pytest.param(on(24, 500), on(24, 500, 20), 16, id="sizes that no requests reach"),
+        pytest.param(on(9, 0), on(8, 0), 4, id="without delay, a limit between two sums"),
+        pytest.param(on(16, 0, 8), on(8, 0), 1, id="without delay, a batch is closed at the largest size"),
+        pytest.param(on(16, 0, 6, 8), on(16, 0, 8), 4, id="without delay, a size that is never hit"),
+        pytest.param(on(16, 100, 6, 8), on(16, 100, 8), 4, id="waiting for 6 is waiting for 8"),
+        pytest.param(on(17, 100, 16, 17), on(16, 100), 4, id="above what fits"),
+        pytest.param(on(16, 100, 2, 8), on(16, 100, 8), 4, id="smaller than a request"),
+    ],
+)
+def test_these_behave_alike(one: Candidate, other: Candidate, request_size: int) -> None:
+    assert behaviour(one, request_size) == behaviour(other, request_size) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "request_size"),
+    [
+        pytest.param(on(24, 500), Candidate(24), 16, id="alone, and yet it waits"),
+        pytest.param(on(24, 500), on(24, 900), 16, id="and for how long"),
+        pytest.param(on(8, 0), Candidate(8), 1, id="batching"),
+        pytest.param(on(8, 100), on(16, 100), 1, id="the limit"),
+        pytest.param(on(8, 100, 4), on(8, 100), 1, id="the sizes"),
+        pytest.param(on(8, 100, 4), on(4, 100), 1, id="with delay a late batch grows beyond the largest size"),
+        pytest.param(on(9, 100), on(8, 100), 4, id="with delay, a limit that is never reached"),
+        pytest.param(on(16, 0, 4, 16), on(16, 0), 1, id="without delay a batch is closed at any size it hits"),
+        pytest.param(Candidate(0), Candidate(1), 1, id="no batch dimension"),
+    ],
+)
+def test_these_do_not(one: Candidate, other: Candidate, request_size: int) -> None:
+    assert behaviour(one, request_size) != behaviour(other, request_size)
+
+
+def test_a_request_that_is_refused_has_no_behaviour() -> None:
+    assert behaviour(Candidate(4), 8) is None
+    assert behaviour(Candidate(0), 2) is None
+    assert behaviour(on(0), 1) is None
+
+
+def test_with_fields_of_the_queue_the_batcher_counts_even_for_lone_requests() -> None:
+    assert behaviour(on(4), 4, queued=True) != behaviour(Candidate(4), 4, queued=True)
+
+
+def test_tidy_changes_the_spelling_only() -> None:
+    field = ("dynamic_batching.preserve_ordering", True)
+    assert normalize(on(8, 5, 8)) == on(8, 5)
+    assert normalize(on(8, 5, 8, 4, 8)) == on(8, 5, 4, 8)
+    assert normalize(Candidate(8, False, 7, (4,), 2, (field, ("a.b", 1)))) == Candidate(
+        8, instance_count=2, fields=(("a.b", 1),)
+    )
+
+
+class Payload:
+    def __init__(self) -> None:
+        self.size, self.late, self.executing = 0, False, False
+
+
+class Batcher:
+    """The loop of dynamic_batch_scheduler.cc with one instance and requests of ``r`` samples; time is an event."""
+
+    def __init__(self, candidate: Candidate, r: int, *, fixed: bool) -> None:
+        self.limit, self.delay, self.r, self.fixed = candidate.max_batch_size, candidate.max_queue_delay_us, r, fixed
+        self.sizes = set(candidate.preferred_batch_sizes or (self.limit,))
+        self.queue: list[bool] = []  # for each request: whether it has waited for the delay
+        self.payloads: list[Payload] = []
+        self.current: Payload | None = None
+        self.saturated, self.next_preferred = False, 0
+
+    def arrive(self) -> None:
+        self.queue.append(False)
+        busy = self.current is None or self.current.executing
+        enough = len(self.queue) * self.r >= self.next_preferred
+        if len(self.payloads) < 2 and (not self.fixed or self.saturated or busy or enough):
+            self.wake()
+
+    def age(self) -> None:
+        self.queue = [True] * len(self.queue)
+        for payload in self.payloads:
+            payload.late = True
+        self.wake()
+
+    def take(self) -> int:
+        if not self.payloads:
+            return 0
+        taken = self.payloads.pop(0)
+        taken.executing = True
+        while self.delay and self.limit > 1 and self.payloads and self.payloads[0].late:
+            self.payloads[0].executing = True
+            if taken.size + self.payloads[0].size > self.limit:
+                break
+            taken.size += self.payloads.pop(0).size
+        self.wake()
+        return taken.size
+
+    def wake(self) -> None:
+        while True:
+            if self.saturated or self.current is None or self.current.executing:
+                self.current, self.saturated, self.next_preferred = Payload(), False, 0
+            if not self.queue or len(self.payloads) >= 2:
+                return
+            waits, pending = self.form(self.current)
+            if not waits and pending:
+                for _ in range(pending // self.r):
+                    self.current.late |= self.queue.pop(0)
+                if self.current.size == 0:
+                    self.payloads.append(self.current)
+                self.current.size += pending
+            elif waits or not self.saturated:
+                return
+
+    def form(self, current: Payload) -> tuple[bool, int]:
+        pending = best = 0
+        send = False
+        for _ in self.queue:
+            total = current.size + pending
+            if total > 0:
+                if total + self.r > max(self.sizes) and best == 0:
+                    best, self.saturated = pending, True
+                if total + self.r > self.limit:
+                    send = True
+                    break
+            pending += self.r
+            if current.size + pending in self.sizes:
+                best = pending
+        total = current.size + pending
+        late = self.delay > 0 and pending > 0 and self.queue[0]
+        if best and not late:
+            self.saturated |= self.delay == 0
+            return False, best
+        if pending == 0:
+            return False, 0
+        if send or total >= max(self.sizes):
+            self.saturated = True
+            return False, pending
+        if late or self.delay == 0:
+            return False, pending
+        self.next_preferred = min([p for p in self.sizes if p > total] or self.sizes) - current.size
+        return not (current.size > 0 and current.size not in self.sizes), pending
+
+
+def batches(candidate: Candidate, r: int, events: Sequence[str], *, fixed: bool) -> list[int]:
+    """Return the size of each batch that the instance receives; 0 if none is ready."""
+    if not candidate.dynamic_batching:
+        waiting, sent = 0, []
+        for event in events:
+            waiting += event == "arrive"
+            if event == "take":
+                sent.append(r if waiting else 0)
+                waiting -= bool(waiting)
+        return sent
+    batcher, sent = Batcher(candidate, r, fixed=fixed), []
+    for event in events:
+        if event == "take":
+            sent.append(batcher.take())
+        else:
+            getattr(batcher, event)()
+    return sent
+
+
+@pytest.mark.parametrize("r", [1, 2, 3])
+def test_candidates_of_one_behaviour_form_the_same_batches(r: int) -> None:
+    chance = random.Random(r)
+    groups: dict[Hashable, list[Candidate]] = defaultdict(list)
+    groups[ONE_BY_ONE].append(Candidate(r))
+    for limit in range(r, 4 * r + 2):
+        for sizes in (s for n in (0, 1, 2) for s in combinations(range(1, limit + 1), n)):
+            for delay in (0, 5):
+                groups[behaviour(on(limit, delay, *sizes), r)].append(on(limit, delay, *sizes))
+    weights = [(3, 2, 1), (5, 3, 0), (6, 2, 1), (1, 1, 1), (12, 3, 1), (8, 4, 2)]
+    histories = [chance.choices(["arrive", "take", "age"], w, k=70) for w in weights]
+    for alike in groups.values():
+        first, *others = alike[:1] + chance.sample(alike[1:], min(3, len(alike) - 1))
+        for events, fixed in ((events, fixed) for events in histories for fixed in (False, True)):
+            expected = batches(first, r, events, fixed=fixed)
+            for other in others:
+                assert batches(other, r, events, fixed=fixed) == expected, f"{first} / {other}"

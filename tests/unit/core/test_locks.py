@@ -1,0 +1,165 @@
+"""Tests of locks between processes: one holder at a time, named, and released when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import file_lock
+from optimizer.store.optuna_study import JournalLock
+from optimizer.store.run_folder import RunFolder
+
+HOLD = """\
+import sys
+from pathlib import Path
+from optimizer.core.files import file_lock
+
+with file_lock(Path(sys.argv[1]), lambda holder: print("waiting for", holder, flush=True)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+HOLD_JOURNAL = """\
+import sys
+from pathlib import Path
+from optimizer.store.optuna_study import JournalLock
+
+lock = JournalLock(Path(sys.argv[1]), 5)
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+COUNT = """\
+import sys
+from pathlib import Path
+from optimizer.core.files import file_lock
+
+lock, counter = Path(sys.argv[1]), Path(sys.argv[2])
+for _ in range(50):
+    with file_lock(lock, lambda holder: None):
+        counter.write_text(str(int(counter.read_text()) + 1))
+"""
+
+
+@contextlib.contextmanager
+def python(program: str, *arguments: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
+
+
+def unexpected(holder: str) -> None:
+    raise AssertionError(f"held by {holder}")
+
+
+def test_a_lock_leaves_no_file(tmp_path: Path) -> None:
+    with file_lock(tmp_path / "lock", unexpected):
+        assert (tmp_path / "lock").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_holder_is_named_and_waited_for(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with python(HOLD, lock) as first:
+        assert said(first) == "held"
+        with python(HOLD, lock) as second:
+            assert said(second).startswith(f"waiting for process {first.pid} on ")
+            first.communicate()  # ends it
+            assert said(second) == "held"
+            assert lock.exists()
+            second.communicate()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_can_be_tried_without_waiting(tmp_path: Path) -> None:
+    with python(HOLD, tmp_path / "lock") as holder:
+        assert said(holder) == "held"
+        with (
+            pytest.raises(AssertionError, match=f"held by process {holder.pid} on "),
+            file_lock(tmp_path / "lock", unexpected),
+        ):
+            pass
+        assert (tmp_path / "lock").exists()
+
+
+def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with python(HOLD, lock) as holder:
+        assert said(holder) == "held"
+        holder.kill()
+        holder.wait()
+        with file_lock(lock, unexpected):
+            assert f"process {holder.pid} " not in lock.read_text()
+    assert not lock.exists()
+
+
+def test_never_two_holders(tmp_path: Path) -> None:
+    """Four processes that increment one counter lose no increment, although the lock file is removed each time."""
+    lock, counter = tmp_path / "lock", tmp_path / "counter"
+    counter.write_text("0")
+    with contextlib.ExitStack() as running:
+        for process in [running.enter_context(python(COUNT, lock, counter)) for _ in range(4)]:
+            assert process.wait() == 0
+    assert counter.read_text() == "200"
+
+
+def test_a_locked_run_is_refused_on_one_line(tmp_path: Path) -> None:
+    with python(HOLD, tmp_path / ".lock") as holder:
+        assert said(holder) == "held"
+        with pytest.raises(EnvironmentFault) as caught, RunFolder(tmp_path).locked():
+            pass
+    assert str(caught.value).startswith(f"{tmp_path}: process {holder.pid} on ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_cannot_be_locked_is_reported_on_one_line(tmp_path: Path) -> None:
+    with (
+        pytest.raises(EnvironmentFault, match=r"cannot write .*nowhere/\.lock: No such file"),
+        RunFolder(tmp_path / "nowhere").locked(),
+    ):
+        pass
+
+
+# -- Optuna's journal ------------------------------------------------------------------------------------------
+
+
+def test_a_journal_that_stays_locked_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    journal = tmp_path / "study.journal"
+    journal.touch()
+    with python(HOLD_JOURNAL, journal) as holder:
+        assert said(holder) == "held"
+        with pytest.raises(TimeoutError, match=r"another process keeps it locked for more than 0\.1 s"):
+            JournalLock(journal, 0.1).acquire()
+        holder.kill()
+        holder.wait()
+        lock = JournalLock(journal, 0.0)
+        assert lock.acquire()
+        lock.release()
+
+
+ENTRY = b'{"op_code": 0}\n'
+
+
+@pytest.mark.parametrize(("left", "kept"), [(b"", b""), (ENTRY, ENTRY), (ENTRY + b"{", ENTRY), (ENTRY[:9], b"")])
+def test_an_incomplete_last_line_is_removed_before_a_journal_is_written(
+    left: bytes, kept: bytes, tmp_path: Path
+) -> None:
+    journal = tmp_path / "study.journal"
+    journal.write_bytes(left)
+    lock = JournalLock(journal, 0.0)
+    lock.acquire()
+    lock.release()
+    assert journal.read_bytes() == kept

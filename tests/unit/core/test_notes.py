@@ -1,0 +1,64 @@
+"""Tests of the notes: the list is closed, and each note is one line that a worker of a cluster can send."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from optimizer.core import notes
+from optimizer.core.notes import Note
+
+EXAMPLES: tuple[Note, ...] = (
+    notes.SeparateCpus("0-2", "3"),
+    notes.SharedCpus("0-3"),
+    notes.SharedQuota(2.5),
+    notes.SharedMachine(4, 2),
+    notes.ShareOfNode("4 CPUs", 1),
+    notes.OwnBackend("onnxruntime"),
+    notes.RemoteServerUsed("triton:8001"),
+    notes.ServedOnCpu("no CUDA provider"),
+    notes.MigInstanceUsed(),
+    notes.GpusNotRead("NVML does not answer"),
+    notes.BatcherTuned("dlrm"),
+    notes.ConfirmedByPerfAnalyzer("the load is sent over HTTP"),
+    notes.SamplesLeftOut(128, 1000, 4096),
+    notes.OutputsNotCompared("the baseline was not measured"),
+    notes.OfModels((("a", notes.OutputsNotCompared()),)),
+    notes.LateRequests(0.01, 1.0, 21.0),
+    notes.ClocksLowered(2, 4, ("power limit",)),
+    notes.SpeedVaried(1.6),
+    notes.UnstableCells(1, 8),
+    notes.DisturbedCells(1, 8, 0.2),
+    notes.SearchConverged(0.02),
+    notes.WarmStarted(12, "an earlier run", "another machine"),
+    notes.OtherModelTransferred("an earlier run", "dlrm"),
+    notes.TransferLeftOut(1, "measurement", "an earlier run"),
+    notes.WarmStartMissing("no such run"),
+    notes.NodeLeftOut("node1", "it has another GPU"),
+    notes.FewerCpusThanRayCounts("node1", 8, 4),
+    notes.CpusUsedByOthers("node1"),
+    notes.ConfirmationIncomplete(3),
+    notes.ConfirmationComplete(),
+    notes.NextVerdictNeeds(2, 14.0),
+)
+
+
+def test_every_note_has_an_example() -> None:
+    assert {type(note).__name__ for note in EXAMPLES} == {cls.__name__ for cls in Note.__subclasses__()}
+
+
+@pytest.mark.parametrize("note", EXAMPLES, ids=lambda note: type(note).__name__)
+def test_a_note_is_one_printable_line_and_survives_pickling(note: Note) -> None:
+    assert str(note)
+    assert str(note).isprintable()
+    assert pickle.loads(pickle.dumps(note)) == note
+
+
+def test_one_configuration_that_was_left_out_is_singular() -> None:
+    assert str(notes.TransferLeftOut(1, "configuration", "r")) == (
+        "1 configuration of r was left out: not in this space"
+    )
+    assert str(notes.TransferLeftOut(2, "measurement", "r")) == (
+        "2 measurements of r were left out: other request batch sizes"
+    )

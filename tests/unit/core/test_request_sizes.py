@@ -1,0 +1,118 @@
+"""Tests of the parsers of shapes and value ranges, and of the drawn sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.core.request_sizes import (
+    parse_bounds,
+    parse_range,
+    parse_shape,
+    parse_size_distribution,
+    select_inputs,
+)
+
+
+def drawn(text: str, count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    return parse_shape(text).draw(count, np.random.default_rng(seed))
+
+
+def test_a_size_is_perf_analyzers() -> None:
+    shape = parse_shape("input:0:3, 224,224")
+    assert (shape.names, shape.fixed) == ("input:0", (3, 224, 224))
+    assert shape.draw(2, np.random.default_rng(0)) == [(3, 224, 224)] * 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interval_is_uniform_whatever_the_seed(seed: int) -> None:
+    counts = Counter(drawn("x:16..19", 256, seed))
+    assert counts == {(16,): 64, (17,): 64, (18,): 64, (19,): 64}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_are_shares(seed: int) -> None:
+    assert Counter(drawn("x:16*3|128", 256, seed)) == {(16,): 192, (128,): 64}
+    assert Counter(drawn("x:4|8..9*2", 90, seed)) == {(4,): 30, (8,): 30, (9,): 30}
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed", "largest", "mean"),
+    [
+        ("4", 4, 4, 4),
+        ("4|4*2", 4, 4, 4),
+        ("1*9|8", None, 8, 1.7),
+        ("1..3", None, 3, 2),
+        ("1..4*3|16", None, 16, 5.875),
+    ],
+)
+def test_a_mix_has_its_fixed_largest_and_mean_size(text: str, fixed: int | None, largest: int, mean: float) -> None:
+    mix = parse_size_distribution(text)
+    assert (mix.fixed, mix.largest) == (fixed, largest)
+    assert mix.mean == pytest.approx(mean)
+    assert mix.draw(4000, np.random.default_rng(0)).mean() == pytest.approx(mean, rel=0.01)
+
+
+def test_the_order_is_mixed_and_follows_from_the_seed() -> None:
+    sizes = drawn("x:1..100", 100)
+    assert sorted(sizes) == [(i,) for i in range(1, 101)]
+    assert sizes != sorted(sizes)
+    assert sizes == drawn("x:1..100", 100)
+    assert sizes != drawn("x:1..100", 100, seed=1)
+
+
+def test_dimensions_are_drawn_on_their_own() -> None:
+    pairs = set(drawn("x:1..4,1..4,7", 256))
+    assert len(pairs) == 16
+    assert {size for *_, size in pairs} == {7}
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=4))
+def test_every_size_is_one_of_the_mix(choices: list[tuple[int, int, int]]) -> None:
+    text = "|".join(f"{low}..{low + more}*{weight}" for low, more, weight in choices)
+    allowed = {size for low, more, _ in choices for size in range(low, low + more + 1)}
+    assert {size for (size,) in drawn(f"x:{text}", 64)} <= allowed
+
+
+def test_what_a_model_takes() -> None:
+    mix = parse_shape("x:3,16..32")
+    assert mix.fits_model([-1, -1])
+    assert mix.fits_model([3, -1])
+    assert not mix.fits_model([4, -1])
+    assert not mix.fits_model([3, 32])
+    assert not mix.fits_model([-1])
+
+
+def test_names() -> None:
+    assert select_inputs("a, b", ["a", "b", "c"]) == ("a", "b")
+    assert select_inputs("a,b", ["a,b", "a"]) == ("a,b",)
+    with pytest.raises(ValueError, match="the model's inputs are a, b"):
+        select_inputs("a,z", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [("0..30521", (0, 30521)), ("-5..5", (-5, 5)), ("-1.5..2", (-1.5, 2.0)), ("1e-3..1", (1e-3, 1))],
+)
+def test_bounds(text: str, bounds: tuple[float, float]) -> None:
+    assert parse_bounds(text) == bounds
+    assert parse_range(f"a,b:{text}") == ("a,b", bounds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "..", "1..", "2..1", "nan..1", "0..inf", "0..1e999", "a..b", "٣..٤"])
+def test_invalid_bounds_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"LOW\.\.HIGH"):
+        parse_bounds(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", ":5", "x:", "x:0", "x:-1", "x:5..3", "x:5*0", "x:2147483648", "x:1.5", "x:3,", "x:" + "1|" * 64 + "1"],
+)
+def test_invalid_shapes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write|sizes are|at most"):
+        parse_shape(text)

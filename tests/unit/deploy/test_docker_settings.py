@@ -1,0 +1,273 @@
+"""Settings of containers, the model repository inside a container, and messages for errors of the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.trial import Candidate
+from optimizer.deploy.docker_container import (
+    Bind,
+    ContainerSettings,
+    Ulimit,
+    read_gpus,
+    read_mount,
+    read_shm_size,
+    read_ulimits,
+)
+from optimizer.deploy.docker_engine import connect, explain_error
+from optimizer.deploy.docker_target import ContainerTelemetry, MountedCopy
+from tests.repositories import doubler, serialized, stored, write_model
+
+CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+
+
+# -- from text --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("none", ()), ("all", ("all",)), ("0,2", ("0", "2")), ("GPU-8f-1a", ("GPU-8f-1a",))]
+)
+def test_gpus_are_none_all_or_ids(text: str, ids: tuple[str, ...]) -> None:
+    assert read_gpus(text) == ids
+
+
+@pytest.mark.parametrize("text", ["", ",", "0,0", "all,0", "0;1", "none,1", "--x", "0, ,1"])
+def test_other_gpus_are_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match=r"^--docker-gpus .*: write "):
+        read_gpus(text)
+
+
+def test_a_mount_is_a_host_folder_and_a_container_folder(tmp_path: Path) -> None:
+    assert read_mount(f"{tmp_path}:/data") == Bind(tmp_path, "/data", read_only=False)
+    assert read_mount(f"{tmp_path}:/data/x:ro") == Bind(tmp_path, "/data/x", read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "write FOLDER"),
+        ("{0}", "write FOLDER"),
+        ("{0}:/data:rx", "write FOLDER"),
+        ("{0}:/da\nta", "write FOLDER"),
+        ("{0}:data", "an absolute path"),
+        ("{0}:/", "an absolute path"),
+        ("{0}:/a/../models", "an absolute path"),
+        ("{0}:/models/mine", "the model repository is there"),
+        ("{0}/nowhere:/data", "there is no"),
+    ],
+)
+def test_other_mounts_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_mount(text.format(tmp_path), taken=["/models"])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_last_limit_of_a_name_counts() -> None:
+    assert read_ulimits(["memlock=-1", "stack=5", "memlock=64:128"]) == (
+        Ulimit("memlock", 64, 128),
+        Ulimit("stack", 5, 5),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "memlock", "memlock=", "memlock=x", "memlock=-2", "MEM=1", "nofile=1:2:3"])
+def test_other_limits_are_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match=r"^--docker-ulimit .*: write NAME=LIMIT"):
+        read_ulimits([text])
+
+
+@pytest.mark.parametrize("text", ["", "0", "1gb", "-1", "1.5g", "x"])
+def test_other_sizes_are_refused(text: str) -> None:
+    assert read_shm_size("512m") == "512m"
+    with pytest.raises(BadInputError, match=r"^--docker-shm-size .*: write bytes"):
+        read_shm_size(text)
+
+
+def test_the_settings_for_the_engine_are_shown_as_a_command(tmp_path: Path) -> None:
+    settings = ContainerSettings(
+        binds=(Bind(tmp_path, "/models"),),
+        ports=(8001,),
+        gpus=("0", "1"),
+        shm_size="1g",
+        ulimits=(Ulimit("stack", 5, 6),),
+        cpus=frozenset({0, 1, 2, 5}),
+    )
+    assert settings.flags() == [
+        f"--volume={tmp_path}:/models:ro",
+        "--publish=127.0.0.1::8001",
+        '--gpus="device=0,1"',
+        "--ulimit=stack=5:6",
+        "--shm-size=1g",
+        "--cpuset-cpus=0-2,5",
+    ]
+    pytest.importorskip("docker")
+    arguments = settings.arguments()
+    assert arguments["ports"] == {"8001/tcp": ("127.0.0.1", None)}
+    assert arguments["device_requests"][0]["DeviceIDs"] == ["0", "1"]
+    assert arguments["mounts"][0]["ReadOnly"] is True
+    assert "user" not in arguments
+
+
+# -- the repository ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> ModelSource:
+    """Return a model whose weights and labels are an absolute and a relative link."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "large.onnx").write_bytes(serialized(doubler()))
+    (weights / "labels.txt").write_text("a\n")
+    folder = write_model(tmp_path / "models", "doubler", CONFIG, doubler())
+    version = folder / "1"
+    (version / "model.onnx").rename(version / "first.onnx")
+    (version / "model.onnx").symlink_to(weights / "large.onnx")
+    (version / "again.onnx").symlink_to("first.onnx")
+    (version / "gone.onnx").symlink_to(weights / "gone.onnx")
+    (folder / "labels.txt").symlink_to("../../weights/labels.txt")
+    return stored(tmp_path / "models")("doubler")
+
+
+@pytest.fixture
+def mounted(linked: ModelSource) -> Iterator[MountedCopy]:
+    repository = MountedCopy(linked)
+    yield repository
+    repository.remove()
+
+
+def seen(path: str, binds: tuple[Bind, ...]) -> Path:
+    """Return the file of this machine that a container sees at ``path``, with links followed inside."""
+    for _ in range(10):
+        bind = max((one for one in binds if Path(path).is_relative_to(one.at)), key=lambda one: len(one.at))
+        file = bind.source / Path(path).relative_to(bind.at)
+        if not file.is_symlink():
+            return file
+        path = os.path.normpath(Path(path).parent / file.readlink())
+    raise AssertionError(path)
+
+
+@pytest.mark.parametrize("file", ["1/model.onnx", "1/first.onnx", "1/again.onnx"])
+def test_link_targets_of_the_repository_are_mounted(file: str, mounted: MountedCopy) -> None:
+    assert seen(f"/models/doubler/{file}", mounted.binds).read_bytes() == serialized(doubler())
+
+
+def test_files_next_to_the_versions_are_mounted(mounted: MountedCopy) -> None:
+    assert seen("/models/doubler/labels.txt", mounted.binds).read_text() == "a\n"
+
+
+def test_the_configuration_is_a_private_one_and_nothing_can_be_written(
+    mounted: MountedCopy, linked: ModelSource
+) -> None:
+    config = seen("/models/doubler/config.pbtxt", mounted.binds)
+    assert config.is_relative_to(mounted.path)
+    assert all(bind.read_only for bind in mounted.binds)
+    for bind in mounted.binds[1:]:
+        if Path(bind.at).is_relative_to("/models"):  # a mount point must exist and be of the same kind
+            place = mounted.repository / Path(bind.at).relative_to("/models")
+            assert place.is_dir() == bind.source.is_dir()
+            assert place.exists()
+    assert len({bind.at for bind in mounted.binds}) == len(mounted.binds)
+
+
+# -- errors of the engine ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("No such image: nvcr.io/nvidia/tritonserver:25.01-py3", "docker pull img:1"),
+        ("img:1: image not known", "docker pull img:1"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "NVIDIA Container Toolkit"),
+        (
+            "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container "
+            "process: error running prestart hook #0: exit status 1, stderr: nvidia-container-cli: device error: 9: "
+            "unknown device: unknown",
+            "gives the container no GPU",
+        ),
+        ('exec: "tritonserver": executable file not found in $PATH: unknown', "the image img:1 has no such command"),
+        (
+            "driver failed programming connectivity: Bind for 127.0.0.1:1: port is already allocated",
+            "a port",
+        ),
+        ("write /var/lib/docker/tmp/x: no space left on device", "docker system df"),
+        ("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60)", "does not answer"),
+        ("('Connection aborted.', PermissionError(13, 'Permission denied'))", "usermod -aG docker"),
+        ("('Connection aborted.', RemoteDisconnected('closed'))", "does not run"),
+        ("something\nelse", "^Docker refuses: something else; its log may have details"),
+        (
+            "Error while fetching server API version: 404 Client Error for http://h:1/version: Not Found",
+            r"^no Docker answers at unix:///var/run/docker\.sock \(.*404.*\); set DOCKER_HOST",
+        ),
+        (
+            "Invalid bind address format: port is required: x",
+            "^DOCKER_HOST .*: not an address; write one such",
+        ),
+    ],
+)
+def test_a_refusal_is_one_line_with_advice(said: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    message = explain_error(said, "img:1")
+    assert "\n" not in message
+    assert re.search(advice, message)
+
+
+@pytest.fixture
+def _sdk() -> None:
+    pytest.importorskip("docker")
+
+
+@pytest.mark.usefixtures("_sdk")
+def test_a_missing_engine_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=rf"^Docker does not run at unix://{tmp_path}/nothing.sock; start it"):
+        connect(f"unix://{tmp_path}/nothing.sock")
+
+
+@pytest.mark.usefixtures("_sdk")
+def test_an_engine_that_has_ended_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with pytest.raises(EnvironmentFault, match=rf"^Docker does not run at unix://{path}; start it"):
+        connect(f"unix://{path}")
+
+
+def test_a_missing_docker_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(EnvironmentFault, match="needs the docker SDK for Python; pip install 'tritune\\[docker\\]'"):
+        connect()
+
+
+# -- memory -----------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Telemetry that reports ``memory`` of the server."""
+
+    def __init__(self, memory: float | None) -> None:
+        self._memory = memory
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        yield ResourceUsage(server_memory_bytes=self._memory)
+
+
+@pytest.mark.parametrize(
+    ("seen_here", "counted", "expected"), [(None, 5.0, 5.0), (3.0, 5.0, 3.0), (None, None, None)]
+)
+def test_the_engine_gives_the_memory_that_telemetry_cannot_read(
+    seen_here: float | None, counted: float | None, expected: float | None
+) -> None:
+    endpoint = Endpoint("m", Candidate(1), memory_bytes=lambda: counted)
+    with ContainerTelemetry(Recorded(seen_here)).record(endpoint) as samples:
+        pass
+    assert samples.server_memory_bytes == expected

@@ -1,0 +1,107 @@
+"""Leftovers of killed runs are removed, those of running processes are kept, even if a process id is reused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.deploy.server_process import Owner, new_folder, remove_leftovers, shared_memory_prefix, this_process
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def gone() -> Owner:
+    """Return a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return replace(this_process(), pid=process.pid)
+
+
+@pytest.fixture
+def reused() -> Owner:
+    """Return a process whose id has been reused."""
+    return replace(this_process(), start=this_process().start - 1)
+
+
+@pytest.fixture
+def other_container(gone: Owner) -> Owner:
+    """Return a process in another container, of which nothing is known."""
+    return replace(gone, namespace=gone.namespace + 1)
+
+
+@pytest.fixture
+def left(temporary: Path) -> Iterator[list[Path]]:
+    paths: list[Path] = []
+    yield paths
+    for path in paths:
+        if path.parent != temporary:
+            path.unlink(missing_ok=True)
+
+
+def leave(left: list[Path], temporary: Path, owner: object) -> list[Path]:
+    """Create a shared-memory region and a folder with a file, named after ``owner``."""
+    folder = temporary / f"tritune-{owner}-te_st"
+    folder.mkdir()
+    (folder / "config.pbtxt").touch()
+    region = Path("/dev/shm", f"{shared_memory_prefix(folder)}region")
+    region.touch()
+    left += [folder, region]
+    return [folder, region]
+
+
+@pytest.mark.parametrize("owner", ["gone", "reused"])
+def test_leftovers_of_an_ended_process_are_removed(
+    owner: str, temporary: Path, left: list[Path], request: pytest.FixtureRequest
+) -> None:
+    paths = leave(left, temporary, request.getfixturevalue(owner))
+    remove_leftovers()
+    assert [path for path in paths if path.exists()] == []
+
+
+def test_files_of_a_running_process_are_kept(temporary: Path, left: list[Path]) -> None:
+    paths = leave(left, temporary, this_process())
+    remove_leftovers()
+    assert all(path.exists() for path in paths)
+
+
+def test_files_of_another_container_are_kept(other_container: Owner, temporary: Path, left: list[Path]) -> None:
+    paths = leave(left, temporary, other_container)
+    remove_leftovers()
+    assert all(path.exists() for path in paths)
+
+
+@pytest.mark.parametrize("name", ["", "1", "999999999-x", "999999999-1-x", "-1-1-1", "a-b-c"])
+def test_files_without_an_owner_are_kept(name: str, temporary: Path, left: list[Path]) -> None:
+    paths = leave(left, temporary, name)
+    remove_leftovers()
+    assert all(path.exists() for path in paths)
+
+
+def test_a_process_that_ended_unasked_is_gone() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    start = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    owner = replace(this_process(), pid=process.pid, start=start)
+    assert not owner.has_ended()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert owner.has_ended()
+    process.wait()
+
+
+def test_a_new_folder_is_private_and_kept(temporary: Path) -> None:
+    folder = new_folder()
+    assert folder.parent == temporary
+    assert folder.stat().st_mode & 0o777 == 0o700
+    remove_leftovers()
+    assert folder.exists()

@@ -1,0 +1,154 @@
+"""The user's tritonserver: how it is found, whether it can run on this machine, and its options."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.deploy.embedded_target import Installation
+from optimizer.deploy.local_target import LocalTarget, find_installation
+from optimizer.deploy.managed_target import load_limit_seconds
+from optimizer.deploy.server_process import is_too_old
+from optimizer.measure import server_health
+
+HELP = """\
+Usage: tritonserver [options]
+  --help
+\tPrint usage
+
+Model Repository:
+  --model-repository <string>
+\tPath to --this-is-no-option. It may be specified
+  --model-control-mode <string>
+  --rate-limit <string>
+"""
+
+
+def program(folder: Path, says: str = HELP, code: int = 1) -> Path:
+    """Return a script that prints ``says`` and exits with ``code``, in place of ``tritonserver --help``."""
+    path = folder / "tritonserver"
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}END\nexit {code}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_known_options_are_those_of_the_help(tmp_path: Path) -> None:
+    installation = find_installation(str(program(tmp_path)), arguments=("--rate-limit=off",))
+    assert installation.options == frozenset({"help", "model-repository", "model-control-mode", "rate-limit"})
+    assert installation.knows("--rate-limit=off")
+    assert not installation.knows("--http-restricted-api=x")
+    assert installation.backends == Path("/opt/tritonserver/backends")
+    with pytest.raises(
+        BadInputError, match=r"--server-arg --other=1: not an option of .*/tritonserver; `tritonserver --help`"
+    ):
+        find_installation(str(program(tmp_path)), arguments=("--other=1",))
+
+
+def test_the_server_on_path_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(
+        EnvironmentFault, match="--target local: no tritonserver on PATH; name it with --tritonserver"
+    ):
+        find_installation()
+    with pytest.raises(BadInputError, match="--tritonserver tritonserver: no such program on PATH"):
+        find_installation("tritonserver")
+    path = program(tmp_path)
+    assert find_installation().tritonserver == find_installation("tritonserver").tritonserver == path
+
+
+def test_backends_next_to_the_server_are_used(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "others").mkdir()
+    path = str(program(tmp_path / "bin"))
+    assert find_installation(path).backends == tmp_path / "backends"
+    assert find_installation(path, str(tmp_path / "others")).backends == tmp_path / "others"
+    with pytest.raises(BadInputError, match="--backend-directory /nowhere: no such folder"):
+        find_installation(path, "/nowhere")
+
+
+def test_a_program_that_is_no_tritonserver_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=f"--tritonserver {tmp_path}/no: no such file"):
+        find_installation(f"{tmp_path}/no")
+    path = program(tmp_path)
+    path.chmod(0o644)
+    with pytest.raises(BadInputError, match=r"not executable; chmod \+x it"):
+        find_installation(str(path))
+    said = "error while loading shared libraries: libdcgm.so.3: cannot open shared object file\n"
+    with pytest.raises(
+        EnvironmentFault, match=r"--help ended \(exit code 127\): .*libdcgm.so.3.*; name a tritonserver"
+    ):
+        find_installation(str(program(tmp_path, said, 127)))
+
+
+def test_a_program_for_another_machine_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "tritonserver"
+    path.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 2, 183) + bytes(44))
+    path.chmod(0o755)
+    with pytest.raises(EnvironmentFault, match=r"made for ARM \(aarch64\), and this machine is x86-64; name another"):
+        find_installation(str(path))
+
+
+def test_a_missing_backend_is_reported_with_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    own = Installation(tmp_path / "tritonserver", {}, tmp_path / "backends")
+    config = ModelConfig(name="m", platform="tensorrt_plan")
+    source = ModelSource(tmp_path / "models", "m", config)
+    with pytest.raises(
+        EnvironmentFault, match=f"m: backend 'tensorrt' is not in {tmp_path}/backends, which has python"
+    ):
+        LocalTarget(source, own, log=tmp_path / "log")
+    (tmp_path / "models" / "m" / "1").mkdir()
+    (tmp_path / "models" / "m" / "1" / "libtriton_tensorrt.so").touch()  # a model may contain its backend
+    LocalTarget(source, own, log=tmp_path / "log").close()
+
+
+def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path) -> None:
+    backends = tmp_path / "my backends"
+    for backend in ("python", "onnxruntime"):
+        (backends / backend).mkdir(parents=True)
+        (backends / backend / f"libtriton_{backend}.so").touch()
+    (tmp_path / "models" / "m").mkdir(parents=True)
+
+    def check(backend: str, **environment: str) -> None:
+        source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend=backend))
+        own = Installation(tmp_path / "tritonserver", environment, backends)
+        LocalTarget(source, own, log=tmp_path / "log").close()
+
+    check("onnxruntime", PATH="/nowhere")
+    with pytest.raises(EnvironmentFault, match=r"^bash is missing"):
+        check("python", PATH="/nowhere")
+    with pytest.raises(EnvironmentFault, match="my backends: Triton starts models in Python through a shell"):
+        check("python")
+
+
+@pytest.mark.parametrize(("budget", "limit"), [(1.0, 20.0), (60.0, 60.0), (240.0, 120.0)])
+def test_a_load_takes_no_longer_than_the_budget(budget: float, limit: float) -> None:
+    assert load_limit_seconds(budget) == limit
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("2.29.0", True), ("1.15.0", True), ("2.30.0", False), ("2.51.0", False), ("", False)]
+)
+def test_versions(version: str, old: bool) -> None:
+    assert is_too_old(version) is old
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"/t/tritonserver: unrecognized option '--foo=1'\n{HELP}\tDefault is 0.\n\n", "unrecognized option"),
+        (f"{HELP}\tResults in error.\n\nInvalid option value. Got abc\n\n", "Invalid option value. Got abc"),
+        ("I1 first] fine\nE1 a.cc:7] no such thing\nI2 a] bye\n", "no such thing"),
+    ],
+)
+def test_last_words_of_a_server_that_does_not_start(tmp_path: Path, text: str, message: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert message in server_health.startup_failure(log)

@@ -1,0 +1,75 @@
+"""Execution providers of ONNX Runtime for configurations of Triton's onnxruntime backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from optimizer.deploy.backends.onnxruntime.providers import CPU, CUDA, TENSORRT, providers
+
+EVERY = [TENSORRT, CUDA, CPU]
+
+
+def accelerated(*accelerators: dict[str, Any]) -> dict[str, Any]:
+    return {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": list(accelerators)}}}
+
+
+def test_on_the_cpu() -> None:
+    assert providers(accelerated({"name": "tensorrt"}), {}, None, [CPU]) == [(CPU, {})]
+
+
+def test_cuda_is_first_and_the_cpu_takes_the_rest() -> None:
+    assert providers({}, {}, 1, EVERY) == [(CUDA, {"device_id": "1"}), (CPU, {})]
+
+
+def test_options_of_cuda_among_the_parameters_and_of_the_accelerator() -> None:
+    parameters = {"cudnn_conv_algo_search": "1", "arena_extend_strategy": "1", "gpu_mem_limit": "99", "other": "x"}
+    accelerator = {"name": "cuda", "parameters": {"gpu_mem_limit": "77", "enable_cuda_graph": "1"}}
+    (_, options), _ = providers(accelerated(accelerator), parameters, 0, EVERY)
+    assert options == {
+        "device_id": "0",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "gpu_mem_limit": "77",
+        "enable_cuda_graph": "1",
+    }
+
+
+def test_options_of_tensorrt() -> None:
+    accelerator = {
+        "name": "tensorrt",
+        "parameters": {
+            "precision_mode": "FP16",
+            "max_workspace_size_bytes": "1073741824",
+            "trt_engine_cache_enable": "1",
+            "trt_min_subgraph_size": "1",
+        },
+    }
+    result = providers(accelerated(accelerator), {}, 2, EVERY)
+    assert [name for name, _ in result] == EVERY
+    assert result[0][1] == {
+        "device_id": "2",
+        "trt_fp16_enable": "True",
+        "trt_max_workspace_size": "1073741824",
+        "trt_engine_cache_enable": "True",
+        "trt_min_subgraph_size": "1",
+    }
+    plain = providers(accelerated({"name": "tensorrt", "parameters": {"precision_mode": "FP32"}}), {}, 2, EVERY)
+    assert plain[0] == (TENSORRT, {"device_id": "2"})
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "available", "problem"),
+    [
+        ({"name": "cuda"}, [CPU], r"KIND_GPU needs onnxruntime-gpu; .* has CPUExecutionProvider"),
+        ({"name": "tensorrt"}, [CUDA, CPU], "tensorrt: this ONNX Runtime has CUDAExecutionProvider"),
+        ({"name": "gpu_io"}, EVERY, "'gpu_io' is not known"),
+        ({"name": "tensorrt", "parameters": {"precision_mode": "FP8"}}, EVERY, "precision_mode 'FP8'"),
+        ({"name": "tensorrt", "parameters": {"workspace": "1"}}, EVERY, "'workspace' is not a parameter"),
+        ({"name": "tensorrt", "parameters": {"trt_dla_enable": "2"}}, EVERY, "trt_dla_enable of tensorrt is '2'"),
+    ],
+)
+def test_an_unavailable_provider_is_reported(accelerator: dict[str, Any], available: list[str], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        providers(accelerated(accelerator), {}, 0, available)

@@ -1,0 +1,311 @@
+"""Tests of the content of emitted files and of bad input; the contract of each format is in tests/contract."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from optimizer.cli import emit
+from optimizer.cli.emit import FORMATS
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import SERVER_CPUS
+from optimizer.emit import kubernetes
+from optimizer.emit.production import name_of, to_yaml
+from optimizer.options.run_options import RunOptions
+from tests.conftest import measurement
+from tests.emitted_files import (
+    GPUS,
+    IMAGE,
+    RUNS,
+    SAMPLE,
+    by_kind,
+    emitted,
+    in_production,
+    read_config,
+    recommendation_of,
+    settings,
+)
+from tests.run_folders import CLOSED, OPEN, config_text, write_run
+
+
+def container(run: Path, **more: Any) -> dict[str, Any]:
+    recommended = recommendation_of(run)
+    pod = kubernetes.deployment(recommended, settings(recommended, **more))["spec"]["template"]["spec"]
+    container: dict[str, Any] = pod["containers"][0]
+    return container
+
+
+@pytest.mark.parametrize(("server_cpus", "cpu"), [(6, "6"), (2.0, "2"), (1.5, "1.5")], ids=["share", "quota", "part"])
+def test_limits_are_the_resources_of_the_measured_server(server_cpus: float, cpu: str, tmp_path: Path) -> None:
+    """1e9 bytes times 1.5, in steps of 64 MiB; CPUs of the server on a host with 8, not those of the host."""
+    run = write_run(tmp_path, server_cpus=server_cpus)
+    limits = {"cpu": cpu, "memory": "1472Mi"}
+    assert container(run)["resources"] == {"requests": limits, "limits": limits}
+    (compose,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    assert yaml.safe_load(compose)["services"]["doubler"]["deploy"]["resources"]["limits"]["cpus"] == float(cpu)
+    (script,) = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker")).values()
+    assert f"--cpus={cpu} " in script
+
+
+def test_a_quota_limits_cpus_that_the_candidate_chose(tmp_path: Path) -> None:
+    for server_cpus, cpu in ((2.0, "2"), (8.0, "4")):
+        run = write_run(tmp_path / cpu, fields={SERVER_CPUS: ["0-3"]}, server_cpus=server_cpus)
+        assert container(run)["resources"]["limits"]["cpu"] == cpu
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "uses_gpus", "gpus"),
+    [
+        (RunOptions(""), "KIND_GPU", True, 2),
+        (RunOptions(""), "KIND_CPU", True, 0),
+        (RunOptions(""), "KIND_AUTO", False, 0),
+        (RunOptions("", target="docker", docker_image=IMAGE, docker_gpus="1"), "KIND_AUTO", True, 1),
+        (RunOptions("", target="docker", docker_image=IMAGE, docker_gpus="all"), "KIND_AUTO", True, 2),
+        (RunOptions("", target="docker", docker_image=IMAGE), "KIND_AUTO", True, 0),
+        (RunOptions("", target="remote", url="triton:8001"), "KIND_GPU", None, 0),
+    ],
+)
+def test_gpus_are_those_of_the_server(
+    options: RunOptions, kind: str, uses_gpus: bool, gpus: int, tmp_path: Path
+) -> None:
+    configs = {"doubler": config_text("doubler", kind)}
+    run = write_run(tmp_path, configs=configs, options=options, hardware=GPUS, server_uses_gpus=uses_gpus)
+    assert recommendation_of(run).gpus == gpus
+    assert container(run)["resources"].get("limits", {}).get("nvidia.com/gpu") == (str(gpus) if gpus else None)
+
+
+def test_a_start_may_take_ten_times_the_load_time(tmp_path: Path) -> None:
+    probe = container(write_run(tmp_path))["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 10 * 45
+
+
+@pytest.mark.parametrize(
+    ("load", "series", "metric", "target", "factor"),
+    [
+        (CLOSED, "nv_inference_request_duration_us", "triton_doubler_requests_in_flight", "14", " / 1e6"),
+        (OPEN, "nv_inference_request_success", "triton_doubler_requests_per_second", "105", ""),
+    ],
+)
+def test_replicas_follow_the_measured_load(
+    load: Any, series: str, metric: str, target: str, factor: str, tmp_path: Path
+) -> None:
+    """The target is 70 % of 20 requests in flight, or of 150.5 requests per second."""
+    run = write_run(tmp_path, load=load)
+    (text,) = emitted(run, tmp_path / "out", *in_production("mounted", "kubernetes")).values()
+    scaler = by_kind(yaml.safe_load_all(text))["HorizontalPodAutoscaler"]
+    (rule,) = scaler["spec"]["metrics"]
+    assert rule["pods"] == {"metric": {"name": metric}, "target": {"type": "AverageValue", "averageValue": target}}
+    comment = re.findall(r"^#  (.*)$", text.partition("apiVersion")[0], re.MULTILINE)
+    (rule,) = yaml.safe_load("\n".join(comment))
+    assert rule["name"]["as"] == metric
+    assert rule["seriesQuery"].startswith(f'{series}{{namespace!="",pod!="",model="doubler"}}')
+    assert rule["metricsQuery"].endswith(f'model="doubler"}}[1m])){factor}')
+
+
+def test_kserve_gets_the_measured_load_and_the_utilization(tmp_path: Path) -> None:
+    words = [*in_production("s3://b/m", "kserve"), "--target-utilization", "60%"]
+    for load, expected in ((CLOSED, ("concurrency", 20, 20)), (OPEN, ("rps", 150, None))):
+        run = write_run(tmp_path / str(load.concurrency), load=load)
+        (text,) = emitted(run, run / "out", *words).values()
+        document = yaml.safe_load(text)
+        predictor = document["spec"]["predictor"]
+        assert tuple(map(predictor.get, ("scaleMetric", "scaleTarget", "containerConcurrency"))) == expected
+        assert list(document["metadata"]["annotations"].values()) == ["60"]
+
+
+def test_replicas_can_follow_cpu_time(tmp_path: Path) -> None:
+    recommended = recommendation_of(write_run(tmp_path))
+    scaler = kubernetes.autoscaler(recommended, settings(recommended, autoscaled_by="cpu"))
+    assert scaler["spec"]["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 70}
+
+
+def test_every_file_names_its_run(tmp_path: Path) -> None:
+    header = [line for line in emitted(SAMPLE, tmp_path)["config.pbtxt"].splitlines() if line.startswith("#")]
+    assert re.match(r"# dlrm, as tuned by tritune .*: run dlrm/sample, written 2026-11-21", header[0])
+    assert "13,315 infer/s, p95 18.5 ms, concurrency 47 (4 samples a request), memory 643 MB" in header[1]
+    assert header[2] == "# bound: p95 <= 20 ms"
+    assert header[3].startswith("# verdict: PASS: the SLA is met at 99 % confidence")
+    assert header[4] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 cores, Triton 2.51.0"
+    assert not any("WARNING" in line for line in header)
+
+
+def test_one_configuration_for_each_device(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), RUNS["gpu"](tmp_path / "b")]
+    words = [str(runs[1]), "--format", "per-device"]
+    files = emitted(runs[0], tmp_path / "out", *words)
+    paths = ["doubler/configs/some-cpu.pbtxt", "doubler/configs/nvidia-h100-80gb-hbm3.pbtxt"]
+    assert sorted(files) == sorted(paths)
+    for path, run in zip(paths, runs, strict=True):
+        assert read_config(files[path]) == recommendation_of(run).configs["doubler"]
+        assert f"--model-config-name={Path(path).stem} " in files[path]
+    named = emitted(runs[0], tmp_path / "named", *words, "--device", "cpu", "--device", "h100")
+    assert sorted(named) == ["doubler/configs/cpu.pbtxt", "doubler/configs/h100.pbtxt"]
+
+
+def test_warm_up_runs_the_batches_of_the_batcher(tmp_path: Path) -> None:
+    files = emitted(write_run(tmp_path / "a"), tmp_path / "out", "--warm-up")
+    warmed = read_config(files["config.pbtxt"]).model_warmup
+    assert [sample.batch_size for sample in warmed] == [1, 4, 8]
+    open_dims = {"doubler": config_text("doubler", dims="-1")}
+    options = RunOptions("doubler", shapes=("x:16..128",))
+    files = emitted(write_run(tmp_path / "b", configs=open_dims, options=options), tmp_path / "b_out", "--warm-up")
+    assert list(read_config(files["config.pbtxt"]).model_warmup[0].inputs["x"].dims) == [128]
+    with pytest.raises(BadInputError, match="the size of input x of doubler"):
+        emit.main([str(write_run(tmp_path / "c", configs=open_dims)), "--warm-up"])
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "NO", "on", "1e3", "0o7", "0x1F", "1_000", "1:30", "~", "", "a: b", "é", "- x"]
+)
+def test_texts_are_quoted_for_every_yaml_version(text: str) -> None:
+    written = to_yaml({text or "empty": text})
+    assert yaml.safe_load(written) == {text or "empty": text}
+    assert re.fullmatch(r'(.+): ".*"\n', written), "in quotes, whatever YAML's version"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("dlrm", "dlrm"),
+        ("Tiny_Model v2", "tiny-model-v2"),
+        ("1e3", "model-1e3"),
+        ("é", "model"),
+        ("a" * 80, "a" * 50),
+    ],
+)
+def test_service_names_are_valid_in_kubernetes(model: str, name: str) -> None:
+    assert name_of(model) == name
+
+
+def test_models_with_similar_names_keep_their_configurations(tmp_path: Path) -> None:
+    recommended = recommendation_of(RUNS["several models"](tmp_path))
+    keys = kubernetes.config_keys(recommended)
+    assert len(set(keys.values())) == len(recommended.configs)
+    data = kubernetes.config_map(recommended, settings(recommended))["data"]
+    assert {name: read_config(data[key]) for name, key in keys.items()} == recommended.configs
+
+
+# -- bad input -------------------------------------------------------------------------------------------------
+
+
+def refused(*words: str | Path) -> str:
+    with pytest.raises(BadInputError) as caught:
+        emit.main([str(word) for word in words])
+    message = str(caught.value)
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    return message
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
+def test_a_run_that_has_not_ended(status: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, status=status)
+    assert f"continue it with `tune --resume {run}`" in refused(run)
+
+
+def test_a_run_without_a_recommendation(tmp_path: Path) -> None:
+    run = write_run(tmp_path, status="none", measured=measurement(1000, 40.0))
+    assert "no configuration met p95 <= 20 ms" in refused(run)
+
+
+def test_a_run_without_its_configuration(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    shutil.rmtree(run / "best")
+    assert "the configuration of doubler was deleted" in refused(run)
+    (run / "best").mkdir()
+    (run / "best" / "config.pbtxt").write_text("max_batch_size: many")
+    assert "config.pbtxt:1: not a model configuration" in refused(run)
+
+
+@pytest.mark.parametrize("changed", ["max_batch_size: 8", "count: 2", "preferred_batch_size: 4"])
+def test_a_configuration_that_was_not_measured(changed: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, configs={"doubler": config_text("doubler").replace(changed, changed[:-1] + "1")})
+    assert "differs from the configuration that the run measured" in refused(run)
+
+
+def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    info = json.loads((run / "run.json").read_text())
+    del info["hardware"]["cpu"]
+    (run / "run.json").write_text(json.dumps(info))
+    assert "not the record of a run (no 'cpu')" in refused(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "nomad"], "invalid choice"),
+        (["--format", "docker"], "--image is missing; give an image of NVIDIA with Triton 2.51.0"),
+        (["--format", "docker", "--image", "a b"], "--image a b"),
+        (["--format", "docker", "--image", IMAGE], "--model-repository is missing; give "),
+        (["--format", "kserve"], "--model-repository is missing"),
+        ([*in_production("ftp://x/y", "docker")], "write s3://BUCKET/PATH"),
+        ([*in_production("pvc://claim", "docker")], "docker cannot read models from there"),
+        ([*in_production("./models", "kubernetes")], "kubernetes cannot read models from there"),
+        ([*in_production("as://a/b", "kserve")], "kserve cannot read models from there"),
+        ([*in_production("pvc://Claim", "kubernetes")], "write pvc://CLAIM"),
+        ([*in_production("pvc://claim/../x", "kubernetes")], "write pvc://CLAIM"),
+        ([*in_production("a:b", "docker")], "cannot mount a folder with a colon"),
+        (
+            [*in_production("s3://b/m", "kubernetes"), "--name", "Not_A_Name"],
+            "--name Not_A_Name: write a lower-case",
+        ),
+        ([*in_production("s3://b/m", "kubernetes"), "--max-replicas", "0"], "--max-replicas 0: write a whole number"),
+        ([*in_production("s3://b/m", "kubernetes"), "--target-utilization", "0%"], "--target-utilization 0"),
+        ([*in_production("s3://b/m", "docker"), "--max-replicas", "3"], "--format docker does not use it"),
+        (["--device", "a b", "--format", "per-device"], "--device a b: write letters"),
+        (["--device", "a", "--device", "b", "--format", "per-device"], "--device: give one for each of the"),
+        ([*in_production("/srv/models", "docker")], "writes 2 files here: give --output DIR"),
+    ],
+)
+def test_bad_options_are_refused(words: list[str], message: str) -> None:
+    assert message in refused(SAMPLE, *words)
+
+
+def test_runs_that_do_not_fit_together(tmp_path: Path) -> None:
+    assert "--format pbtxt takes one run" in refused(SAMPLE, SAMPLE)
+    assert "both would write dlrm/configs/" in refused(SAMPLE, SAMPLE, "--format", "per-device")
+    remote = RUNS["another machine"](tmp_path)
+    assert "name it with --device" in refused(remote, "--format", "per-device")
+    assert "is unknown; leave it out" in refused(
+        remote, *in_production("s3://b/m", "kubernetes"), "--autoscale-on", "cpu"
+    )
+
+
+def test_a_model_that_docker_cannot_mount(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a:b")
+    assert "a:b: docker cannot mount a name with a colon" in refused(run, *in_production("mounted", "docker"))
+    assert emitted(run, tmp_path / "bucket", *in_production("s3://b/m", "docker")).keys() == {"run.sh"}
+
+
+def test_existing_files_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text("mine")
+    assert "config.pbtxt exists; give another --output" in refused(SAMPLE, "--output", tmp_path)
+    assert (tmp_path / "config.pbtxt").read_text() == "mine"
+    assert "dlrm" in emitted(SAMPLE, tmp_path, "--force")["config.pbtxt"]
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refused(SAMPLE, "--output", tmp_path / "file")
+
+
+def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = re.findall(r"^\$ tune emit (.*)$", Path("docs/emit.md").read_text(), re.MULTILINE)
+    assert {name for line in commands for name in re.findall(r"--format (\S+)", line)} == {*FORMATS} - {"pbtxt"}
+    for line in commands:
+        words = shlex.split(line)
+        capsys.readouterr()
+        if "--output" in words:
+            folder = tmp_path / words.pop()
+            assert emitted(Path(words[0]), folder, *words[1:-1]) != {}
+        else:
+            assert emit.main(words) == 0
+            assert capsys.readouterr().out.startswith("# dlrm, as tuned by tritune")

@@ -1,0 +1,233 @@
+"""Tests of ``tune explain``: bottleneck, binding constraint, remedies and runner-up."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.cli.explain import main
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.explain.bottleneck import BottleneckKind, binding, bottleneck, stage_breakdown
+from optimizer.explain.console import print_explanation
+from optimizer.explain.explanation import Explanation, document, explain
+from optimizer.explain.simulated_changes import Forecast, Forecaster, gain
+from optimizer.results.finished_run import read_run
+from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
+from optimizer.simulator.simulate import lognormal_jitter
+from tests import played_server
+from tests.simulation import linear_times, simulate
+
+SAMPLE = Path("tests/data/dlrm/sample")
+BATCHED = Candidate(8, dynamic_batching=True)
+HOLDING = replace(BATCHED, max_queue_delay_us=5000)
+SLA = Sla.from_bounds({"p95": 20.0})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
+
+
+def with_bound(folder: Path, bound: str) -> Path:
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["constraints"] = [bound]
+    (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+def text_of(explanation: Explanation, width: int = 80) -> str:
+    text = io.StringIO()
+    print_explanation(Console(file=text, width=width), explanation)
+    return text.getvalue()
+
+
+def measured(busy: float, instances: int = 1, **stages_ms: float) -> tuple[Point, list[Trial]]:
+    """Return a point with 100 executions of 8 samples per second that take ``busy`` of the instances' time."""
+    counted = f"8:100:{round(busy * instances * 1e9)}"
+    m = Measurement(800.0, mean_batch_size=8.0, batch_stats=counted, requests=800, stable=True, **stages_ms)  # type: ignore[arg-type]
+    point = Point(0, replace(BATCHED, instance_count=instances), LoadPoint(1, 16), m)
+    return point, [Trial(0, point.candidate, ((point.load, m),))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "busy", "more", "stages_ms"),
+    [
+        ("compute", 0.95, 0.01, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
+        ("compute", 0.95, None, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
+        ("compute", 0.4, 0.3, {"queue_ms": 1.0, "compute_infer_ms": 5.0}),
+        ("instances", 0.95, 0.3, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
+        ("copying", 0.95, 0.3, {"queue_ms": 9.0, "compute_infer_ms": 2.0, "compute_input_ms": 3.0}),
+        ("copying", 0.5, 0.0, {"compute_infer_ms": 2.0, "compute_input_ms": 2.0, "compute_output_ms": 1.0}),
+        ("queue", 0.5, 0.0, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
+        ("client", 0.5, 0.0, {"network_ms": 6.0, "client_send_ms": 3.0, "queue_ms": 8.0, "compute_infer_ms": 1.0}),
+    ],
+)
+def test_the_bottleneck_follows_from_stage_times(
+    kind: BottleneckKind, busy: float, more: float | None, stages_ms: dict[str, float]
+) -> None:
+    one = stage_breakdown(*measured(busy, 2, **stages_ms))
+    assert one.busy_share == pytest.approx(busy)
+    result = bottleneck(one, more)
+    assert result.kind == kind
+    assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
+
+
+def test_the_bottleneck_is_unknown_without_stage_times() -> None:
+    point = Point(0, BATCHED, LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True))
+    one = stage_breakdown(point, [Trial(0, BATCHED, ((point.load, point.measurement),))])
+    assert one.busy_share is None
+    assert bottleneck(one, None).kind == "unknown"
+
+
+def test_a_delaying_batcher_is_distinguished_from_bursts() -> None:
+    point, trials = measured(0.5, queue_ms=9.0, compute_infer_ms=2.0)
+    assert "bursts" in " ".join(bottleneck(stage_breakdown(point, trials), None).reasons)
+    held = replace(point, candidate=HOLDING)
+    assert "delays requests" in " ".join(bottleneck(stage_breakdown(held, trials), None).reasons)
+
+
+def test_other_processes_are_named() -> None:
+    point, trials = measured(0.9, compute_infer_ms=5.0)
+    disturbed = replace(point, measurement=replace(point.measurement, other_cpu_share=0.3))
+    assert "took 30 % of the CPUs" in " ".join(bottleneck(stage_breakdown(disturbed, trials), None).reasons)
+
+
+def test_the_bound_that_a_faster_point_misses_binds() -> None:
+    def point(throughput: float, p95_ms: float, memory: float) -> Point:
+        m = Measurement(throughput, latency_p95_ms=p95_ms, server_memory_bytes=memory, stable=True)
+        return Point(0, BATCHED, LoadPoint(1, 4), m)
+
+    sla = Sla.from_bounds({"p95": 20.0, "memory": 1e9})
+    ours, late, large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
+    both = point(200, 30.0, 3e9)
+    result = binding(ours, [ours, late, large, both], sla, met=True)
+    assert (result.constraint, result.beyond) == (sla.constraints[1], large)
+    assert result.gain == pytest.approx(0.2)
+    assert result.used == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
+    assert binding(ours, [ours], sla, met=True).constraint is None
+    assert binding(both, [], sla, met=False).constraint == sla.constraints[1]
+
+
+# -- forecasts, against a server whose service times they do not see ---------------------------------------------
+
+SPACE = SearchSpace((1, 8, 32), ("off", 0, 500, 2000), ("none", "max/2"), (1, 2, 3))
+
+
+def played(candidate: Candidate, load: int, *, faster: float = 1.0) -> Measurement:
+    """A batch takes 3 ms plus 0.3 ms per sample; instances slow each other down by half."""
+    times = linear_times(faster * 3e-3, faster * 3e-4, max(candidate.max_batch_size, 1), 8, contention=0.5)
+    overheads = Overheads(2e-4, 2e-4, 0.0, 5e-5)
+    result = simulate(candidate, ClosedLoopLoad(load), times, overheads, jitter=lognormal_jitter(0.1))
+    return played_server.simulated_measurement(result, candidate)
+
+
+def best(candidate: Candidate, bound_ms: float, *, faster: float = 1.0) -> float:
+    measurements = [played(candidate, load, faster=faster) for load in range(1, 65)]
+    return max(m.throughput_infer_per_sec or 0 for m in measurements if (m.latency_p95_ms or 0) <= bound_ms)
+
+
+def test_forecast_gains_match_the_simulated_server() -> None:
+    own = Candidate(32, True, instance_count=2)
+    problem = Problem("m", SPACE, 1, 64, sla=SLA)
+    tried = [Candidate(1), Candidate(32, True), own, Candidate(8, True, instance_count=3)]
+    loads = (2, 8, 16, 24)
+    trials = [
+        Trial(i, one, tuple((LoadPoint(1, load), played(one, load)) for load in loads)) for i, one in enumerate(tried)
+    ]
+    subject = Point(2, own, LoadPoint(1, 16), played(own, 16))
+    forecaster = Forecaster(latest_points(trials), subject, problem)
+    usual, truth = forecaster.best([own], 20.0), best(own, 20.0)
+    assert usual is not None
+    three = replace(own, instance_count=3)
+    cases: list[tuple[str, Forecast | None, float]] = [
+        ("three instances", forecaster.best([three], 20.0), best(three, 20.0)),
+        ("twice as fast", forecaster.best([own], 20.0, infer_share=0.5), best(own, 20.0, faster=0.5)),
+        ("half the bound", forecaster.best([own], 10.0), best(own, 10.0)),
+        ("twice the bound", forecaster.best([own], 40.0), best(own, 40.0)),
+    ]
+    for name, forecast, expected in cases:
+        assert 1 + (gain(forecast, usual) or 0.0) == pytest.approx(expected / truth, rel=0.15), name
+    assert forecaster.best([own], 1.0) is None
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_sample_run_is_explained() -> None:
+    explanation = explain(read_run(SAMPLE))
+    assert explanation.bottleneck.kind == "compute"
+    assert explanation.subject.busy_share == pytest.approx(0.93, abs=0.01)
+    assert str(explanation.binding.constraint) == "p95 <= 20 ms"
+    assert explanation.simulation is not None
+    names = {remedy.name: remedy for remedy in explanation.simulation.remedies}
+    assert {"more instances", "FP16", "larger batches", "nearer client", "no copying"} == names.keys()
+    half, more, twice = explanation.simulation.other_slas
+    assert (half.bound_ms, more.bound_ms, twice.bound_ms) == (10.0, 30.0, 40.0)
+    assert (half.gain or 0) < 0 < (more.gain or 0) <= (twice.gain or 0) + 0.02
+    assert explanation.runner_up is not None
+    assert explanation.runner_up.point.trial == 5
+    assert explanation.runner_up.interval.low < explanation.runner_up.less < explanation.runner_up.interval.high
+    assert explanation.runner_up.missed == "", "it was measured for comparison only"
+    shown = text_of(explanation, 200)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "assumption: inference takes 0.5" in " ".join(shown.split())
+    assert "What limits the throughput: computing" in shown
+
+
+def test_the_fp16_factor_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    def gained(factor: str) -> float:
+        assert main([str(SAMPLE), "--json", "--fp16-factor", factor]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        return float(next(remedy["gain"] for remedy in printed["simulated"]["remedies"] if remedy["name"] == "FP16"))
+
+    assert gained("0.4") > gained("0.8") > gained("1") == pytest.approx(0.0, abs=0.001)
+    with pytest.raises(BadInputError, match=r"--fp16-factor 2: write a share"):
+        main([str(SAMPLE), "--fp16-factor", "2"])
+
+
+def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:
+    explanation = explain(read_run(with_bound(folder, "p95 <= 2 ms")))
+    shown = " ".join(text_of(explanation).split())
+    assert not explanation.recommended
+    assert explanation.runner_up is None
+    assert "p95 <= 2 ms is missed" in shown
+    assert "no load meets the bound" in shown
+    assert "The lowest expected p95" in shown
+    json.dumps(document(explanation), allow_nan=False)
+
+
+def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["constraints"] = []
+    (folder / "run.json").write_text(json.dumps(info))
+    explanation = explain(read_run(folder))
+    assert "None: the run had no SLA." in text_of(explanation)
+    json.dumps(document(explanation), allow_nan=False)
+
+
+def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "status": "running"}))
+    lines = (folder / "trials.csv").read_text().splitlines(keepends=True)
+    (folder / "trials.csv").write_text("".join(lines[:4]) + lines[4][:30])
+    explanation = explain(read_run(folder))
+    assert "was killed" in text_of(explanation)
+    assert explanation.simulation is not None
+    assert explanation.simulation.points == 3
+
+
+def test_a_run_without_measurements_is_refused_in_one_line(folder: Path) -> None:
+    (folder / "trials.csv").unlink()
+    with pytest.raises(BadInputError, match="nothing was measured") as caught:
+        explain(read_run(folder))
+    assert "\n" not in str(caught.value)

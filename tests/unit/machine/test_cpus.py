@@ -1,0 +1,280 @@
+"""Tests of CPU lists, the topology from sysfs, quotas, and the CPUs of server and load generator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.machine.conditions import machine_conditions
+from optimizer.machine.cpus import CpuTopology, place, quota, split, topology
+from optimizer.options.values import LARGEST_COUNT, format_cpus, parse_cpus, usable_cpus
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def machine(*nodes: tuple[str, ...]) -> CpuTopology:
+    """Return a topology of nodes, each of which is a list of cores."""
+    cores = [[parse_cpus(core) for core in node] for node in nodes]
+    return CpuTopology(tuple(core for node in cores for core in node), tuple(frozenset().union(*n) for n in cores))
+
+
+def ones(first: int, last: int) -> tuple[str, ...]:
+    """Return cores of one CPU each."""
+    return tuple(map(str, range(first, last + 1)))
+
+
+# -- lists ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", {0}),
+        ("0-3,8", {0, 1, 2, 3, 8}),
+        (" 4 , 2-3 ", {2, 3, 4}),
+        ("0-6:2,1", {0, 1, 2, 4, 6}),
+        ("1,1,0-1", {0, 1}),
+        ("8191", {8191}),
+    ],
+)
+def test_lists_are_read(text: str, expected: set[int]) -> None:
+    assert parse_cpus(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "write CPU numbers and ranges, such as 0-3 or 0-3,8"),
+        ("all", "write CPU numbers"),
+        ("0,", "write CPU numbers"),
+        ("-1", "write CPU numbers"),
+        ("0..3", "write CPU numbers"),
+        ("١", "write CPU numbers"),
+        ("3-0", "3-0 contains no CPU; write the lower number first, such as 0-3"),
+        ("0-3:0", "0-3:0 contains no CPU"),
+        ("0-8192", "Linux has no CPU 8192; the last can be 8191"),
+        ("999999999", "Linux has no CPU 999999999"),
+        ("9" * 10_000, "write CPU numbers"),
+        ("0-5", "CPU 4-5 cannot be used here; the usable CPUs are 0-3"),
+    ],
+)
+def test_an_invalid_list_is_reported_on_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        parse_cpus(text, among=frozenset(range(4)))
+    assert "\n" not in str(caught.value)
+
+
+@given(st.frozensets(st.integers(0, LARGEST_COUNT - 1), min_size=1, max_size=50))
+def test_a_formatted_list_is_read_back(chosen: frozenset[int]) -> None:
+    assert parse_cpus(format_cpus(chosen)) == chosen
+
+
+@given(st.text(alphabet="0123456789-,: x", max_size=30))
+def test_any_text_is_a_list_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert parse_cpus(text)
+
+
+def test_runs_are_shown_as_ranges() -> None:
+    assert format_cpus([8, 3, 1, 0, 2]) == "0-3,8"
+
+
+# -- sysfs and control groups -----------------------------------------------------------------------------------
+
+
+def test_this_machine() -> None:
+    mine = usable_cpus()
+    result = topology(mine)
+    assert mine == os.sched_getaffinity(0)
+    for parts in (result.cores, result.nodes):
+        assert sorted(cpu for part in parts for cpu in part) == sorted(mine)
+
+
+def test_hyperthreads_and_nodes(tmp_path: Path) -> None:
+    write(
+        tmp_path / "sys/devices/system",
+        {f"cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
+        | {"node/node0/cpulist": "0-1,4-5", "node/node1/cpulist": "2-3,6-7", "node/node2/cpulist": ""},
+    )
+    assert topology(frozenset(range(8)), tmp_path) == CpuTopology(
+        cores=tuple(frozenset({core, core + 4}) for core in range(4)),
+        nodes=(frozenset({0, 1, 4, 5}), frozenset({2, 3, 6, 7})),
+    )
+    # CPUs that cannot be used are left out
+    assert topology(frozenset({0, 4, 7}), tmp_path) == CpuTopology(
+        cores=(frozenset({0, 4}), frozenset({7})), nodes=(frozenset({0, 4}), frozenset({7}))
+    )
+
+
+def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
+    result = topology(frozenset({1, 0}), tmp_path)
+    assert result == CpuTopology((frozenset({0}), frozenset({1})), (frozenset({0, 1}),))
+    assert result.cpus == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/pod/box",
+                "sys/fs/cgroup/pod/cpu.max": "200000 100000",
+                "sys/fs/cgroup/pod/box/cpu.max": "400000 100000",
+            },
+            2.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:memory:/a\n2:cpu,cpuacct:/docker/1\n0::/",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/docker/1/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/docker/1/cpu.cfs_period_us": "100000",
+            },
+            4.0,
+        ),
+    ],
+    ids=["no control groups", "no limit", "version 2", "the tightest of those above", "version 1"],
+)
+def test_quota(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
+    assert quota(write(tmp_path, files)) == expected
+
+
+# -- server and client ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine_topology", "server", "client"),
+    [
+        (machine(ones(0, 3)), "0-2", "3"),
+        (machine(ones(0, 7)), "0-5", "6-7"),
+        (machine(ones(0, 63)), "0-59", "60-63"),
+        # a core is never split: 6 CPUs on 3 cores
+        (machine(("0,3", "1,4", "2,5")), "0-1,3-4", "2,5"),
+        (machine(("0,4", "1,5", "2,6", "3,7")), "0-2,4-6", "3,7"),
+        # whole cores, even with 8 threads
+        (machine(("0-7", "8-15", "16-23", "24-31")), "0-23", "24-31"),
+        # all on one node
+        (machine(ones(0, 7), ones(8, 15)), "0-11", "12-15"),
+        # the load generator gets the whole small node, so that the server keeps the other one
+        (machine(ones(0, 1), ones(2, 7)), "2-7", "0-1"),
+        # no node is large enough
+        (machine(("0",), ("1",), ("2",), ("3",), ("4",), ("5",), ("6",), ("7",)), "0-5", "6-7"),
+        # CPUs that this process may not use are left out
+        (machine(("2", "3", "6", "9", "10")), "2-3,6,9", "10"),
+    ],
+)
+def test_server_and_load_generator_apart(machine_topology: CpuTopology, server: str, client: str) -> None:
+    placement = split(machine_topology)
+    assert (format_cpus(placement.server), format_cpus(placement.client)) == (server, client)
+    assert placement.server | placement.client == machine_topology.cpus
+    assert not placement.server & placement.client
+    assert all(core <= placement.server or core <= placement.client for core in machine_topology.cores)
+
+
+def test_a_note_names_the_separate_cpus() -> None:
+    assert str(split(machine(ones(0, 3))).note) == "the server runs on CPUs 0-2, the load generator on CPU 3"
+
+
+@pytest.mark.parametrize(
+    ("machine_topology", "limit", "note"),
+    [
+        (machine(("0",)), None, "1 CPU: server and load generator share it"),
+        (machine(ones(0, 1)), None, "2 CPUs: server and load generator share them"),
+        (machine(("0,2", "1,3")), None, "4 CPUs on 2 cores: server and load generator share them"),
+        (machine(ones(0, 15)), 2.5, "a quota of 2.5 CPUs: server and load generator share it"),
+    ],
+)
+def test_too_few_cpus_are_shared_with_a_note(machine_topology: CpuTopology, limit: float | None, note: str) -> None:
+    placement = split(machine_topology, limit)
+    assert placement.server == placement.client == machine_topology.cpus
+    assert str(placement.note) == note
+
+
+def test_a_quota_of_the_whole_machine_is_none() -> None:
+    assert split(machine(ones(0, 7)), 8.0) == split(machine(ones(0, 7)))
+
+
+EIGHT = machine(ones(0, 7))
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "expected"),
+    [
+        (None, None, ("0-5", "6-7", "the server runs on CPUs 0-5, the load generator on CPUs 6-7")),
+        ("0-3", "4", ("0-3", "4", "the server runs on CPUs 0-3, the load generator on CPU 4")),
+        ("0-4", None, ("0-4", "5-7", "the server runs on CPUs 0-4, the load generator on CPUs 5-7")),
+        (None, "0", ("1-7", "0", "the server runs on CPUs 1-7, the load generator on CPU 0")),
+        ("0-7", None, ("0-7", "0-7", "server and load generator share CPUs 0-7")),
+        (None, "0-7", ("0-7", "0-7", "server and load generator share CPUs 0-7")),
+        ("0-4", "4-7", ("0-4", "4-7", "server and load generator share CPU 4")),
+    ],
+)
+def test_server_and_client_get_the_cpus_of_the_options(
+    server: str | None, client: str | None, expected: tuple[str, str, str]
+) -> None:
+    chosen = [None if text is None else parse_cpus(text) for text in (server, client)]
+    placement = place(EIGHT, server=chosen[0], client=chosen[1])
+    assert (format_cpus(placement.server), format_cpus(placement.client), str(placement.note)) == expected
+
+
+# -- machine conditions -----------------------------------------------------------------------------------------
+
+
+def test_notes_on_a_machine_that_tells_all(tmp_path: Path) -> None:
+    first = min(usable_cpus())
+    cpu = f"sys/devices/system/cpu/cpu{first}"
+    write(
+        tmp_path,
+        {
+            "proc/loadavg": "0.50 1.25 2.00 3/215 4242",
+            "proc/cpuinfo": "processor : 0\ncpu MHz\t\t: 2500.000\nflags\t\t: fpu hypervisor sse",
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/cpu.max": "150000 100000",
+            f"{cpu}/cpufreq/scaling_governor": "powersave",
+            f"{cpu}/cpufreq/scaling_cur_freq": "1800123",
+            f"{cpu}/cpufreq/cpuinfo_max_freq": "3500000",
+            f"{cpu}/thermal_throttle/core_throttle_count": "7",
+            f"{cpu}/thermal_throttle/package_throttle_count": "9",
+        },
+    )
+    assert machine_conditions(tmp_path) == {
+        "load_average": [0.5, 1.25, 2.0],
+        "cpus": format_cpus(usable_cpus()),
+        "cpu_quota": 1.5,
+        "cpu_governor": "powersave",
+        "cpu_mhz": 1800,
+        "cpu_max_mhz": 3500,
+        "core_throttle_count": 7,
+        "package_throttle_count": 9,
+        "virtual_machine": True,
+    }
+
+
+def test_notes_on_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+    notes = machine_conditions(tmp_path)
+    assert notes.pop("cpus") == format_cpus(usable_cpus())
+    assert set(notes.values()) == {None}
+
+
+def test_notes_on_this_machine() -> None:
+    notes = machine_conditions()
+    assert isinstance(notes["load_average"], list)
+    assert len(notes["load_average"]) == 3
+    assert isinstance(notes["virtual_machine"], bool)

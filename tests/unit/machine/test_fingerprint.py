@@ -1,0 +1,188 @@
+"""Measurements of different devices and servers are distinguished and never ranked together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.samplers import RandomSampler
+
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.machine.hardware import ID_LENGTH, Fingerprint, Hardware, make_fingerprint, parse_fingerprint
+from optimizer.options.run_options import RunOptions
+from optimizer.replay.engine import recorded_problem
+from optimizer.store.optuna_study import open_study
+from optimizer.store.recording import read_recording, read_recordings
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.environment import Environment
+from tests.command_fixtures import Playground, Tune, called_tune, playground
+from tests.conftest import measurement
+
+__all__ = ["called_tune", "playground"]
+
+HERE = Fingerprint("Some CPU @ 2.50GHz", 2, (), "embedded", "2.51.0", ("onnxruntime 1.20.1",))
+THERE = replace(HERE, cpu_count=4, server="2.50.0")
+TEXTS = st.text(max_size=8)
+FINGERPRINTS = st.builds(
+    Fingerprint,
+    TEXTS,
+    st.integers(0, 999),
+    st.lists(TEXTS, max_size=2).map(tuple),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=2).map(tuple),
+    TEXTS,
+)
+
+
+# -- the fingerprint ----------------------------------------------------------------------------------------------
+
+
+def test_the_short_form_is_the_same_whenever_and_wherever() -> None:
+    assert HERE.id == "79c6a2a2e9aa"
+    assert len(THERE.id) == ID_LENGTH
+    assert THERE.id != HERE.id
+
+
+@given(FINGERPRINTS, FINGERPRINTS)
+def test_two_are_the_same_exactly_where_their_parts_are(one: Fingerprint, other: Fingerprint) -> None:
+    assert (one == other) == (one.id == other.id) == (one.differences(other) == "")
+
+
+@given(FINGERPRINTS)
+def test_a_written_fingerprint_is_read_back(one: Fingerprint) -> None:
+    assert parse_fingerprint(json.loads(json.dumps(one.to_document()))) == one
+
+
+@pytest.mark.parametrize("document", [None, 1, [], {}, {"cpu": "x"}, {**HERE.to_document(), "cpu_count": "many"}])
+def test_text_that_is_no_fingerprint_is_refused(document: object) -> None:
+    assert parse_fingerprint(document) is None
+
+
+def test_the_difference_of_two_fingerprints_is_described() -> None:
+    assert HERE.differences(THERE) == "cpu count 4 there, 2 here; server 2.50.0 there, 2.51.0 here"
+    assert HERE.differences(replace(HERE, gpus=("A100", "A100"))) == "gpus A100, A100 there, none here"
+
+
+def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> None:
+    machine = Hardware((), "Some CPU", 2, 8 << 30)
+    own = make_fingerprint(machine, ["python", "onnxruntime"], target="embedded", server="2.51.0", own_backends=True)
+    fingerprint = make_fingerprint(machine, ["onnxruntime"], target="local", server="2.51.0", own_backends=False)
+    assert own.backends[0].startswith("onnxruntime 1.")
+    assert own.backends[1] == "python"
+    assert fingerprint.backends == ("onnxruntime",)
+    assert "Some CPU, 2 cores · embedded server 2.51.0, onnxruntime 1." in str(own)
+
+
+# -- refused resumes ----------------------------------------------------------------------------------------------
+
+
+def table(path: Path, one: Fingerprint | None) -> TrialsTable:
+    return TrialsTable(path, "m", {}, one.id if one else "")
+
+
+def append(path: Path, one: Fingerprint | None, number: int = 0, concurrency: int = 1) -> None:
+    table(path, one).append(
+        Trial(number, Candidate(8)), LoadPoint(1, concurrency), measurement(100 * concurrency + number, 1)
+    )
+
+
+def test_a_table_with_rows_of_another_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    append(path, THERE)
+    append(path, THERE, concurrency=2)
+    assert len(table(path, THERE).read()[0].measurements) == 2
+    assert len(table(path, None).read()[0].measurements) == 2, "to verify a run elsewhere is no ranking"
+    with pytest.raises(BadInputError, match=rf":2: was measured on another device or server \({THERE.id}, this is "):
+        table(path, HERE).read()
+
+
+def test_a_table_without_fingerprints_is_continued_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    append(path, HERE)
+    without = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{line}\n" for line in without))
+    again = table(path, HERE)
+    again.read()
+    again.append(Trial(0, Candidate(8)), LoadPoint(1, 2), measurement(2, 1))
+    assert len(table(path, HERE).read()[0].measurements) == 2
+    assert "fingerprint" not in path.read_text()
+
+
+def test_a_run_of_another_is_not_resumed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_info(RunOptions("m"), {"fingerprint": THERE.to_document()})
+    folder.refuse_other(THERE)
+    with pytest.raises(BadInputError) as refused:
+        folder.refuse_other(HERE)
+    assert str(refused.value) == (
+        f"{tmp_path}: was measured on another device or server (cpu count 4 there, 2 here; server 2.50.0 there, "
+        "2.51.0 here), and the two are not ranked together; begin a new run (--warm-start "
+        f"{tmp_path} learns from that one), or measure its recommendation here: `tune verify --fresh {tmp_path}`"
+    )
+    folder.write_info(RunOptions("m"), {})
+    folder.refuse_other(HERE)  # a run without a fingerprint
+
+
+@pytest.mark.parametrize("storage", ["study.journal", "sqlite:///{}/s.db"])
+def test_a_shared_study_of_another_is_refused(tmp_path: Path, storage: str) -> None:
+    where = storage.format(tmp_path) if "://" in storage else str(tmp_path / storage)
+    problem = Problem("m", SearchSpace((4, 8)), 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
+    for _ in range(2):
+        study = open_study(where, "s", problem, RandomSampler(), THERE)
+    assert study.user_attrs["fingerprint"]["id"] == THERE.id
+    assert study.user_attrs["fingerprint"]["server"] == "2.50.0"
+    measured_elsewhere = r"study 's' was measured on another device or server \(cpu count 4 there, 2 here; server "
+    with pytest.raises(BadInputError, match=measured_elsewhere):
+        open_study(where, "s", problem, RandomSampler(), HERE)
+
+
+# -- a table with two fingerprints ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """Return a table of two machines; the second one is faster at concurrency 2."""
+    path = tmp_path / "both.csv"
+    for concurrency in (1, 2):
+        append(path, HERE, 0, concurrency)
+        append(path, THERE, 7, concurrency)
+    return path
+
+
+def test_each_is_a_recording_of_its_own(both: Path) -> None:
+    first, second = read_recordings(both)
+    assert (first.fingerprint, second.fingerprint) == (HERE.id, THERE.id)
+    bests = [one.best(recorded_problem(one, {})) for one in (first, second)]
+    assert [best and best.measurement.throughput_infer_per_sec for best in bests] == [200, 207]
+    assert [best and best.line for best in bests] == [4, 5], "lines are those of the file"
+    with pytest.raises(BadInputError, match="has rows of 2 devices or servers; keep only those of one"):
+        read_recording(both)
+
+
+def test_they_are_ranked_one_at_a_time(both: Path, playground: Playground, called_tune: Tune) -> None:
+    ended = called_tune("replay", "--search", "random", "--json", both)
+    assert ended.complaints == [f"{both}: measured on 2 devices or servers, which are searched separately"]
+    documents = json.loads(ended.stdout)
+    lines = {name: document["random"]["best_in_table"]["line"] for name, document in documents.items()}
+    assert lines == {HERE.id: 4, THERE.id: 5}
+    text = called_tune("replay", "--search", "random", both).stdout
+    assert f"({HERE.id})" in text
+    assert f"({THERE.id})" in text
+
+
+def test_this_machine_is_not_shown_as_the_server() -> None:
+    options = RunOptions("m", target="remote", url="192.0.2.1:8001", metrics_url="127.0.0.1:1")
+    stack = Environment.detect(options, Stopwatch(), print)
+    assert str(stack.hardware).startswith("CPU of 192.0.2.1:8001 unknown; load from ")
+    local_stack = Environment.detect(replace(options, url="localhost:8001"), Stopwatch(), print)
+    assert "unknown" not in str(local_stack.hardware)

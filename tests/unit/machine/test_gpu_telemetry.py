@@ -1,0 +1,270 @@
+"""Tests of GPU telemetry with the real pynvml on a fake NVML library, with Triton's metrics, and without both."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from optimizer.core.interfaces import ResourceUsage
+from optimizer.machine import gpu_telemetry as triton_metrics
+from optimizer.machine.gpu_readings import GpuReading, describe_throttling, summarize, throttle_note
+from optimizer.machine.nvml import Gpu, filter_visible, gpus_used_by
+from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
+
+__all__ = ["nvml", "nvml_library"]
+
+RECORD = """
+import json, os, sys, time
+from dataclasses import asdict
+from optimizer.core.interfaces import Endpoint
+from optimizer.machine.nvml import filter_visible
+from optimizer.machine.gpu_telemetry import GpuTelemetry
+from optimizer.machine.nvml import survey
+from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.core.trial import Candidate
+settings = json.loads(os.environ["ASKED"])
+state = open(os.environ["STAND_IN_NVML"]).read().replace("SELF", str(os.getpid()))
+open(os.environ["STAND_IN_NVML"], "w").write(state)
+options = {"gpus": settings.get("gpus"), "metrics": settings.get("metrics", "")}
+endpoint = Endpoint("m", Candidate(1), server_pid=os.getpid(), **options)
+with GpuTelemetry(ProcessTelemetry(), filter_visible(survey().gpus)).record(endpoint) as samples:
+    time.sleep(settings.get("seconds", 0.15))
+print(json.dumps(asdict(samples)))
+"""
+
+SURVEY = """
+import json
+from optimizer.machine.nvml import survey
+print(json.dumps([survey().fault, survey().remedy]))
+"""
+
+
+def recorded(nvml: StandIn, *, environment: dict[str, str] | None = None, **settings: Any) -> dict[str, Any]:
+    """Return the GPU figures of a server that is the recording process itself (``SELF`` in the fake NVML's file)."""
+    usage = nvml.run(RECORD, ASKED=json.dumps(settings), **(environment or {}))
+    return {name: value for name, value in usage.items() if name.startswith("gpu_")}
+
+
+UNKNOWN = dict.fromkeys(
+    ("gpu_utilization", "gpu_memory_bytes", "gpu_power_watts", "gpu_sm_clock_mhz", "gpu_memory_clock_mhz")
+) | {"gpu_throttling": ""}
+OTHERS = {**A100, "utilization": 10, "power": 60_000, "process": ["999999 7000000000"]}
+
+# -- through NVML -----------------------------------------------------------------------------------------------
+
+
+def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
+    """Another process uses the other GPU. The fake energy counter advances by 200 W, and the power reads 250 W."""
+    nvml.tell(OTHERS, {**A100, "process": ["999999 5000000000", "SELF 3000000000"]})
+    usage = recorded(nvml, seconds=2)
+    assert usage.pop("gpu_power_watts") == pytest.approx(200, abs=24)  # a pause between clock and counter is an error
+    assert usage == {
+        "gpu_utilization": 0.75,
+        "gpu_memory_bytes": 3e9,
+        "gpu_sm_clock_mhz": 1410,
+        "gpu_memory_clock_mhz": 1593,
+        "gpu_throttling": "power limit",
+    }
+
+
+def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
+    """Processes have other IDs in a container, so memory and power are those of the device."""
+    no_counter = {**A100, "energy": "error 3"}
+    nvml.tell(OTHERS, no_counter)
+    usage = recorded(nvml, gpus=[1])
+    assert (usage["gpu_memory_bytes"], usage["gpu_power_watts"]) == (10 << 30, 250)
+    both = recorded(nvml)
+    assert (both["gpu_memory_bytes"], both["gpu_power_watts"]) == (20 << 30, 310)
+    chosen = recorded(nvml, environment={"CUDA_VISIBLE_DEVICES": "GPU-1"}, gpus=[0])
+    assert chosen == usage
+    assert recorded(nvml, gpus=[]) == UNKNOWN
+
+
+def test_a_reading_that_the_device_refuses_is_unknown(nvml: StandIn) -> None:
+    nvml.tell({"name": "GRID", "utilization": 50, "power": "error 3", "memory": "error 999"})
+    assert recorded(nvml) == UNKNOWN | {"gpu_utilization": 0.5}
+
+
+def test_under_mig_only_the_memory_of_processes_is_the_servers(nvml: StandIn) -> None:
+    cut = {**A100, "mig": 1}
+    nvml.tell({**cut, "process": ["SELF 1000", "SELF 500"]})
+    assert recorded(nvml) == UNKNOWN | {"gpu_memory_bytes": 1500}
+    nvml.tell(cut)
+    assert recorded(nvml) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("library", "fault"),
+    [
+        ({"init": "error 18"}, ("NVML: RM has detected an NVML/RM version mismatch", "reboot")),
+        ({"init": "error 9"}, ("NVML: Driver Not Loaded", "modprobe nvidia")),
+        ({"devices": "error 999"}, ("NVML: Unknown Error", "nvidia-smi")),
+        ({"devices": 1}, ("NVML, GPU 0: GPU is lost", "Xid")),
+    ],
+)
+def test_faults_are_reported_with_advice(nvml: StandIn, library: dict[str, object], fault: tuple[str, str]) -> None:
+    nvml.tell({"name": "A", "handle": "error 15"}, **library)
+    finding = nvml.run(SURVEY)
+    assert finding[0] == fault[0]
+    assert fault[1] in finding[1]
+    assert recorded(nvml) == UNKNOWN
+
+
+DOCTOR = """
+import json
+from optimizer.cli.doctor import check_gpu
+from optimizer.machine.hardware import gpu_names
+finding = check_gpu()
+print(json.dumps([finding.state, finding.detail, finding.fix, gpu_names()]))
+"""
+
+
+def test_the_doctor_names_gpus_driver_and_faults(nvml: StandIn) -> None:
+    """The tests install the CPU build of onnxruntime."""
+    nvml.tell(A100, {**A100, "mig": 1})
+    state, text, advice, names = nvml.run(DOCTOR)
+    assert (state, len(names)) == ("warn", 2)
+    assert text.startswith("NVIDIA A100-SXM4-80GB, NVIDIA A100-SXM4-80GB (MIG), driver 580.159.04")
+    assert "onnxruntime-gpu" in advice
+    assert nvml.run(DOCTOR, CUDA_VISIBLE_DEVICES="1")[3] == ["NVIDIA A100-SXM4-80GB"]
+    assert nvml.run(DOCTOR, CUDA_VISIBLE_DEVICES="")[1] == "2, all hidden by CUDA_VISIBLE_DEVICES"
+    nvml.tell(init="error 18")
+    state, text, advice, names = nvml.run(DOCTOR)
+    assert (state, text, names) == ("warn", "NVML: RM has detected an NVML/RM version mismatch", [])
+    assert "reboot" in advice
+
+
+# -- the GPUs of the server -------------------------------------------------------------------------------------
+
+FOUR = tuple(Gpu(i, "A", f"GPU-{letter}0", False, None) for i, letter in enumerate("abca"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seen"),
+    [
+        ("2,0", [2, 0]),
+        ("", []),
+        ("-1,0", []),
+        ("1,9,0", [1]),
+        ("0,0", [0]),
+        ("GPU-b,GPU-c0", [1, 2]),
+        ("GPU-a", []),  # ambiguous prefix
+        ("MIG-1234", [1]),
+    ],
+)
+def test_cuda_visible_devices(chosen: str, seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.machine.nvml.parent_of_mig", {"MIG-1234": "GPU-b0"}.get)
+    assert [gpu.index for gpu in filter_visible(FOUR, chosen)] == seen
+
+
+def test_on_the_cpu_there_are_none() -> None:
+    assert gpus_used_by({1}, FOUR, ()) == ()
+
+
+# -- summaries of readings --------------------------------------------------------------------------------------
+
+
+def test_before_and_after_the_load_does_not_count() -> None:
+    samples = [
+        {"a": GpuReading(0.1 * i, utilization=u, power_watts=p, memory_bytes=m)}
+        for i, (u, p, m) in enumerate([(0, 50, 9), (0.8, 300, 5), (0, 100, 5), (1.0, 200, 6), (0, 50, 1)])
+    ]
+    usage = summarize(samples)
+    assert usage == ResourceUsage(gpu_utilization=0.6, gpu_memory_bytes=9, gpu_power_watts=200)
+
+
+def test_a_sum_is_unknown_if_one_gpu_gives_no_reading() -> None:
+    one = GpuReading(0.0, utilization=0.5, power_watts=100, memory_bytes=1.0, sm_clock_mhz=1000)
+    sample = {"a": one, "b": replace(one, power_watts=None, utilization=None, memory_bytes=2.0)}
+    assert summarize([sample]) == ResourceUsage(gpu_memory_bytes=3, gpu_sm_clock_mhz=1000)
+    assert summarize([]) == ResourceUsage()
+
+
+def test_a_counter_that_does_not_change_is_ignored() -> None:
+    samples = [{"a": GpuReading(float(i), power_watts=40, energy_joules=7)} for i in range(3)]
+    assert summarize(samples).gpu_power_watts == 40
+    moving = [{"a": GpuReading(float(i), power_watts=40, energy_joules=7 + 90 * i)} for i in range(3)]
+    assert summarize(moving).gpu_power_watts == 90
+
+
+def test_lowered_clocks_are_counted() -> None:
+    assert throttle_note(["", ""]) is None
+    note = throttle_note(["", "temperature", "power limit, temperature", ""])
+    assert str(note) == "the GPU lowered its clocks in 2 of 4 measurements: power limit, temperature"
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        ([], ""),
+        ([0x00, 0x01, 0x02], ""),  # idle, and clocks set by a user
+        ([0x00, 0x04], "power limit"),
+        ([0x21, 0x44], "power limit, temperature, temperature limit of the hardware"),
+    ],
+)
+def test_clocks_that_a_gpu_lowered(bits: list[int], words: str) -> None:
+    assert describe_throttling(bits) == words
+
+
+# -- from Triton's metrics --------------------------------------------------------------------------------------
+
+METRICS = """\
+# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)
+# TYPE nv_gpu_utilization gauge
+nv_gpu_utilization{gpu_uuid="GPU-10000000-0000"} 0.42
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-10000000-0000"} 2048000000.000000
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-10000000-0000"} 85899345920
+nv_gpu_power_usage{gpu_uuid="GPU-10000000-0000"} 181.5
+nv_energy_consumption{gpu_uuid="GPU-10000000-0000"} 1.2e3
+nv_gpu_utilization{gpu_uuid="GPU-0"} 0
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-0"} 0
+nv_gpu_power_usage{gpu_uuid="GPU-0"} 0
+nv_inference_count{model="m",version="1"} 7
+"""
+
+
+@pytest.fixture
+def metrics() -> Iterator[str]:
+    """Return the address of an endpoint with the metrics of a Triton server."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(METRICS.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_zero_from_triton_is_unknown() -> None:
+    readings = triton_metrics.parse_gpu_metrics(METRICS, 1.0)
+    assert readings == {"GPU-10000000-0000": GpuReading(1.0, 0.42, 2048000000.0, 181.5, 1200.0)}
+
+
+def test_readings_are_unknown_if_no_server_answers() -> None:
+    assert triton_metrics.read_gpu_metrics("127.0.0.1:9") == {}
+    assert triton_metrics.read_gpu_metrics("no such host:x") == {}
+
+
+def test_the_servers_metrics_complete_the_readings_of_nvml(nvml: StandIn, metrics: str) -> None:
+    """They fill unknown figures with MIG and without NVML, for the GPUs that the server's processes use."""
+    from_triton = {"gpu_utilization": 0.42, "gpu_memory_bytes": 2048000000.0, "gpu_power_watts": 181.5}
+    cut = {**A100, "mig": 1}
+    nvml.tell(cut, {**cut, "process": ["SELF 1000"]})
+    assert recorded(nvml, metrics=metrics) == UNKNOWN | from_triton | {"gpu_memory_bytes": 1000}
+    nvml.tell(init="error 18")
+    assert recorded(nvml, metrics=metrics) == UNKNOWN | from_triton

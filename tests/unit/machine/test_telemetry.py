@@ -1,0 +1,209 @@
+"""Tests of the CPU time that others take, the processes of a run, and the speed probe."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.metrics import Measurement
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.notes import SpeedVaried
+from optimizer.core.trial import Candidate
+from optimizer.machine.conditions import (
+    DISTURBANCE_LIMIT,
+    CpuUsage,
+    ProcessTelemetry,
+    SpeedLog,
+    SpeedProbe,
+    describe_disturbance,
+    process_tree,
+    tree_by_children,
+    tree_by_parents,
+    tree_memory_bytes,
+)
+from tests.command_fixtures import eventually
+
+HERE = Endpoint("model", Candidate(1), server_pid=os.getpid())
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int]]:
+    """Yield a process and its child, and kill them at the end."""
+    script = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert eventually(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n", 60)
+        yield parent.pid, child
+        os.killpg(parent.pid, signal.SIGKILL)
+
+
+# -- CPU time of others ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("taken", "own", "expected"),
+    [
+        (6.0, 4.0, 0.2),  # in 10 s
+        (4.0, 4.0, 0.0),
+        (4.0, 4.1, 0.0),  # the two clocks differ by rounding
+        (10.0, 0.0, 1.0),
+    ],
+)
+def test_the_share_of_others_is_the_time_that_the_run_did_not_use(taken: float, own: float, expected: float) -> None:
+    before = CpuUsage(total=1000.0, taken=600.0, own=7.0)
+    after = CpuUsage(total=1010.0, taken=600.0 + taken, own=7.0 + own)
+    assert after.others_since(before) == pytest.approx(expected)
+
+
+def test_a_kernel_that_counts_nothing_is_unknown() -> None:
+    assert math.isnan(CpuUsage(0.0, 0.0, 2.0).others_since(CpuUsage(0.0, 0.0, 1.0)))
+
+
+def test_only_the_selected_cpus_are_counted() -> None:
+    every = CpuUsage.now()
+    one = CpuUsage.now([min(os.sched_getaffinity(0))])
+    assert 0 < one.taken <= one.total
+    assert one.total == pytest.approx(every.total / len(os.sched_getaffinity(0)), rel=0.2)
+    assert CpuUsage.now([8191]).total == 0
+
+
+def test_the_run_is_its_process_and_all_below(family: tuple[int, int]) -> None:
+    assert {os.getpid(), *family} <= process_tree(os.getpid())
+
+
+@pytest.mark.parametrize("tree", [tree_by_children, tree_by_parents])
+def test_a_process_tree_follows_children_and_parents(
+    tree: Callable[[Iterable[int]], set[int]], family: tuple[int, int]
+) -> None:
+    parent, child = family
+    assert tree([parent]) == tree([child, parent]) == {parent, child}
+    assert tree([child]) == {child}
+    assert tree([]) == set()
+
+
+@pytest.mark.parametrize("tree", [tree_by_children, tree_by_parents])
+def test_an_ended_process_has_no_tree(tree: Callable[[Iterable[int]], set[int]]) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert tree([ended.pid]) == {ended.pid}
+
+
+def test_the_time_of_ended_processes_counts_for_the_run() -> None:
+    """The CPU time of an ended child, such as perf_analyzer, counts for its parent."""
+    times = [os.times()]
+    before = CpuUsage.now().own
+    times.append(os.times())
+    subprocess.run(["sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"], check=True)
+    times.append(os.times())
+    own = CpuUsage.now().own - before
+    times.append(os.times())
+    earliest, early, late, latest = (sum(counted[:4]) for counted in times)  # CPU seconds of this process and others
+    child = times[2].children_user - times[1].children_user
+    rounding = 0.05  # the kernel counts ticks of 10 ms
+    assert late - early - rounding <= own <= latest - earliest + rounding
+    assert own > child / 2 > 0
+
+
+def test_a_server_that_is_no_child_is_the_runs_too() -> None:
+    started = subprocess.run(
+        ["sh", "-c", "timeout 60 sh -c 'while :; do :; done' >/dev/null & echo $!"],
+        stdout=subprocess.PIPE,
+        check=True,
+        process_group=0,
+    )
+    server = int(started.stdout)
+    try:
+        assert server not in process_tree(os.getpid())
+        before = CpuUsage.now(server_pid=server).own - CpuUsage.now().own
+        deadline = time.monotonic() + 60
+        while (spent := CpuUsage.now(server_pid=server).own - CpuUsage.now().own - before) < 0.05:
+            assert time.monotonic() < deadline, spent
+            time.sleep(0.02)
+    finally:
+        os.kill(server, signal.SIGTERM)  # ``timeout`` forwards it
+
+
+def test_memory_of_a_tree(family: tuple[int, int]) -> None:
+    both, child = tree_memory_bytes(family[0]), tree_memory_bytes(family[1])
+    assert both is not None
+    assert child is not None
+    assert both > child > 0
+    assert tree_memory_bytes(None) is None
+
+
+def test_memory_of_a_process_that_has_ended_is_unknown() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert tree_memory_bytes(ended.pid) is None
+
+
+def test_a_recording_tells_the_share() -> None:
+    with ProcessTelemetry().record(HERE) as samples:
+        assert samples.other_cpu_share is None
+        subprocess.run(["sleep", "0.05"], check=True)
+    assert samples.other_cpu_share is not None
+    assert 0 <= samples.other_cpu_share <= 1
+    assert samples.server_memory_bytes
+
+
+def test_the_resources_of_a_remote_server_are_unknown() -> None:
+    with ProcessTelemetry().record(replace(HERE, server_pid=None)) as samples:
+        pass
+    assert samples == ResourceUsage()
+
+
+# -- notes to the user ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [None, 0.0, DISTURBANCE_LIMIT])
+def test_an_unknown_or_small_share_is_no_disturbance(share: float | None) -> None:
+    assert describe_disturbance(Measurement(other_cpu_share=share)) == ""
+
+
+def test_a_disturbance_is_described_with_its_share() -> None:
+    message = describe_disturbance(Measurement(other_cpu_share=0.338))
+    assert message == "other processes or machines took 34 % of the CPUs while this was measured"
+
+
+# -- speed probe ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "note"),
+    [
+        ([0.040, 0.040], None),
+        ([0.040, 0.040, 0.048, 0.047], None),
+        ([0.040, 0.041, 0.040, 0.900], None),  # a short disturbance
+        ([0.064, 0.070, 0.040, 0.040], SpeedVaried(0.064 / 0.040)),
+    ],
+)
+def test_a_note_says_that_the_speed_varied(seconds: list[float], note: SpeedVaried | None) -> None:
+    probes = iter(seconds)
+    log = SpeedLog(probes.__next__)
+    for _ in range(len(seconds) // 2):
+        log.probe()
+    assert log.note() == note
+
+
+def test_without_probes_the_speed_has_not_varied() -> None:
+    log = SpeedLog(lambda: 1.0)
+    assert log.variation() == 1.0
+    assert log.note() is None
+
+
+def test_a_probe_works_on_every_cpu() -> None:
+    probe = SpeedProbe()
+    before, wall = os.times(), sum(probe.seconds() for _ in range(5))
+    after = os.times()
+    busy = after.user + after.system - before.user - before.system
+    assert wall > 0
+    assert busy > 0.01

@@ -1,0 +1,262 @@
+"""Test the closed loop of the load client: requests in flight, windows, exact counts, failures, hanging servers."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from objectives import latency_sketch
+from objectives.metrics import Measurement
+from objectives.sla import Constraint, Sla
+from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client import client
+from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient
+from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.judgement import (
+    CLOSED_LOOP_LEAD_IN_SECONDS,
+    SATURATED_CPU_SHARE,
+    NoAnswersError,
+    judge_closed_loop,
+)
+from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord
+from tests.answering_server import AnsweringServer, Array
+
+LOAD = LoadPoint(request_batch_size=2, concurrency=3)
+SIZES = np.array([2])
+MS = 1_000_000
+
+
+# -- the judgement of a record ----------
+
+
+def record(answered_ms: np.ndarray, latency_ms: float | np.ndarray, **facts: Any) -> SendRecord:
+    """Return a record of requests answered ``answered_ms`` after the lead-in, ``latency_ms`` after they were sent."""
+    answered = ((1000 * CLOSED_LOOP_LEAD_IN_SECONDS + answered_ms) * MS).astype(np.int64)
+    sent = (answered - latency_ms * np.full(len(answered), MS)).astype(np.int64)
+    return SendRecord(sent, sent, answered, int(answered.max()) + MS, **facts)
+
+
+def windows_of(happened: SendRecord, seconds: float, count: int, *bounds_ms: float) -> list[Measurement]:
+    sla = Sla(tuple(Constraint("latency-p95", bound_ms) for bound_ms in bounds_ms))
+    return judge_closed_loop(happened, LOAD, seconds, sla, math.inf, count, SIZES)
+
+
+def test_a_request_belongs_to_the_window_in_which_it_was_answered() -> None:
+    answered_ms = np.array([10.0, 499.0, 501.0, 999.0, 998.0, 997.0])
+    first, second = windows_of(record(answered_ms, 400.0), 1.0, 2)
+    assert (first.requests, second.requests) == (2, 4)
+    assert first.throughput_infer_per_sec == pytest.approx(2 * 2 / 0.5)
+    assert second.throughput_infer_per_sec == pytest.approx(4 * 2 / 0.5)
+    assert second.latency_p50_ms == pytest.approx(400.0)
+
+
+def test_answers_of_the_lead_in_and_after_the_end_do_not_count() -> None:
+    (result,) = windows_of(record(np.array([-1.0, 5.0, 999.0, 1000.0, 1200.0]), 3.0), 1.0, 1)
+    assert result.requests == 2
+
+
+def test_requests_above_each_bound_are_counted_exactly() -> None:
+    latencies_ms = np.linspace(0.1, 40.0, 400)
+    first, second = windows_of(record(np.linspace(0, 999, 400), latencies_ms), 1.0, 2, 20.0, 12.5)
+    for window, own_ms in ((first, latencies_ms[:200]), (second, latencies_ms[200:])):
+        for bound_ms in (20.0, 12.5):
+            counted = latency_sketch.requests_over(window.requests_over_ms, bound_ms)
+            assert counted == int(np.sum(np.round(own_ms, 6) > bound_ms))
+        assert latency_sketch.requests_over(window.requests_over_ms, 13.0) is None
+
+
+def test_windows_without_answers_are_lost() -> None:
+    lost, measured = windows_of(record(np.array([600.0, 700.0]), 3.0), 1.0, 2)
+    assert lost.throughput_infer_per_sec is None
+    assert lost.reason == "no request was answered within 0.5 s"
+    assert measured.requests == 2
+
+
+def test_no_answers_are_an_error() -> None:
+    with pytest.raises(NoAnswersError, match=r"no request was answered within 1 s at "):
+        windows_of(record(np.array([-100.0]), 3.0), 1.0, 2)
+
+
+def test_a_failed_request_is_reported_with_the_servers_message() -> None:
+    with pytest.raises(MeasurementError, match=r"a request failed at .*: no such model"):
+        windows_of(record(np.array([5.0]), 3.0, error="no such model"), 1.0, 1)
+
+
+@pytest.mark.parametrize(("cpu_share", "stable"), [(SATURATED_CPU_SHARE, True), (0.97, False)])
+def test_windows_of_a_saturated_client_do_not_count_whatever_their_latencies_are(
+    cpu_share: float, stable: bool
+) -> None:
+    """Some windows meet the bound and others miss it; their own latencies must not decide which of them count."""
+    latencies_ms = np.repeat([3.0, 40.0, 3.0, 40.0], 125)
+    happened = record(np.linspace(0, 999, 500), latencies_ms, cpu_share=cpu_share)
+    windows = windows_of(happened, 1.0, 4, 20.0)
+    assert [window.latency_p95_ms for window in windows] == [3.0, 40.0, 3.0, 40.0]
+    assert {window.stable for window in windows} == {stable}
+    assert all(stable or "used 97% of a core" in window.reason for window in windows)
+
+
+@pytest.mark.parametrize(("p95s_ms", "stable"), [((18.0, 22.0, 19.0), True), ((12.0, 30.0, 15.0), False)])
+def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[float, ...], stable: bool) -> None:
+    happened = record(np.linspace(0, 999, 600), np.repeat(p95s_ms, 200))
+    sla = Sla.from_bounds({"p95": 20.0})
+    (result,) = judge_closed_loop(happened, LOAD, 1.0, sla, MAX_SPREAD, 1, SIZES)
+    assert result.stable is stable
+    assert result.stable is (result.reason == "")
+
+
+# -- the client against a server in this process ----------
+
+
+class Counting:
+    """A model that counts the requests and those in flight, and answers after ``seconds``."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.requests, self.in_flight, self.most = seconds, 0, 0, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, feeds: dict[str, Array]) -> Mapping[str, Array]:
+        with self._lock:
+            self.requests += 1
+            self.in_flight += 1
+            self.most = max(self.most, self.in_flight)
+        time.sleep(self.seconds)
+        with self._lock:
+            self.in_flight -= 1
+        return {"y": feeds["x"]}
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> ClosedLoopGenerator:
+    return ClosedLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 60_000.0}))
+
+
+def test_the_concurrency_is_kept_and_all_requests_are_answered(
+    generator: ClosedLoopGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[SendRecord] = []
+    run_client = ClosedLoopGenerator._run_client
+
+    def kept(self: ClosedLoopGenerator, *task: Any) -> tuple[SendRecord, float]:
+        happened, seconds = run_client(self, *task)
+        records.append(happened)
+        return happened, seconds
+
+    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", kept)
+    model = Counting(seconds=0.02)
+    with AnsweringServer(model).serving() as endpoint:
+        result = generator.measure(endpoint, LOAD, seconds=0.8)
+    assert model.most == LOAD.concurrency
+    assert model.in_flight == 0
+    assert result.latency_avg_ms is not None
+    assert result.latency_avg_ms >= 20
+    assert result.requests is not None
+    assert result.throughput_infer_per_sec == pytest.approx(result.requests * LOAD.request_batch_size / 0.8)
+    (happened,) = records
+    assert np.all(happened.answered_ns != NEVER)
+    sent = np.searchsorted(happened.sent_ns, happened.sent_ns, side="right")
+    answered = np.searchsorted(np.sort(happened.answered_ns), happened.sent_ns, side="right")
+    assert set((sent - answered).tolist()) == {LOAD.concurrency}, "each request that is sent replaces an answered one"
+
+
+def test_windows_are_cut_from_one_load(generator: ClosedLoopGenerator) -> None:
+    model = Counting(seconds=0.002)
+    with AnsweringServer(model).serving() as endpoint:
+        windows = generator.measure_windows(endpoint, LOAD, 0.2, 4)
+    assert len(windows) == 4
+    assert len((generator.log.parent / "commands.log").read_text().splitlines()) == 1, "one start of the client"
+    counted = sum(window.requests or 0 for window in windows)
+    assert 0 < counted < model.requests - WARM_UPS, "requests of the lead-in and of the end do not count"
+    # a machine that pauses for a whole window leaves it without answers
+    answered = [window for window in windows if window.requests]
+    assert all(window.latency_sketch and window.requests_over_ms == "60000:0" for window in answered)
+    assert {path.name for path in generator.log.parent.iterdir()} == {"client.log", "commands.log"}
+
+
+def test_a_model_slower_than_the_windows_is_measured_for_longer(generator: ClosedLoopGenerator) -> None:
+    with AnsweringServer(Counting(seconds=0.5)).serving() as endpoint:
+        result = generator.measure(endpoint, LOAD, seconds=0.1)
+    assert result.latency_p50_ms is not None
+    assert result.latency_p50_ms >= 500
+
+
+def test_a_request_that_fails_is_reported(generator: ClosedLoopGenerator) -> None:
+    def refuse(_: dict[str, Array]) -> Mapping[str, Array]:
+        raise RuntimeError("index out of range")
+
+    with (
+        AnsweringServer(refuse).serving() as endpoint,
+        pytest.raises(MeasurementError, match="index out of range"),
+    ):
+        generator.measure(endpoint, LOAD, seconds=0.2)
+
+
+def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    entries = ", ".join(f'{{"x": [{number}, {number}]}}' for number in range(301))
+    data.write_text(f'{{"data": [{entries}]}}')
+    seen: set[float] = set()
+
+    def note(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        seen.update(feeds["x"][:, 0].tolist())
+        return {"y": feeds["x"]}
+
+    with AnsweringServer(note).serving() as endpoint:
+        for seconds in (0.8, 8.0, 60.0):  # until the machine has had time for all of them
+            replace(generator, input_data=str(data)).measure(endpoint, LOAD, seconds)
+            if len(seen) == 301:
+                break
+    assert len(seen) == 301
+
+
+def test_a_server_that_stops_answering_is_reported(
+    generator: ClosedLoopGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "STALL_SECONDS", 2.0)  # longer than a busy machine takes for the first answers
+    freed, requests = threading.Event(), 0
+
+    def hang(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        nonlocal requests
+        requests += 1
+        if requests > WARM_UPS + 5:
+            freed.wait(20)
+        return {"y": feeds["x"]}
+
+    with AnsweringServer(hang).serving() as endpoint:
+        messages = generator._messages_for(endpoint, LOAD).serialized
+        plan = SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0)
+        started = time.monotonic()
+        try:
+            ClosedLoopClient(plan, messages).run(tmp_path)
+        finally:  # the client turns it off, since it usually has a process of its own
+            gc.unfreeze()
+            gc.enable()
+        assert time.monotonic() - started < plan.seconds / 2
+        freed.set()
+    happened = SendRecord.read(tmp_path)
+    assert happened.hangs
+    assert happened.error.startswith("no answer within ")
+    assert np.sum(happened.answered_ns != NEVER) >= 5
+
+
+def test_a_server_that_never_answers_counts_as_crashed(
+    generator: ClosedLoopGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = np.array([], np.int64)
+    silent = SendRecord(never, never, never, ended_ns=10**9)
+    monkeypatch.setattr(ClosedLoopGenerator, "_run_client", lambda *_: (silent, 1.0))
+    with (
+        AnsweringServer(Counting()).serving() as endpoint,
+        pytest.raises(ServerCrashed, match="no request was answered within"),
+    ):
+        generator.measure(endpoint, LOAD, seconds=0.1)

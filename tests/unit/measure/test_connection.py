@@ -1,0 +1,311 @@
+"""Test connections to a server: headers, TLS files, the diagnosis of faults, and that secrets are not shown."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
+from optimizer.core.interfaces import Connection, Endpoint, ProtocolName, Tls
+from optimizer.core.process import run_command
+from optimizer.core.trial import Candidate
+from optimizer.deploy.remote_server import ServerState, ServerStateFile
+from optimizer.measure import inference
+from optimizer.measure.inference import is_responding, open_client
+from optimizer.measure.load_client.channel import TlsSocket, connect
+from optimizer.measure.perf_analyzer import connection_arguments
+from optimizer.measure.server_client import CallError
+from optimizer.measure.server_health import diagnose_connection
+from tests.certificates import Certificates, tls_proxy
+
+SECRET = "Bearer 5d41402abc4b"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+# -- servers ----------
+
+
+@contextlib.contextmanager
+def grpc_server(certificate: Path | None = None, client_ca: Path | None = None) -> Iterator[str]:
+    """A server that denies every call and includes the received header in its message."""
+
+    def deny(_: bytes, context: grpc.ServicerContext) -> bytes:
+        sent = dict(context.invocation_metadata()).get("authorization", "nothing")
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, f"not with {sent}")
+        return b""
+
+    class Denying(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(deny)
+
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[Denying()])
+    if certificate is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        pair = (certificate.read_bytes(), certificate.read_bytes())
+        trusted = None if client_ca is None else client_ca.read_bytes()
+        credentials = grpc.ssl_server_credentials([pair], trusted, client_ca is not None)
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@contextlib.contextmanager
+def http_server(status: int = 401) -> Iterator[str]:
+    class Denying(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = json.dumps({"error": f"not with {self.headers.get('authorization')}"}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Denying) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def refusing_address() -> Iterator[str]:
+    """An address that refuses connections; its port is bound, so that no other process can listen on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+# -- headers ----------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected_text"),
+    [
+        ("a b", "x", "header a b: not a header name; write NAME:VALUE"),
+        ("a\n", "x", r"header a\\n: not a header name"),
+        ("key", "sesame\r\nother: x", "header key: the value has control or non-ASCII characters"),
+        ("key", "sésame", "header key: the value has control or non-ASCII characters"),
+        ("key", "sesame" * 2000, "headers of more than 8,192 characters"),
+    ],
+)
+def test_an_invalid_header_is_refused_without_showing_its_value(name: str, value: str, expected_text: str) -> None:
+    with pytest.raises(BadInputError, match=expected_text) as caught:
+        Connection("host:8001", headers={name: value})
+    assert "sesame" not in str(caught.value)
+
+
+def test_header_values_appear_in_no_text() -> None:
+    connection = Connection("host:8001", headers={"Authorization": SECRET, "other": "5d41"})
+    assert "5d41" not in repr(connection)
+    assert connection.redact(f"you sent {SECRET}, 5d41") == "you sent ***, ***"
+    assert connection.sent_headers == {"authorization": SECRET, "other": "5d41"}
+    assert (Connection("[::1]:80").host, Connection("[::1]:80").port) == ("::1", 80)
+
+
+def test_the_logged_command_has_no_header_values(tmp_path: Path, certificates: Certificates) -> None:
+    at = Connection("host:8001", headers={"Authorization": SECRET}, tls=certificates.tls)
+    words = connection_arguments(at)
+    assert words[-2:] == ["-H", f"authorization:{SECRET}"]
+    done = run_command(
+        [sys.executable, "-c", "import sys; print(sys.argv[-1])", *words], timeout_seconds=60, log=tmp_path / "log"
+    )
+    assert done.output.strip() == f"authorization:{SECRET}"
+    written = (tmp_path / "commands.log").read_text()
+    assert SECRET not in written
+    assert written.rstrip().endswith("-H 'authorization:***'")
+
+
+# -- servers that deny access ----------
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_denied_call_is_reported_without_the_secret(protocol: ProtocolName) -> None:
+    with grpc_server() if protocol == "grpc" else http_server() as address:
+        connection = Connection(address, protocol, {"Authorization": SECRET})
+        with contextlib.closing(open_client(connection)) as client:
+            calls: list[Callable[[], object]] = [
+                client.check,
+                partial(client.config, "m"),
+                partial(client.statistics, "m"),
+            ]
+            for call in calls:
+                with pytest.raises(CallError, match=r"^not with \*\*\*$") as caught:
+                    call()
+                assert caught.value.failure == "denied"
+            assert is_responding(client)
+        with pytest.raises(DeploymentError, match=r"failed a request: not with \*\*\*$"):
+            inference.model_metadata(Endpoint("m", Candidate(1), remote=connection))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_unreachable_server_is_a_crash_during_a_measurement(protocol: ProtocolName) -> None:
+    with refusing_address() as address:
+        connection = Connection(address, protocol)
+        with contextlib.closing(open_client(connection)) as client:
+            assert not is_responding(client, 2)
+        with pytest.raises(ServerCrashed, match="the server died during a request"):
+            inference.model_metadata(Endpoint("m", Candidate(1), remote=connection))
+
+
+def test_a_proxy_without_a_server_counts_as_unreachable() -> None:
+    with http_server(502) as address, contextlib.closing(open_client(Connection(address, "http"))) as client:
+        assert not is_responding(client)
+
+
+def test_a_wrong_connection_is_diagnosed(certificates: Certificates) -> None:
+    grpc_name, http_name = "gRPC, not HTTP", "HTTP, not gRPC"
+    with (
+        grpc_server() as plain,
+        grpc_server(certificates.own) as secured,
+        grpc_server(certificates.own, certificates.ca) as mutual,
+        http_server() as web,
+        tls_proxy(web, certificates.own) as secured_web,
+        tls_proxy(web, certificates.other_host) as other_host,
+        refusing_address() as refusing,
+    ):
+        ours, others = certificates.tls, Tls(certificates.other_ca)
+        own = Tls(certificates.ca, certificates.own, certificates.own)
+        for connection, expected_text in (
+            (Connection(plain), ""),
+            (Connection(secured, tls=ours), ""),
+            (Connection(mutual, tls=own), ""),
+            (Connection(web, "http"), ""),
+            (Connection(secured_web, "http", tls=ours), ""),
+            (Connection(secured), f"expects TLS; connect with --url grpcs://{secured}"),
+            (Connection(mutual), "expects TLS"),
+            (Connection(secured_web, "http"), f"expects TLS; connect with --url https://{secured_web}"),
+            (Connection(plain, tls=ours), f"does not use TLS; connect with --url grpc://{plain}"),
+            (Connection(web, "http", tls=ours), "does not use TLS"),
+            (Connection(secured, tls=others), "is not trusted"),
+            (Connection(secured_web, "http", tls=others), "is not trusted"),
+            (Connection(other_host, "http", tls=ours), "is for another host"),
+            (
+                Connection(mutual, tls=ours),
+                "closes the connection after the TLS handshake; if it requires a client certificate, give --tls-cert",
+            ),
+            (Connection(web), f"speaks {http_name}; give its gRPC port, or --url http://{web}"),
+            (Connection(plain, "http"), f"speaks {grpc_name}; give its HTTP port, or --url grpc://{plain}"),
+            (Connection(refusing), "(connection refused); start it, or give its address"),
+            (Connection("no-such-host.invalid:8001"), "unknown host no-such-host.invalid; check --url"),
+        ):
+            result = diagnose_connection(connection)
+            assert expected_text in result if expected_text else result == "", (connection, result)
+
+
+# -- files ----------
+
+
+def test_unusable_tls_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no certificate")
+    (tmp_path / "cut").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    own, ca = certificates.own, certificates.ca
+    for files, expected_text in (
+        (Tls(tmp_path / "none"), "none: cannot be read: No such file"),
+        (Tls(tmp_path / "text"), "text: not a valid PEM file; give a file with PEM certificates"),
+        (Tls(tmp_path / "cut"), "cut: not a valid PEM file"),
+        (Tls(ca, own), "own.pem: a client certificate needs its private key; give both"),
+        (
+            Tls(ca, own, certificates.other_host),
+            "own.pem with the key .*elsewhere.pem: not a certificate and its private key",
+        ),
+        (Tls(ca, own, ca), "not a certificate and its private key"),
+    ):
+        for connection in (Connection("host:1", tls=files), Connection("host:1", "http", tls=files)):
+            with pytest.raises(BadInputError, match=expected_text):
+                open_client(connection)
+
+
+# -- the open loop's TLS --------------------------------------------------------------------------------------------
+
+
+def test_a_tls_socket_transfers_without_blocking(certificates: Certificates) -> None:
+    """Send more in both directions than socket buffers and TLS records hold."""
+    import select
+
+    sent = bytes(range(256)) * 20_000
+    listening = socket.create_server(("127.0.0.1", 0))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.own)
+    context.set_alpn_protocols(["h2"])
+
+    def echo() -> None:
+        with context.wrap_socket(listening.accept()[0], server_side=True) as server:
+            for _ in range(0, len(sent), 1 << 14):
+                server.sendall(server.recv(1 << 14))
+            while data := server.recv(1 << 14):
+                server.sendall(data)
+
+    with listening:
+        threading.Thread(target=echo, daemon=True).start()
+        files = {"ca": str(certificates.ca), "cert": None, "key": None}
+        with connect(f"127.0.0.1:{listening.getsockname()[1]}", files) as channel:
+            assert isinstance(channel, TlsSocket)
+            with pytest.raises(BlockingIOError):
+                channel.recv(1)
+            outbox, got = bytearray(sent), b""
+            while len(got) < len(sent):
+                readable, _, _ = select.select([channel], [channel] if outbox else [], [], 5)
+                with contextlib.suppress(BlockingIOError):
+                    del outbox[: channel.send(outbox)]
+                if readable:
+                    with contextlib.suppress(BlockingIOError):
+                        got += channel.recv(1 << 20)
+    assert got == sent
+
+
+def test_the_open_loop_checks_the_certificate(certificates: Certificates) -> None:
+    with grpc_server(certificates.own) as address, pytest.raises(ssl.SSLCertVerificationError):
+        connect(address, {"ca": str(certificates.other_ca), "cert": None, "key": None})
+
+
+# -- what is to be put back ----------
+
+
+def test_a_stored_server_state_is_read_back(tmp_path: Path) -> None:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config = ModelConfig(name="first", max_batch_size=8)
+    config.dynamic_batching.max_queue_delay_microseconds = 2**40
+    state = ServerState({"first": config, "chain": None}, frozenset({"first", "other"}))
+    kept = ServerStateFile(tmp_path / "keep", "[::1]:8001")
+    with kept.lock_server():
+        assert kept.read() is None
+        kept.write(state)
+        again = kept.read()
+        assert again == state
+        assert again is not None
+        assert list(again.configs) == ["first", "chain"]
+        kept.remove()
+    assert list((tmp_path / "keep").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"configs": 1}', '{"configs": {"a": 1}}', '{"configs": {"a": {"b": 1}}, "ready": []}'],
+)
+def test_another_file_is_no_server_state(text: str, tmp_path: Path) -> None:
+    kept = ServerStateFile(tmp_path, "host:8001")
+    kept.path.write_text(text)
+    with pytest.raises(EnvironmentFault, match=r"host_8001.json: cannot be read .*, then remove that file"):
+        kept.read()

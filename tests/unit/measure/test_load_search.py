@@ -1,0 +1,225 @@
+"""Test the load search on servers with a known latency curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_search import LoadSearchRules, doubling_loads, is_hopeless, next_load
+from optimizer.simulator.speed_correction import SpeedCorrection
+
+P95_20MS = Sla.from_bounds({"p95": 20.0})
+
+
+def saturating(service_ms: float, floor_ms: float = 0.5) -> Callable[[int], Measurement]:
+    """Simulate a server that two requests saturate: latency grows in proportion to the load."""
+
+    def at(concurrency: int) -> Measurement:
+        latency = floor_ms + service_ms * concurrency
+        return Measurement(1000 * concurrency / latency, latency_p95_ms=latency, stable=True)
+
+    return at
+
+
+def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[tuple[LoadPoint, Measurement]]:
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_load(measured, rules)) is not None:
+        measured.append((load, server(load.concurrency)))
+        assert len(measured) <= rules.max_loads
+    return measured
+
+
+@pytest.mark.parametrize("start", [1, 4, 30, 200])
+@pytest.mark.parametrize("service_ms", [0.15, 0.4, 1.7, 6.0, 19.0])
+def test_finds_nearly_the_highest_load_that_meets_the_bound(service_ms: float, start: int) -> None:
+    measured = sweep(saturating(service_ms), LoadSearchRules(1, 256, P95_20MS, start=start))
+    best = max((load.concurrency for load, m in measured if (m.latency_p95_ms or 99) <= 20), default=0)
+    highest = min(256, math.floor(19.5 / service_ms))
+    assert best >= 0.85 * highest - 1
+
+
+def test_a_hopeless_deployment_is_given_up_after_one_request_at_a_time_is_too_slow() -> None:
+    measured = sweep(saturating(50.0), LoadSearchRules(1, 256, P95_20MS, start=4))
+    assert measured[-1][0].concurrency == 1
+    assert len(measured) <= 3
+
+
+def test_a_deployment_that_serves_less_even_at_too_high_a_load_is_given_up() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, start=40, to_beat=3000)
+    assert len(sweep(saturating(2.0), rules)) == 1
+    assert len(sweep(saturating(2.0), replace(rules, to_beat=None))) > 1
+    assert len(sweep(saturating(0.25), rules)) > 1, "this one serves more"
+
+
+def test_it_stops_when_more_load_adds_no_throughput() -> None:
+    def flat(concurrency: int) -> Measurement:
+        return Measurement(500.0, latency_p95_ms=0.01 * concurrency, stable=True)
+
+    assert len(sweep(flat, LoadSearchRules(1, 256, P95_20MS))) == 2
+
+
+def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
+    def unstable_once(stable_from: int) -> list[int]:
+        measured: list[tuple[LoadPoint, Measurement]] = []
+        rules = LoadSearchRules(1, 256, P95_20MS, start=10)
+        while (load := next_load(measured, rules)) is not None:
+            stable = len(measured) >= stable_from
+            measured.append((load, replace(saturating(1.9)(load.concurrency), stable=stable)))
+        return [load.concurrency for load, _ in measured]
+
+    assert unstable_once(0) == [10]
+    assert unstable_once(1) == [10, 10]
+    assert unstable_once(9) == [10, 10, 10]
+
+
+def test_without_a_throughput_objective_the_lowest_sufficient_load_is_searched() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, start=40, lowest=True)
+    assert [load.concurrency for load, _ in sweep(saturating(2.0), rules)] == [1]
+
+    def growing(concurrency: int) -> Measurement:
+        return Measurement(100.0 * concurrency, latency_p95_ms=10.0, stable=True)
+
+    measured = sweep(growing, replace(rules, throughput_floor=550))
+    assert [load.concurrency for load, _ in measured] == [1, 6]
+
+
+def test_without_a_bound_it_climbs_to_saturation() -> None:
+    def knee(concurrency: int) -> Measurement:
+        return Measurement(100.0 * min(concurrency, 20), latency_p95_ms=5.0, stable=True)
+
+    measured = sweep(knee, LoadSearchRules(1, 256, Sla()))
+    assert max(m.throughput_infer_per_sec or 0 for _, m in measured) == 2000
+
+
+def test_a_load_is_never_measured_twice_and_stays_in_range() -> None:
+    for start in (1, 7, 64, 500):
+        measured = sweep(saturating(0.31), LoadSearchRules(8, 64, P95_20MS, start=start))
+        concurrencies = [load.concurrency for load, _ in measured]
+        assert len(set(concurrencies)) == len(concurrencies)
+        assert all(1 <= c <= 64 for c in concurrencies)
+        assert all(load.request_batch_size == 8 for load, _ in measured)
+
+
+def test_a_load_without_a_latency_counts_as_missed() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, start=16)
+    after_failure = next_load([(LoadPoint(1, 16), Measurement())], rules)
+    assert after_failure == LoadPoint(1, 4)
+
+
+def test_a_search_resumes_from_its_measurements() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS)
+    whole = sweep(saturating(0.4), rules)
+    for length in range(len(whole)):
+        assert next_load(whole[:length], rules) == whole[length][0]
+
+
+@pytest.mark.parametrize(
+    ("served", "p95_ms", "to_beat", "hopeless"),
+    [
+        (1000, 40.0, 3000, True),
+        (1000, 18.0, 3000, False),  # a higher load may serve more
+        (1000, 22.0, 3000, False),  # a short window is not exact
+        (2500, 40.0, 3000, False),  # a lower load may meet the bound and still serve enough
+        (1000, 40.0, None, False),  # without a throughput to beat it is always measured
+    ],
+)
+def test_a_warm_up_rejects_only_hopeless_deployments(
+    served: float, p95_ms: float, to_beat: float | None, hopeless: bool
+) -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, to_beat=to_beat)
+    assert is_hopeless(Measurement(served, latency_p95_ms=p95_ms), rules) is hopeless
+
+
+def test_a_deployment_that_its_warm_up_rejected_is_not_resumed() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, to_beat=3000)
+    assert next_load([(LoadPoint(1, 16), Measurement(1000, latency_p95_ms=40.0, reason="given up"))], rules) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "hopeless"),
+    [
+        ({"p99": 20}, True),  # the p99 is no lower than the p95
+        ({"p95": 20, "p99": 30}, True),
+        ({"p99": 35}, False),  # 40 ms is a miss, but not by enough
+        ({"p99": 200}, False),
+        ({"avg": 20}, False),
+        ({"p50": 20}, False),
+        ({"p90": 20}, False),
+        ({"p99": 20, "p50": 10}, False),
+        ({}, False),
+    ],
+)
+def test_a_warm_up_does_not_reject_by_an_unknown_latency(bounds: dict[str, float], hopeless: bool) -> None:
+    """A warm-up has throughput and p95."""
+    rules = LoadSearchRules(1, 256, Sla.from_bounds(bounds), to_beat=3000)
+    assert is_hopeless(Measurement(1000, latency_p95_ms=40.0), rules) is hopeless
+    assert not is_hopeless(Measurement(1000), rules)
+
+
+def test_a_warm_up_with_a_p99_uses_it() -> None:
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p99": 20.0}), to_beat=3000)
+    assert is_hopeless(Measurement(1000, latency_p95_ms=10.0, latency_p99_ms=40.0), rules)
+    assert not is_hopeless(Measurement(1000, latency_p95_ms=40.0, latency_p99_ms=19.0), rules)
+
+
+# -- exhaustive table --------------------------------------------------------------------------------------------
+
+
+def test_every_load_is_measured_whatever_the_results() -> None:
+    rules = LoadSearchRules(2, 20, Sla.from_bounds({"p95": 1.0}), max_loads=3, to_beat=1e9, every=doubling_loads(20))
+    measured: tuple[tuple[LoadPoint, Measurement], ...] = ()
+    while (load := next_load(measured, rules)) is not None:
+        measured = (*measured, (load, Measurement(10.0, latency_p95_ms=500.0)))
+    assert [load.concurrency for load, _ in measured] == [1, 2, 4, 8, 16, 20]
+    assert doubling_loads(1) == (1,)
+    assert doubling_loads(16) == (1, 2, 4, 8, 16)
+
+
+def slow_by(factor: float, server: Callable[[int], Measurement]) -> Callable[[int], Measurement]:
+    """Return ``server`` on a machine on which everything takes ``factor`` times as long."""
+
+    def measured(concurrency: int) -> Measurement:
+        known = server(concurrency)
+        throughput, p95_ms = known.throughput_infer_per_sec or 0, known.latency_p95_ms or 0
+        return replace(
+            known,
+            throughput_infer_per_sec=throughput / factor,
+            latency_p95_ms=p95_ms * factor,
+            speed_probe_ms=80 * factor,
+        )
+
+    return measured
+
+
+def test_a_slow_machine_changes_no_load_if_the_speed_is_known() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, start=8, to_beat=900, speed=SpeedCorrection(80.0, 1.0))
+
+    def loads(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
+        return [load.concurrency for load, _ in sweep(server, rules)]
+
+    usual, slow = saturating(1.0), slow_by(1.5, saturating(1.0))
+    assert len(loads(usual, rules)) > 1
+    assert loads(slow, rules) == loads(usual, rules)
+    assert loads(slow, replace(rules, speed=SpeedCorrection())) != loads(usual, rules)
+
+
+def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
+    rules = LoadSearchRules(1, 256, P95_20MS, start=8, to_beat=1000)
+    window = Measurement(560.0, latency_p95_ms=30.0, speed_probe_ms=136.0)
+    assert is_hopeless(window, rules)
+    assert not is_hopeless(window, replace(rules, speed=SpeedCorrection(80.0, 1.0)))
+
+
+def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    rules = LoadSearchRules(1, 256, P95_20MS, start=10)
+    while (load := next_load(measured, rules)) is not None:
+        disturbed = replace(saturating(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
+        measured.append((load, disturbed))
+    assert [load.concurrency for load, _ in measured] == [10]

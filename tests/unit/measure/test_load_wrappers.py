@@ -1,0 +1,100 @@
+"""Test the combined measurements and output checks of several models under load at the same time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import DeploymentError, MeasurementError
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.notes import Note, OutputsNotCompared
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, combine
+from optimizer.measure.output_check import CombinedOutputCheck
+from tests.conftest import measurement
+
+BOTH = Endpoint("a", Candidate(8), concurrent_models=(Endpoint("b", Candidate(4)),))
+LOAD = LoadPoint(1, 8)
+
+
+@dataclass
+class Recorded:
+    """A load generator with a fixed result that waits until the other one is called too."""
+
+    answer: Measurement | None
+    meeting: threading.Barrier
+    requested: list[str] = field(default_factory=list)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        self.requested.append(endpoint.model)
+        self.meeting.wait(60)
+        if self.answer is None:
+            raise MeasurementError("no figures")
+        return self.answer
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)]
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        self.meeting.wait(60)
+        return self.answer
+
+
+def pair(a: Measurement | None, b: Measurement | None) -> tuple[ConcurrentLoadGenerator, Recorded, Recorded]:
+    meeting = threading.Barrier(2)
+    first, second = Recorded(a, meeting), Recorded(b, meeting)
+    return ConcurrentLoadGenerator({"a": first, "b": second}), first, second
+
+
+def test_throughputs_are_added_and_the_worst_latency_counts() -> None:
+    joint, first, second = pair(measurement(100, 5), measurement(40, 12))
+    for outcome in (joint.measure(BOTH, LOAD), *joint.measure_windows(BOTH, LOAD, 1.0, 3), joint.warm_up(BOTH, LOAD)):
+        assert outcome is not None
+        assert outcome.throughput_infer_per_sec == 140
+        assert outcome.latency_p95_ms == 12
+        assert outcome.stable
+    assert (first.requested, second.requested) == (["a", "a"], ["b", "b"])
+
+
+def test_missing_figures_are_unknown_and_one_unstable_model_makes_all_unstable() -> None:
+    known = measurement(100, 5)
+    joint = combine([known, Measurement(reason="only 2 of 3 windows")])
+    assert joint.throughput_infer_per_sec is None
+    assert joint.latency_p95_ms is None
+    assert (joint.stable, joint.reason) == (False, "only 2 of 3 windows")
+    assert combine([known, known]).batch_stats == ""
+
+
+def test_a_failure_of_one_is_raised_and_a_warm_up_needs_both() -> None:
+    joint, _, _ = pair(measurement(100, 5), None)
+    with pytest.raises(MeasurementError, match="no figures"):
+        joint.measure(BOTH, LOAD)
+    assert joint.warm_up(BOTH, LOAD) is None
+
+
+class Guarded:
+    def __init__(self, note: Note | None = None) -> None:
+        self.needs_reference, self.note, self.wrong = True, note, False
+
+    def record_reference(self, endpoint: Endpoint) -> None:
+        self.needs_reference = False
+
+    def check(self, endpoint: Endpoint) -> None:
+        if self.wrong:
+            raise DeploymentError(f"{endpoint.model} differs")
+
+
+def test_the_outputs_of_each_model_are_checked() -> None:
+    first, second = Guarded(), Guarded(OutputsNotCompared("it failed"))
+    output_checks = CombinedOutputCheck({"a": first, "b": second})
+    assert output_checks.needs_reference
+    output_checks.record_reference(BOTH)
+    assert not output_checks.needs_reference
+    assert str(output_checks.note) == "b: outputs were not compared with the baseline's: it failed"
+    output_checks.check(BOTH)
+    second.wrong = True
+    with pytest.raises(DeploymentError, match="b differs"):
+        output_checks.check(BOTH)

@@ -1,0 +1,288 @@
+"""Test the judgement of an open-loop record: latencies, late requests, overloads and stability."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.errors import MeasurementError
+from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.judgement import (
+    LATE_MS,
+    LEAD_IN_SECONDS,
+    LateError,
+    judge_open_loop,
+    lateness_note,
+)
+from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
+
+RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
+LOAD = LoadPoint(request_batch_size=4, request_rate=RATE)
+SIZES = np.array([4])
+PLANNED = np.arange(round(RATE * SECONDS))
+COUNTED = PLANNED >= RATE * LEAD_IN_SECONDS
+MS = 1_000_000
+
+
+def record(latency_ms: float | np.ndarray = 5.0, late_ms: float | np.ndarray = 0.0) -> SendRecord:
+    """Return a record of requests sent ``late_ms`` and answered ``latency_ms`` after their planned times."""
+    planned = (PLANNED * 1e9 / RATE).astype(np.int64)
+    answered = (planned + latency_ms * np.full(len(planned), MS)).astype(np.int64)
+    sent = (planned + late_ms * np.full(len(planned), MS)).astype(np.int64)
+    return SendRecord(planned, sent, answered, int(answered.max()))
+
+
+def judged(happened: SendRecord, bound_ms: float = 20.0, spread_limit: float = MAX_SPREAD) -> Measurement:
+    sla = Sla.from_bounds({"p95": bound_ms}) if bound_ms else Sla()
+    (result,) = judge_open_loop(happened, LOAD, SECONDS, sla, spread_limit, sizes=SIZES)
+    return result
+
+
+def test_latency_counts_from_the_planned_time() -> None:
+    result = judged(record(latency_ms=np.where(np.arange(len(PLANNED)) % 10 == 0, 9.0, 3.0), late_ms=0.9))
+    assert (result.latency_p50_ms, result.latency_p90_ms) == (3.0, 3.0)
+    assert (result.latency_p95_ms, result.latency_p99_ms) == (9.0, 9.0)
+    assert result.latency_avg_ms == pytest.approx(3.6)
+    assert result.requests == 2000
+    assert result.throughput_infer_per_sec == pytest.approx(4000)
+    assert (result.stable, result.reason) == (True, "")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_throughput_counts_the_samples_that_were_answered(parts: int) -> None:
+    sizes = np.array([1, 1, 1, 9])  # requests with nine samples are never answered
+    happened = record()
+    happened.answered_ns[np.resize(sizes, len(PLANNED)) == 9] = NEVER
+    for result in judge_open_loop(happened, LOAD, SECONDS, Sla(), math.inf, parts, sizes):
+        assert result.throughput_infer_per_sec == pytest.approx(750, rel=0.01)
+        assert result.requests == pytest.approx(1500 / parts, abs=1)
+
+
+def test_the_lead_in_does_not_count() -> None:
+    assert judged(record(latency_ms=np.where(COUNTED, 3.0, 300.0))).latency_p99_ms == 3.0
+
+
+def judge_bounds(happened: SendRecord, **bounds_ms: float) -> Measurement:
+    (result,) = judge_open_loop(happened, LOAD, SECONDS, Sla.from_bounds(bounds_ms), MAX_SPREAD, sizes=SIZES)
+    return result
+
+
+def paused(pause: int, *starts: int, latency_ms: float = 3.0) -> SendRecord:
+    """Return a record of a client that pauses for ``pause`` ms at each of ``starts`` (ms after the lead-in) and then
+    sends the overdue requests at once; each takes ``latency_ms`` after that."""
+    lateness = np.zeros(len(PLANNED))
+    for start in starts:
+        first = round(RATE * LEAD_IN_SECONDS) + start
+        lateness[first : first + pause] = np.arange(pause, 0, -1)
+    return record(latency_ms + lateness, lateness)
+
+
+def test_late_requests_are_counted_and_do_not_void_a_bound_that_is_met() -> None:
+    result = judge_bounds(paused(41, 1000), p95=20.0)
+    assert result.stable, result.reason
+    assert result.late_request_share == pytest.approx(0.02)
+    assert result.send_lateness_p99_ms == 21.0
+    assert (result.latency_p95_ms, result.latency_p99_ms) == (3.0, 24.0), "latency includes the lateness"
+    assert judge_bounds(record(), p95=20.0).late_request_share == 0
+
+
+def test_lateness_that_decides_the_verdict_voids_the_measurement() -> None:
+    expected_text = (
+        r"at 1,000 requests/s 2\.0% were sent more than 1 ms late, by up to 41 ms; p99 <= 20 ms is missed, "
+        r"but could be met without that lateness; lower the rate"
+    )
+    with pytest.raises(LateError, match=expected_text):
+        judge_bounds(paused(41, 1000), p99=20.0)
+
+
+def test_a_bound_that_is_missed_without_lateness_too_is_a_result() -> None:
+    result = judge_bounds(paused(41, 1000, latency_ms=25.0), p95=20.0)
+    assert result.latency_p95_ms == 25.0
+    assert result.late_request_share == pytest.approx(0.02)
+
+
+def test_one_bound_that_is_missed_in_any_case_is_a_result() -> None:
+    assert judge_bounds(paused(41, 1000), p99=20.0, p50=2.0).latency_p50_ms == 3.0
+
+
+def test_requests_that_queue_behind_late_ones_could_have_been_faster() -> None:
+    """After a pause of 60 ms its requests arrive together, and those of the next 60 ms queue behind them."""
+    place = np.arange(len(PLANNED)) - 1000
+    paused, behind = (place >= 0) & (place < 60), (place >= 60) & (place < 120)
+    lateness = np.where(paused, 60.0 - place, 0.0)
+    latency = np.where(paused, 110.0 - 0.5 * place, np.where(behind, 60.0, 3.0))
+    happened = record(latency, lateness)
+    assert np.mean(latency[COUNTED] > 20) == pytest.approx(0.06)
+    assert np.mean(lateness[COUNTED] > LATE_MS) < 0.05
+    with pytest.raises(LateError, match="could be met"):
+        judge_bounds(happened, p95=20.0)
+    kept = judge_bounds(replace(happened, sent_ns=happened.planned_ns), p95=20.0)
+    assert kept.latency_p95_ms == 60.0, "the same latencies of requests that were sent on time are the server's"
+
+
+def test_a_client_that_sends_less_than_the_rate_voids_a_bound_that_is_met() -> None:
+    growing = 0.05 * np.arange(len(PLANNED))  # it sends 950 requests a second instead of 1,000
+    with pytest.raises(LateError, match=r"cannot keep up: .*by up to 110 ms"):
+        judge_bounds(record(growing + 3.0, growing), p95=500.0)
+
+
+def test_a_pause_of_the_client_at_the_end_is_not_a_lower_rate() -> None:
+    left = (PLANNED[-1] + 1.0) - PLANNED  # ms
+    pause = np.where(left <= 60, left, 0.0)
+    assert judge_bounds(record(pause + 3.0, pause), p95=20.0).stable
+
+
+def test_windows_that_differ_only_by_lateness_agree() -> None:
+    result = judge_bounds(paused(61, 300), p95=20.0)
+    assert result.stable, result.reason
+    slower = record(paused(61, 300).answered_ns / MS - PLANNED)
+    assert judge_bounds(slower, p95=20.0).reason == "unstable: p95 between 3 and 31"
+
+
+@pytest.mark.parametrize(("pause", "stable"), [(5, True), (61, False)])
+def test_without_a_bound_a_p95_that_is_mostly_lateness_is_not_stable(pause: int, stable: bool) -> None:
+    result = judge_bounds(paused(pause, *range(100, 2000, 300), latency_ms=9.0))
+    assert result.stable is stable
+    assert stable or result.reason == "unstable: p95 56 ms, of which late sending may be 47 ms"
+
+
+def test_the_note_on_late_requests() -> None:
+    assert lateness_note([Measurement(requests=100), judge_bounds(record(), p95=20.0)]) is None
+    note = str(lateness_note([judge_bounds(record(), p95=20.0), judge_bounds(paused(41, 1000), p95=20.0)]))
+    assert note.startswith("the load generator sent 1.00% of the requests more than 1 ms late (the highest p99 ")
+    assert "21 ms" in note
+
+
+def test_a_client_that_lost_its_plan_voids_the_measurement() -> None:
+    happened = record()
+    lost = PLANNED > 900
+    happened = replace(
+        happened,
+        sent_ns=np.where(lost, NEVER, happened.sent_ns),
+        answered_ns=np.where(lost, NEVER, happened.answered_ns),
+        ended_ns=1400 * MS,
+    )
+    with pytest.raises(LateError):
+        judged(happened)
+
+
+def overloaded(cpu_share: float = 0.3) -> SendRecord:
+    """Return a record where half of the requests until 1.2 s are answered in order and a tenth was sent late."""
+    happened = record(late_ms=np.where(np.arange(len(PLANNED)) % 10 == 0, 50.0, 0.0))
+    sent, answered = PLANNED < 1200, PLANNED < 600
+    return replace(
+        happened,
+        sent_ns=np.where(sent, happened.sent_ns, NEVER),
+        answered_ns=np.where(answered, 2 * happened.planned_ns + 1, NEVER),
+        ended_ns=1200 * MS,
+        overload="overloaded: 600 requests unanswered after 1.2 s, the oldest for 0.60 s",
+        cpu_share=cpu_share,
+    )
+
+
+def test_an_overload_counts_the_age_of_unanswered_requests() -> None:
+    result = judged(overloaded())
+    assert not result.stable
+    assert result.overloaded
+    assert result.reason.startswith("overloaded: 600 requests")
+    assert result.throughput_infer_per_sec == pytest.approx(4 * 500 / 1.0)  # the answers within the second
+    assert result.requests == 500
+    assert result.latency_p95_ms == pytest.approx(575, abs=2)
+    assert result.latency_p50_ms == pytest.approx(350, abs=2)
+
+
+def test_a_saturated_client_voids_an_overload() -> None:
+    with pytest.raises(LateError, match="used 97% of a core"):
+        judged(overloaded(cpu_share=0.97))
+
+
+def test_no_answers_are_an_error() -> None:
+    silent = replace(overloaded(), answered_ns=np.full(len(PLANNED), NEVER))
+    with pytest.raises(MeasurementError, match=r"no request was answered within 1\.2 s at 1,000 requests/s"):
+        judged(silent)
+
+
+def test_a_failed_request_is_reported_with_the_servers_message() -> None:
+    with pytest.raises(MeasurementError, match="a request failed at 1,000 requests/s: no such model"):
+        judged(replace(record(), error="no such model"))
+
+
+THIRD = 2000 // 3
+
+
+def in_thirds(*p95s_ms: float) -> SendRecord:
+    latencies = np.concatenate([np.zeros(200), *([ms] * THIRD for ms in p95s_ms), [p95s_ms[-1]] * 2])
+    return record(latency_ms=latencies)
+
+
+@pytest.mark.parametrize(
+    ("p95s_ms", "stable"),
+    [
+        ((18, 22, 19), True),  # close to each other
+        ((5, 12, 6), True),  # different, but all meet the bound
+        ((60, 25, 90), True),  # different, but all miss it
+        ((12, 30, 15), False),
+        ((4, 8, 16), False),  # meets the bound, but keeps rising
+    ],
+)
+def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[float, ...], stable: bool) -> None:
+    result = judged(in_thirds(*p95s_ms))
+    assert result.stable is stable
+    assert result.stable is (result.reason == "")
+    assert judged(in_thirds(*p95s_ms), spread_limit=math.inf).stable
+
+
+def test_a_record_is_divided_into_windows_in_order() -> None:
+    growing = np.concatenate([np.zeros(200), np.repeat([5.0, 10.0, 15.0, 20.0], 500)])
+    result = judge_open_loop(
+        record(latency_ms=growing), LOAD, SECONDS, Sla.from_bounds({"p95": 30.0}), math.inf, 4, SIZES
+    )
+    assert [one.latency_p95_ms for one in result] == [5.0, 10.0, 15.0, 20.0]
+    assert [one.requests for one in result] == [500] * 4
+    assert all(one.stable and one.throughput_infer_per_sec == pytest.approx(4000) for one in result)
+
+
+def test_an_overload_gives_one_window() -> None:
+    (result,) = judge_open_loop(overloaded(), LOAD, SECONDS, Sla.from_bounds({"p95": 20.0}), math.inf, 4, SIZES)
+    assert not result.stable
+
+
+def test_a_time_without_planned_requests_is_an_error() -> None:
+    early = PLANNED < RATE * LEAD_IN_SECONDS
+    happened = record()
+    sent = SendRecord(
+        happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early], happened.ended_ns
+    )
+    with pytest.raises(MeasurementError, match="no request was due"):
+        judged(sent)
+
+
+def test_without_a_bound_thirds_must_agree() -> None:
+    assert not judged(in_thirds(5, 12, 6), bound_ms=0.0).stable
+
+
+def test_a_third_without_a_request_is_not_stable() -> None:
+    happened = record()
+    kept = (PLANNED < 860) | (PLANNED >= 1540)
+    thinned = SendRecord(
+        happened.planned_ns[kept], happened.sent_ns[kept], happened.answered_ns[kept], happened.ended_ns
+    )
+    assert not judged(thinned).stable
+
+
+def test_plan_and_record_are_read_back_from_their_files(tmp_path: Path) -> None:
+    job, messages = SendPlan("127.0.0.1:8001", 20.0, concurrency=3, seconds=1.5), [b"one", b"", b"three\0"]
+    job.write(tmp_path, messages, [0, 5])
+    assert SendPlan.read(tmp_path) == (job, messages, [0, 5])
+    times, facts = ([0, 5], [1, 6], [7, NEVER]), {"ended_ns": 9, "error": "é\x1b", "hangs": True, "cpu_share": 0.3}
+    write_record(tmp_path, times, facts)
+    again = SendRecord.read(tmp_path)
+    assert [again.planned_ns.tolist(), again.sent_ns.tolist(), again.answered_ns.tolist()] == list(times)
+    assert (again.ended_ns, again.overload, again.error, again.hangs, again.cpu_share) == (9, "", "é\x1b", True, 0.3)

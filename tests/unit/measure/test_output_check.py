@@ -1,0 +1,275 @@
+"""Test the comparison of outputs and the output check against the baseline."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused
+from optimizer.core.interfaces import Endpoint
+from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
+from optimizer.measure.output_comparison import (
+    DEFAULT_RELATIVE,
+    ModelOutputs,
+    OutputTensor,
+    Tolerance,
+    find_difference,
+    mean_magnitudes,
+)
+from tests.answering_server import AnsweringServer
+
+Array = npt.NDArray[Any]
+EXACT = ["INT8", "INT64", "UINT8", "BOOL", "BYTES"]
+
+
+def answer(values: Any, datatype: str = "FP32", dtype: Any = np.float32) -> ModelOutputs:
+    return {"y": OutputTensor(datatype, np.array(values, dtype=dtype))}
+
+
+def expected_text(expected: ModelOutputs, got: ModelOutputs, tolerance: Tolerance | None = None) -> str:
+    """Return the text and the place of the difference; an empty string without one."""
+    result = find_difference(expected, got, tolerance or Tolerance(), mean_magnitudes([expected]))
+    return f"{result.text} {result.place}".rstrip() if result else ""
+
+
+class TestDifferences:
+    def test_the_largest_difference_is_described_with_values_and_place(self) -> None:
+        expected, got = answer([[1, 0.39], [2, 3]]), answer([[1, 0.52], [2.004, 3]])
+        tolerance = Tolerance(relative=0, absolute=0.001)
+        assert expected_text(expected, got, tolerance) == (
+            "y by 0.13 (0.52 instead of 0.39), more than 0.001 allowed [0, 1]"
+        )
+
+    @pytest.mark.parametrize(("datatype", "relative"), DEFAULT_RELATIVE.items())
+    def test_a_share_of_the_value_and_of_the_mean_magnitude_is_allowed(self, datatype: str, relative: float) -> None:
+        expected = answer([1000, 0, -2000], datatype)  # mean magnitude 1000
+        for i, allowed in enumerate((2000, 1000, 3000)):
+            for share, differs in ((0.98, False), (1.02, True)):
+                got = answer([1000, 0, -2000], datatype)
+                got["y"].values[i] += share * allowed * relative
+                assert bool(expected_text(expected, got)) is differs
+
+    def test_the_users_tolerance_is_applied(self) -> None:
+        assert not expected_text(answer([10.0]), answer([11.0]), Tolerance(relative=0.1, absolute=0.01))
+        assert expected_text(answer([10.0]), answer([11.02]), Tolerance(relative=0.1, absolute=0.01))
+        assert expected_text(answer([10.0]), answer([10.1]), Tolerance(relative=0, absolute=0))
+
+    @pytest.mark.parametrize("datatype", EXACT)
+    def test_types_other_than_floats_must_be_equal(self, datatype: str) -> None:
+        dtype = {"BOOL": bool, "BYTES": object}.get(datatype, datatype.lower())
+        expected = answer([b"a", b"b"] if datatype == "BYTES" else [1, 0], datatype, dtype)
+        got = answer([b"a", b"c"] if datatype == "BYTES" else [1, 1], datatype, dtype)
+        generous = Tolerance(relative=1, absolute=10)
+        assert not expected_text(expected, expected, generous)
+        assert " instead of " in expected_text(expected, got, generous)
+
+    def test_integers_beyond_the_precision_of_floats_differ(self) -> None:
+        assert "(9007199254740993 instead of 9007199254740992)" in expected_text(
+            answer([2**53], "INT64", np.int64), answer([2**53 + 1], "INT64", np.int64)
+        )
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_a_value_that_is_not_finite_equals_only_itself(self, value: float) -> None:
+        assert not expected_text(answer([1, value]), answer([1, value]))
+        assert expected_text(answer([1, 2]), answer([1, value])) == f"y is {value:g} instead of 2 [1]"
+        assert expected_text(answer([1, value]), answer([1, 2])) == f"y is 2 instead of {value:g} [1]"
+        assert expected_text(answer([1, value]), answer([1, -value])) == (
+            "" if math.isnan(value) else told_signs(value)
+        )
+
+    def test_another_type_or_shape_is_a_difference(self) -> None:
+        assert expected_text(answer([1]), {}) == "y is missing"
+        assert expected_text(answer([1]), answer([1], "FP16", np.float16)) == "y is FP16 instead of FP32"
+        assert expected_text(answer([[1, 2]]), answer([[1], [2]])) == "y has the shape [2, 1] instead of [1, 2]"
+        assert not expected_text(answer(np.zeros((0, 4))), answer(np.zeros((0, 4))))
+
+    @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
+    def test_outputs_equal_themselves(self, values: list[float]) -> None:
+        assert not expected_text(answer(values), answer(values), Tolerance(0, 0))
+
+
+def told_signs(value: float) -> str:
+    return f"y is {-value:g} instead of {value:g} [1]"
+
+
+# -- the output check ---------------------------------------------------------------------------------------------
+
+
+def double(feeds: dict[str, Array]) -> dict[str, Array]:
+    return {"y": 2 * feeds["x"]}
+
+
+class Served:
+    """A server whose model can be replaced between two requests."""
+
+    def __init__(self, server: AnsweringServer, endpoint: Endpoint, file: Path) -> None:
+        self.server = server
+        self.endpoint = endpoint
+        self.file = file
+
+    def guard(
+        self, input_data: str = "random", shapes: tuple[str, ...] = (), tolerance: Tolerance | None = None
+    ) -> BaselineOutputCheck:
+        return BaselineOutputCheck(
+            self.file, input_data=input_data, shapes=shapes, request_batch_size=1, tolerance=tolerance
+        )
+
+    def referred(self) -> BaselineOutputCheck:
+        guard = self.guard()
+        guard.record_reference(self.endpoint)
+        return guard
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    server = AnsweringServer(double)
+    with ExitStack() as stack:
+        yield Served(server, stack.enter_context(server.serving()), tmp_path / "reference.npz")
+
+
+def test_each_request_is_sent_to_the_baseline_twice_and_alone(served: Served) -> None:
+    guard = served.referred()
+    assert served.server.request_shapes == [(1, 2)] * (2 * REQUESTS)
+    assert (guard.needs_reference, guard.note) == (False, None)
+
+
+def test_twice_the_requests_of_a_full_batch_are_sent(served: Served) -> None:
+    guard = served.referred()
+    served.server.request_shapes.clear()
+    guard.check(served.endpoint)
+    assert len(served.server.request_shapes) == max(REQUESTS, MIN_IN_FLIGHT, 2 * 8)
+
+
+def test_different_outputs_are_rejected(served: Served) -> None:
+    guard = served.referred()
+    served.server.model = lambda feeds: {"y": 2 * feeds["x"] + np.float32(0.5)}
+    with pytest.raises(DeploymentError, match=rf"y by 0\.5 .* allowed, at \[0, [01]\] of request .*; {REQUESTS} of"):
+        guard.check(served.endpoint)
+    served.server.model = lambda feeds: {"z": feeds["x"]}
+    with pytest.raises(DeploymentError, match=rf"baseline: y is missing, at request \d+; {REQUESTS} of {REQUESTS}"):
+        guard.check(served.endpoint)
+
+
+def test_a_tolerance_of_the_user_is_used(served: Served) -> None:
+    served.referred()
+    served.server.model = lambda feeds: {"y": 2 * feeds["x"] + np.float32(0.5)}
+    served.guard(tolerance=Tolerance(absolute=1.0)).check(served.endpoint)
+
+
+def test_a_resumed_run_compares_with_the_same_outputs(served: Served) -> None:
+    served.referred()
+    served.server.request_shapes.clear()
+    resumed = served.guard(input_data="zero")  # the file has the requests too
+    assert not resumed.needs_reference
+    resumed.check(served.endpoint)
+    served.server.model = lambda feeds: {"y": 3 * feeds["x"]}
+    with pytest.raises(DeploymentError, match="outputs differ"):
+        resumed.check(served.endpoint)
+
+
+def test_a_baseline_with_random_outputs_is_noted_also_after_a_resume(served: Served) -> None:
+    rng = np.random.default_rng(0)
+    served.server.model = lambda feeds: {"y": rng.random(feeds["x"].shape, dtype=np.float32)}
+    for guard in (served.referred(), served.guard()):
+        assert not guard.needs_reference
+        assert "baseline's: the baseline does not repeat its outputs (y by 0." in str(guard.note)
+        guard.check(served.endpoint)
+
+
+def fails(feeds: dict[str, Array]) -> dict[str, Array]:
+    raise RuntimeError("index 12345\nout of range")
+
+
+def test_a_baseline_that_fails_some_requests_is_tried_again_and_then_noted(served: Served) -> None:
+    answers = itertools.cycle([double, double, fails])
+    served.server.model = lambda feeds: next(answers)(feeds)
+    guard = served.guard()
+    assert str(guard.note) == "outputs were not compared with the baseline's: the baseline was not measured"
+    for _ in range(REFERENCE_ATTEMPTS):
+        assert guard.needs_reference
+        guard.record_reference(served.endpoint)
+    assert not guard.needs_reference
+    assert str(guard.note).endswith("the server failed a request: index 12345 out of range")
+    guard.check(served.endpoint)
+    assert not served.file.exists()
+
+
+def test_a_baseline_that_fails_every_request_is_refused(served: Served) -> None:
+    served.server.model = fails
+    with pytest.raises(LoadRefused, match=r"index 12345 out of range, as all others; .* --input-data"):
+        served.guard().record_reference(served.endpoint)
+
+
+def test_requests_that_cannot_be_generated_are_noted(served: Served) -> None:
+    guard = served.guard(shapes=("z:3",))
+    guard.record_reference(served.endpoint)
+    assert not guard.needs_reference
+    assert "shape z:3: the model's inputs are x" in str(guard.note)
+
+
+def test_a_failed_request_of_a_check_is_reported_with_the_servers_message(served: Served) -> None:
+    guard = served.referred()
+    served.server.model = fails
+    with pytest.raises(DeploymentError, match=r"^the server failed a request: index 12345 out of range$"):
+        guard.check(served.endpoint)
+
+
+def test_outputs_that_do_not_match_their_shape_are_reported(served: Served) -> None:
+    """A Python backend with another numpy than it was built for sends such outputs."""
+    guard = served.referred()
+    served.server.spoil = lambda _: b""
+    expected_text = (
+        r"an output does not match its own shape \(.*\); for a Python model: does the server have another numpy"
+    )
+    with pytest.raises(DeploymentError, match=expected_text):
+        guard.check(served.endpoint)
+    served.file.unlink()
+    assert "an output does not match its own shape" in str(served.referred().note)
+
+
+def test_a_dead_server_is_reported_on_one_line(served: Served) -> None:
+    guard = served.referred()
+    with pytest.raises(DeploymentError, match="the server died during a request: ") as error:
+        guard.check(Endpoint("m", served.endpoint.candidate, grpc="127.0.0.1:9"))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unwritable_file_is_an_environment_fault(served: Served, tmp_path: Path) -> None:
+    served.file = tmp_path / "no such" / "folder" / "reference.npz"
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        served.referred()
+
+
+@given(place=st.integers(0, 2**20), byte=st.integers(0, 255), cut=st.integers(0, 64))
+def test_a_damaged_file_is_refused_on_one_line(damaged: tuple[Path, bytes], place: int, byte: int, cut: int) -> None:
+    """It is either read or refused with a BadInputError."""
+    path, whole = damaged
+    spoilt = bytearray(whole)
+    spoilt[place % len(whole)] = byte
+    path.write_bytes(spoilt[: len(whole) - cut])
+    fault = ""
+    try:
+        BaselineOutputCheck(path, input_data="random", shapes=(), request_batch_size=1)
+    except BadInputError as error:
+        fault = str(error)
+    assert "\n" not in fault
+    assert not fault or path.name in fault
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    path = tmp_path_factory.mktemp("damaged") / "reference.npz"
+    server = AnsweringServer(double)
+    with server.serving() as endpoint:
+        Served(server, endpoint, path).referred()
+    return path, path.read_bytes()

@@ -1,0 +1,79 @@
+"""Test the overload detector on simulated servers: it is fast and gives no false alarm."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from optimizer.measure.load_client.client import OverloadDetector
+
+Floats = npt.NDArray[np.float64]
+
+
+def answer_times(planned: Floats, service_seconds: float, pause: tuple[float, float] = (0, 0)) -> Floats:
+    """Simulate a server that serves one request at a time, and none from ``pause[0]`` to ``pause[1]``."""
+    answered, free = np.empty_like(planned), 0.0
+    for i, arrival in enumerate(planned):
+        start = max(free, arrival)
+        if pause[0] < start + service_seconds and start < pause[1]:
+            start = pause[1]
+        free = answered[i] = start + service_seconds
+    return answered
+
+
+def first_told(planned: Floats, answered: Floats, acceptable_seconds: float) -> tuple[float, str]:
+    """Return when the detector, called 20 times a second, first reports an overload; inf if never."""
+    watch = OverloadDetector(acceptable_seconds)
+    for now in np.arange(0, answered[np.isfinite(answered)].max(initial=0) + 5, 0.05):
+        sent = planned <= now
+        waiting = sent & (answered > now)
+        age = now - planned[waiting].min() if waiting.any() else 0.0
+        reason = watch.reason(float(now), int(sent.sum()), int((sent & ~waiting).sum()), float(age))
+        if reason:
+            return float(now), reason
+    return np.inf, ""
+
+
+def poisson(rate: float, seconds: float, seed: int) -> Floats:
+    return np.sort(np.random.default_rng(seed).uniform(0, seconds, round(rate * seconds)))
+
+
+@pytest.mark.parametrize(("load", "by_seconds"), [(1.03, 3.0), (1.1, 2.1), (1.5, 1.7), (2.0, 1.2), (10.0, 0.7)])
+def test_an_overload_is_detected_within_three_seconds(load: float, by_seconds: float) -> None:
+    planned = np.arange(0, 6, 1 / 1000)
+    expected_text, reason = first_told(planned, answer_times(planned, load / 1000), acceptable_seconds=0.02)
+    assert expected_text <= by_seconds
+    assert reason.startswith("overloaded: ")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_busy_server_is_not_overloaded(seed: int) -> None:
+    """At 95 % of the capacity the queue is long and varies, but it is stationary."""
+    planned = poisson(1000, 20, seed)
+    assert first_told(planned, answer_times(planned, 0.95e-3), acceptable_seconds=0.05)[0] == np.inf
+
+
+def test_a_pause_that_the_server_recovers_from_is_not_an_overload() -> None:
+    planned = np.arange(0, 5, 1 / 1000)
+    answered = answer_times(planned, 0.2e-3, pause=(2.0, 2.4))
+    assert answered.max() - planned.max() < 0.01
+    assert first_told(planned, answered, acceptable_seconds=0.02)[0] == np.inf
+
+
+def test_a_stopped_server_is_an_overload() -> None:
+    planned = np.arange(0, 5, 1 / 1000)
+    answered = np.where(planned < 2, planned + 0.001, np.inf)
+    assert first_told(planned, answered, acceptable_seconds=0.02)[0] == pytest.approx(2.55, abs=0.06)
+
+
+def test_a_few_slow_requests_are_not_an_overload() -> None:
+    planned = np.arange(0, 5, 1 / 1000)
+    answered = planned + np.where(np.arange(len(planned)) % 500 == 0, 3.0, 0.005)
+    assert first_told(planned, answered, acceptable_seconds=0.02)[0] == np.inf
+
+
+def test_a_slow_model_is_not_an_overload() -> None:
+    """Each request takes 2 s and all run in parallel, so even old requests are no overload."""
+    planned = np.arange(0, 8, 1 / 50)
+    assert first_told(planned, planned + 2.0, acceptable_seconds=2.0)[0] == np.inf

@@ -1,0 +1,77 @@
+"""Test the reader of perf_analyzer's output and of the server's statistics, and its command line."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from tritonclient.grpc.service_pb2 import ModelStatistics
+
+from objectives.metrics import Measurement
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import MeasurementWindow
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand
+from optimizer.measure.perf_output import executions_by_size, mean_batch_size, read_windows, with_statistics
+
+
+def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
+    """Return statistics of (size, executions, compute_ns); input, inference and output take a third each."""
+    result = ModelStatistics()
+    for size, executions, ns in batches:
+        batch = result.batch_stats.add()
+        batch.batch_size = size
+        for part in (batch.compute_input, batch.compute_infer, batch.compute_output):
+            part.count, part.ns = executions, ns // 3
+        result.execution_count += executions
+        result.inference_count += executions * size
+    return result
+
+
+def test_executions_between_two_readings_are_counted_by_size() -> None:
+    before, after = statistics((4, 10, 3000), (8, 2, 900)), statistics((4, 30, 9000), (8, 2, 900), (12, 5, 6000))
+    assert executions_by_size(before, after) == [(4, 20, 6000), (12, 5, 6000)]
+    assert mean_batch_size(before, after) == (20 * 4 + 5 * 12) / 25
+
+
+def test_statistics_are_unknown_without_a_reading() -> None:
+    assert with_statistics(Measurement(1.0), None, statistics((4, 1, 3))) == Measurement(1.0)
+    assert executions_by_size(statistics(), statistics()) == []
+
+
+def test_windows_are_read_from_the_output() -> None:
+    line = "  Pass [{}] throughput: {} infer/sec. p95 latency: {} usec\n"
+    windows = read_windows(line.format(1, "1e+03", 2100) + line.format(2, "990.5", 2200))
+    assert windows == [MeasurementWindow(1000, 2.1), MeasurementWindow(990.5, 2.2)]
+
+
+def test_the_measurement_interval_is_the_window(tmp_path: Path) -> None:
+    tool = PerfAnalyzer(tmp_path / "perf_analyzer", tmp_path, tmp_path / "log", window_ms=5000)
+    command = tool.command(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(4, 7), tool.window_ms)
+    pairs = dict(pairwise(command))
+    assert pairs["--measurement-interval"] == "5000"
+    assert (pairs["-b"], pairs["--concurrency-range"]) == ("4", "7")
+
+
+def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp_path: Path) -> None:
+    requested = []
+
+    def older() -> Path:
+        requested.append("fetched")
+        return program("older", "echo measured $1")
+
+    def program(name: str, line: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+        return path
+
+    newer = program("newer", f'echo "Thread [0] had error: {REFUSED} for Triton usage"; exit 99')
+    runner = FallbackRunner(tmp_path, older)
+    for _ in range(2):
+        done = runner(PerfAnalyzerCommand([str(newer), "-m"], timeout_seconds=60, log=tmp_path / "log"))
+        assert (done.exit_code, done.output.split()) == (0, ["measured", "-m"])
+    assert requested == ["fetched"]
+    fine = PerfAnalyzerCommand([str(program("fine", "echo fine"))], timeout_seconds=60, log=tmp_path / "log")
+    assert FallbackRunner(tmp_path, older)(fine).output.split() == ["fine"]
+    assert requested == ["fetched"]

@@ -1,0 +1,82 @@
+"""Test the search for the highest request rate on queues with a known solution."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_search import RATE_RESOLUTION, LoadSearchRules, next_rate
+
+BOUND_MS = 20.0
+
+
+def served(rate: float, capacity: float, service_ms: float = 2.0) -> Measurement:
+    """Simulate an M/M/1 queue, whose latency is exponential; above its capacity the latency keeps growing."""
+    if rate >= capacity:
+        return Measurement(capacity, latency_p95_ms=5000.0, stable=False, overloaded=True, reason="overloaded")
+    return Measurement(rate, latency_p95_ms=3 * service_ms / (1 - rate / capacity), stable=True)
+
+
+def highest(capacity: float, service_ms: float = 2.0) -> float:
+    return capacity * (1 - 3 * service_ms / BOUND_MS)
+
+
+def sweep(capacity: float, **more: float) -> list[tuple[LoadPoint, Measurement]]:
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), **({"max_loads": 12} | more))  # type: ignore[arg-type]
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_rate(measured, rules)) is not None:
+        assert load.concurrency == 0
+        assert load not in dict(measured), "no rate twice"
+        measured.append((load, served(load.request_rate, capacity)))
+    return measured
+
+
+def best(measured: list[tuple[LoadPoint, Measurement]]) -> float:
+    met = [load.request_rate for load, m in measured if m.stable and (m.latency_p95_ms or 99) <= BOUND_MS]
+    return max(met, default=0.0)
+
+
+@given(st.floats(20, 50_000), st.floats(10, 50_000))
+def test_it_ends_close_to_the_highest_rate_that_meets_the_bound(capacity: float, start: float) -> None:
+    result = best(sweep(capacity, start=start, max_loads=60))
+    assert (1 - 2 * RATE_RESOLUTION) * highest(capacity) - 1 <= result <= highest(capacity)
+
+
+@pytest.mark.parametrize("start", [50, 700, 5000])
+def test_few_loads_suffice(start: int) -> None:
+    measured = sweep(1000, start=start)
+    assert len(measured) <= 10
+    assert best(measured) >= 0.9 * highest(1000)
+
+
+def test_it_measures_no_more_loads_than_allowed() -> None:
+    assert len(sweep(1e6, start=1, max_loads=4)) == 4
+
+
+def test_an_overload_shows_the_capacity() -> None:
+    first, second, *_ = (load.request_rate for load, _ in sweep(1000, start=8000))
+    assert (first, second) == (8000, 900)
+
+
+def test_a_deployment_that_cannot_beat_the_best_is_given_up() -> None:
+    assert len(sweep(1000, start=900, to_beat=900.0)) == 1
+    assert len(sweep(1000, start=900, to_beat=500.0)) > 1
+
+
+def test_with_a_latency_objective_the_throughput_floor_is_measured() -> None:
+    rules = LoadSearchRules(4, 64, Sla(), start=100, lowest=True, throughput_floor=2000.0)
+    load = next_rate((), rules)
+    assert load == LoadPoint(4, request_rate=500.0)
+    assert next_rate(((load, Measurement(2000.0, stable=True)),), rules) is None
+
+
+def test_it_ends_if_no_rate_meets_the_bound() -> None:
+    slow = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1.0}), start=100, max_loads=50)
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_rate(measured, slow)) is not None:
+        measured.append((load, served(load.request_rate, 1000)))
+    assert min(load.request_rate for load, _ in measured) < 2

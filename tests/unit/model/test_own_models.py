@@ -1,0 +1,343 @@
+"""The user's own models: configurations derived from ONNX graphs, and errors in files and repositories."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
+
+from optimizer.config.model_source import ModelSource
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.deploy.backends.pytorch.conventions import Parameters, in_order, positions, read_parameters
+from optimizer.model.onnx_file import check_versions, derive, external_files, model_name, read_bare_onnx
+from optimizer.model.repository import backend_of, check_torch, check_torch_file, read_repository_model
+from optimizer.options.option_reader import move_options
+from optimizer.options.run_options import RunOptions
+from tests.repositories import Dims, doubler, onnx_model, serialized, write_model
+
+FILE = Path("net.onnx")
+
+
+def graph(inputs: dict[str, Dims], outputs: dict[str, Dims], kind: int = TensorProto.FLOAT) -> ModelProto:
+    nodes = [helper.make_node("Identity", [next(iter(inputs))], [name]) for name in outputs]
+    return onnx_model(
+        nodes, {name: (kind, dims) for name, dims in inputs.items()}, {name: (kind, d) for name, d in outputs.items()}
+    )
+
+
+def tensors(config: ModelConfig) -> dict[str, list[int]]:
+    return {tensor.name: list(tensor.dims) for tensor in (*config.input, *config.output)}
+
+
+# -- ONNX graphs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "size", "dims"),
+    [
+        ({"x": ("batch", 4)}, {"y": ("batch", 4)}, 64, {"x": [4], "y": [4]}),
+        ({"x": ("", 4)}, {"y": ("batch", 4)}, 64, {"x": [4], "y": [4]}),
+        ({"x": (0, 4)}, {"y": (0, 4)}, 64, {"x": [4], "y": [4]}),
+        ({"x": ("unk__6", 4), "z": ("unk__7", 4)}, {"y": ("unk__8", 4)}, 64, {"x": [4], "z": [4], "y": [4]}),
+        ({"x": ("n", 4)}, {"y": ("Gemmy_dim_0", 4)}, 64, {"x": [4], "y": [4]}),
+        ({"x": ("n", "words")}, {"y": ("n",)}, 64, {"x": [-1], "y": [1]}),
+        ({"x": ("n", 4), "z": ("m", 4)}, {"y": ("n", 4)}, 0, {"x": [-1, 4], "z": [-1, 4], "y": [-1, 4]}),
+        ({"x": ("n", 4)}, {"y": ("found", 4)}, 0, {"x": [-1, 4], "y": [-1, 4]}),
+        ({"x": (1, 4)}, {"y": (1, 4)}, 0, {"x": [1, 4], "y": [1, 4]}),
+        ({"x": ("n", 4)}, {"y": (1, 4)}, 0, {"x": [-1, 4], "y": [1, 4]}),
+    ],
+)
+def test_batch_and_dims_follow_the_graph(
+    inputs: dict[str, Dims], outputs: dict[str, Dims], size: int, dims: dict[str, list[int]]
+) -> None:
+    config = derive(graph(inputs, outputs), FILE, "net", 64)
+    assert config.max_batch_size == size
+    assert tensors(config) == dims
+    assert (config.name, config.platform, backend_of(config)) == ("net", "onnxruntime_onnx", "onnxruntime")
+    for tensor in (*config.input, *config.output):
+        assert DataType.Name(tensor.data_type) == "TYPE_FP32"
+        assert tensor.HasField("reshape") == (dims[tensor.name] == [1])
+
+
+def test_weights_listed_as_inputs_are_ignored() -> None:
+    model = graph({"x": ("n", 4), "w": (4, 4)}, {"y": ("n", 4)})
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, (4, 4), np.zeros(16)))
+    assert tensors(derive(model, FILE, "net", 8)) == {"x": [4], "y": [4]}
+
+
+def test_types_that_triton_cannot_pass_are_named() -> None:
+    model = doubler()
+    model.graph.output[0].type.Clear()
+    model.graph.output[0].type.sequence_type.elem_type.map_type.key_type = TensorProto.INT64
+    with pytest.raises(BadInputError, match=r"output 'y' of net.onnx is a sequence, not a tensor, .*zipmap=False"):
+        derive(model, FILE, "net", 8)
+    model = doubler()
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(BadInputError, match=r"output 'y' of net.onnx has no shape in the graph; write it"):
+        derive(model, FILE, "net", 8)
+    model = doubler()
+    del model.graph.input[:]
+    with pytest.raises(BadInputError, match=r"net.onnx: its graph has no input"):
+        derive(model, FILE, "net", 8)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("resnet50.onnx", "resnet50"),
+        ("Tiny Model (v2).onnx", "Tiny_Model_v2"),
+        ("mnist..v1.onnx", "mnist.v1"),
+        ("bert/model.onnx", "bert"),
+        ("repository/bert/1/model.onnx", "bert"),
+        ("größe.onnx", "gr_e"),
+        (".hidden/…/model.onnx", "model"),
+    ],
+)
+def test_a_model_is_named_after_its_file_or_folder(file: str, name: str) -> None:
+    assert model_name(Path("/") / file) == name
+
+
+# -- a bare file --------------------------------------------------------------------------------------------------
+
+
+def with_weights_beside(folder: Path, location: str = "weights/net.bin", size: int = 4) -> Path:
+    """Write a model that multiplies by weights in an external file."""
+    model = onnx_model(
+        [helper.make_node("Mul", ["x", "factor"], ["y"])],
+        {"x": (TensorProto.FLOAT, ("n", 4))},
+        {"y": (TensorProto.FLOAT, ("n", 4))},
+    )
+    factor = model.graph.initializer.add(name="factor", data_type=TensorProto.FLOAT, dims=[1])
+    factor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", str(size))):
+        factor.external_data.add(key=key, value=value)
+    (folder / "weights").mkdir(parents=True)
+    (folder / "weights" / "net.bin").write_bytes(np.array([3], np.float32).tobytes())
+    (folder / "net.onnx").write_bytes(serialized(model))
+    return folder / "net.onnx"
+
+
+def read_bare(file: Path, cache: Path) -> ModelSource:
+    return read_bare_onnx(file, gpu=False, largest_batch=64, cache=cache)
+
+
+def test_a_bare_file_is_linked_with_its_weights_and_left_as_it_is(tmp_path: Path) -> None:
+    file = with_weights_beside(tmp_path / "mine")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*")}
+    source = read_bare(file, tmp_path / "cache")
+    assert read_bare(file, tmp_path / "cache") == source
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*")} == before
+    version = source.repository / "net" / "1"
+    assert (version / "model.onnx").samefile(file)
+    assert (version / "weights" / "net.bin").samefile(file.parent / "weights" / "net.bin")
+    assert source.config.max_batch_size == 64
+    assert [group.count for group in source.config.instance_group] == [2]  # Triton's own, on a CPU
+    assert source.facts["model_bytes"] == file.stat().st_size + 4
+    assert len(str(source.facts["sha256"])) == 64
+
+
+def test_other_weights_are_another_model(tmp_path: Path) -> None:
+    file = with_weights_beside(tmp_path / "mine")
+    before = read_bare(file, tmp_path / "cache").facts["sha256"]
+    (file.parent / "weights" / "net.bin").write_bytes(b"\0\0\0\1")
+    assert read_bare(file, tmp_path / "cache").facts["sha256"] != before
+
+
+def test_unwritable_cache_is_an_environment_fault(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    (tmp_path / "net.onnx").write_bytes(serialized(doubler()))
+    with pytest.raises(EnvironmentFault, match=r"cannot write into .*cache: .*set TRITUNE_CACHE"):
+        read_bare(tmp_path / "net.onnx", tmp_path / "cache")
+
+
+def test_weights_missing_truncated_or_outside_are_named(tmp_path: Path) -> None:
+    file = with_weights_beside(tmp_path / "cut", size=400)
+    with pytest.raises(BadInputError, match=r"'weights/net.bin', which is truncated \(4 bytes of at least 400\)"):
+        read_bare(file, tmp_path / "cache")
+    (tmp_path / "cut" / "weights" / "net.bin").unlink()
+    with pytest.raises(BadInputError, match=r"in 'weights/net.bin', which is missing; put that file into .*cut"):
+        read_bare(file, tmp_path / "cache")
+    for i, location in enumerate(("../net.bin", "/etc/passwd", "", "a\nb")):
+        file = with_weights_beside(tmp_path / f"elsewhere{i}", location)
+        with pytest.raises(BadInputError, match="outside the folder of the model") as error:
+            read_bare(file, tmp_path / "cache")
+        assert str(error.value).isprintable()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_weights_within_a_nodes_graph_are_found(tmp_path: Path) -> None:
+    inner = helper.make_graph([], "inner", [], [])
+    tensor = inner.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="inner.bin")
+    model = doubler()
+    model.graph.node[0].attribute.append(helper.make_attribute("then_branch", inner))
+    (tmp_path / "inner.bin").write_bytes(b"0000")
+    assert [str(file) for file in external_files(model, tmp_path / "net.onnx")] == ["inner.bin"]
+
+
+def test_unknown_opset_is_reported_with_the_fix() -> None:
+    check_versions(doubler(), FILE)
+    newer = doubler()
+    newer.opset_import[0].version = 999
+    with pytest.raises(BadInputError, match=r"net.onnx: has IR version 8 and opset ai.onnx 999, .*pip install -U"):
+        check_versions(newer, FILE)
+    newer = doubler()
+    newer.ir_version = 999
+    with pytest.raises(BadInputError, match=r"net.onnx: has IR version 999 .*older opset"):
+        check_versions(newer, FILE)
+
+
+# -- a repository -------------------------------------------------------------------------------------------------
+
+
+def test_an_onnx_model_needs_no_config(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", "", doubler())
+    (folder / "config.pbtxt").unlink()
+    source = read_repository_model(tmp_path, "m", gpu=False, largest_batch=128)
+    assert source.config.max_batch_size == 128
+    assert tensors(source.config) == {"x": [4], "y": [4]}
+    assert [path.name for path in folder.iterdir()] == ["1"]
+
+
+def test_missing_backend_is_derived_from_the_file(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", "max_batch_size: 8\n", doubler())
+    assert read_repository_model(tmp_path, "m", gpu=False).config.backend == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        ('platform: "tensorrt_plan"', "export it to ONNX"),
+        ('platform: "tensorflow_savedmodel"', "export it to ONNX"),
+        ('backend: "dali"', "export it to ONNX"),
+        ('backend: "fil"', "export it to ONNX"),
+        ('backend: "openvino"', "export it to ONNX"),
+        ('platform: "torch_aoti"', 'write backend: "pytorch" instead of the platform'),
+    ],
+)
+def test_a_backend_that_is_not_in_the_server(line: str, mend: str, tmp_path: Path) -> None:
+    write_model(tmp_path, "m", line, doubler())
+    has = "not in the embedded server, which has onnxruntime, python, pytorch; only a server of your own that has it"
+    with pytest.raises(BadInputError, match=re.escape(has)) as error:
+        read_repository_model(tmp_path, "m", gpu=False)
+    assert mend in str(error.value)
+
+
+PYTORCH = """\
+backend: "pytorch"
+max_batch_size: 8
+input { name: "INPUT__0" data_type: TYPE_FP32 dims: 4 }
+output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+def write_archive(path: Path, *members: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for member in members:
+            archive.writestr(member, "")
+
+
+def test_pytorch_file_type_is_derived_from_its_archive(tmp_path: Path) -> None:
+    write_archive(tmp_path / "script.pt", "net/data.pkl", "net/code/__torch__.py", "net/constants.pkl")
+    write_archive(tmp_path / "weights.pt", "net/data.pkl", "net/data/0")
+    write_archive(tmp_path / "export.pt2", "net/models/model.json")
+    write_archive(tmp_path / "compiled.pt2", "net/data/aotinductor/model/w.so")
+    (tmp_path / "noise.pt2").write_bytes(b"PK\3\4 and no more")
+    for good in ("script.pt", "export.pt2", "compiled.pt2"):
+        check_torch_file(tmp_path / good)
+    with pytest.raises(BadInputError, match=r"weights.pt: not TorchScript; write it with torch.jit.save"):
+        check_torch_file(tmp_path / "weights.pt")
+    with pytest.raises(BadInputError, match=r"noise.pt2: neither a torch.export archive .*torch.export.save"):
+        check_torch_file(tmp_path / "noise.pt2")
+
+
+def test_pytorch_strings_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", PYTORCH.replace("TYPE_FP32", "TYPE_STRING"), None)
+    write_archive(folder / "1" / "model.pt", "net/code/a.py")
+    with pytest.raises(BadInputError, match="'INPUT__0' is TYPE_STRING, which tune's PyTorch backend does not pass"):
+        read_repository_model(tmp_path, "m", gpu=False)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed here")
+def test_missing_torch_is_reported_with_the_fix(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", PYTORCH, None)
+    write_archive(folder / "1" / "model.pt2", "net/models/model.json")
+    with pytest.raises(EnvironmentFault, match=r"torch, which is not installed here: pip install torch==\d"):
+        read_repository_model(tmp_path, "m", gpu=False)
+
+
+def test_required_torch_is_that_of_the_extra() -> None:
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    try:
+        check_torch()
+    except EnvironmentFault as error:
+        pin = re.search(r"torch==[\d.]+\d", str(error))
+        assert pin is not None
+        assert f'pytorch = ["{pin[0]}"]' in project
+    else:
+        assert re.search(r'pytorch = \["torch==[\d.]+"\]', project)
+
+
+# -- the conventions of Triton's PyTorch backend --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "result"),
+    [
+        (["mask", "ids"], ["ids", "mask"], [1, 0]),
+        (["INPUT__1", "INPUT__0"], ["ids", "mask"], [1, 0]),
+        (["b", "a"], ["ids", "mask"], [0, 1]),
+        (["b__1", "a"], [], [0, 1]),
+        (["OUTPUT__2"], [], [2]),
+        (["ids", "INPUT__1"], ["ids", "mask"], [0, 1]),
+    ],
+)
+def test_tensors_are_matched_like_in_the_native_backend(
+    names: list[str], arguments: list[str], result: list[int]
+) -> None:
+    assert positions(names, arguments) == result
+
+
+def test_inputs_follow_the_forward_functions_arguments() -> None:
+    assert in_order(["mask", "ids"], ["ids", "mask"]) == ["ids", "mask"]
+    for names in (["INPUT__0", "INPUT__2"], ["INPUT__0", "X__0"], ["mask"]):
+        with pytest.raises(ValueError, match=r"do not match the arguments .*INPUT__0, INPUT__1 .*it takes ids, mask"):
+            in_order(names, ["ids", "mask"])
+
+
+def test_parameters_have_the_native_backends_names_and_defaults() -> None:
+    assert read_parameters({"ENABLE_WEIGHT_SHARING": "true", "own": "x"}) == Parameters()
+    values = {
+        "INFERENCE_MODE": "false",
+        "DISABLE_OPTIMIZED_EXECUTION": "1",
+        "ENABLE_JIT_EXECUTOR": "no",
+        "INTRA_OP_THREAD_COUNT": " 4 ",
+    }
+    wanted = Parameters(
+        inference_mode=False,
+        disable_optimized_execution=True,
+        enable_jit_executor=False,
+        intra_op_thread_count=4,
+    )
+    assert read_parameters(values) == wanted
+    for key, value in (("INFERENCE_MODE", "maybe"), ("INTER_OP_THREAD_COUNT", "-1")):
+        with pytest.raises(ValueError, match=f"parameter {key} is '{value}'; write "):
+            read_parameters({key: value})
+
+
+# -- resuming from another folder -----------------------------------------------------------------------------------
+
+
+def test_bare_file_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert move_options(tmp_path, RunOptions("net.onnx")).model == str(tmp_path / "net.onnx")
+    assert move_options(tmp_path / "here", RunOptions("net.onnx")).model == "net.onnx"

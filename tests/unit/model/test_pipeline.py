@@ -1,0 +1,194 @@
+"""Ensembles, BLS and variants read from a repository, and the configuration of each model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from optimizer.config.model_source import ModelSource, configured_candidate, served_models
+from optimizer.core.errors import BadInputError, DeploymentError
+from optimizer.core.trial import VARIANT, Candidate
+from optimizer.machine.hardware import Hardware
+from optimizer.model.profile import load_profile
+from optimizer.model.repository import read_source
+from optimizer.options.run_options import RunOptions
+from optimizer.study.task import prepare_task
+from tests.repositories import doubler, stored, write_bls, write_ensemble, write_model
+
+CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> ModelSource:
+    write_ensemble(tmp_path, milliseconds=5)
+    return read_source(stored(tmp_path), "chain")
+
+
+def test_an_ensemble_brings_its_steps_and_the_largest_of_them_is_tuned(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    program = tmp_path / "first" / "1" / "model.py"
+    program.write_text(program.read_text() + "# longer\n" * 100)
+    result = read_source(stored(tmp_path), "chain")
+    assert list(result.composing) == ["first", "second"]
+    assert result.batcher == "first"
+    assert result.tuned_config.max_batch_size == 8
+    assert read_source(stored(tmp_path), "chain", batcher="second").batcher == "second"
+    assert int(result.facts["model_bytes"]) > program.stat().st_size
+
+
+def test_python_bytecode_does_not_count_as_part_of_a_step(tmp_path: Path) -> None:
+    """Bytecode written by a server must not change which step is the largest."""
+    write_ensemble(tmp_path, milliseconds=5)
+    before = read_source(stored(tmp_path), "chain").batcher
+    other = "first" if before == "second" else "second"
+    compiled = tmp_path / other / "1" / "__pycache__"
+    compiled.mkdir()
+    (compiled / "model.pyc").write_bytes(bytes(100_000))
+    assert read_source(stored(tmp_path), "chain").batcher == before
+
+
+def test_nested_ensembles_are_loaded_after_their_steps(tmp_path: Path) -> None:
+    folder = write_ensemble(tmp_path, milliseconds=5)
+    text = (folder / "config.pbtxt").read_text()
+    shutil.copytree(folder, tmp_path / "outer")
+    outer = text.replace('"first"', '"chain"').replace('key: "x"', 'key: "X"', 1).replace('key: "y"', 'key: "Y"', 1)
+    (tmp_path / "outer" / "config.pbtxt").write_text(outer)
+    result = read_source(stored(tmp_path), "outer", batcher="second")
+    assert list(result.composing) == ["first", "second", "chain"]
+    settings = served_models(result, Candidate(4)).settings
+    assert [settings[name].max_batch_size for name in ("second", "chain", "outer")] == [4, 4, 4]
+
+
+def test_missing_step_of_an_ensemble_is_named(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    shutil.rmtree(tmp_path / "second")
+    with pytest.raises(
+        BadInputError, match=r"chain consists of 'second': .*no model 'second' there; it has chain, first"
+    ):
+        read_source(stored(tmp_path), "chain")
+
+
+def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
+    config = write_ensemble(tmp_path, milliseconds=5) / "config.pbtxt"
+    config.write_text(config.read_text().replace('"second"', '"chain"'))
+    with pytest.raises(BadInputError, match=r"call one another \(chain > chain\)"):
+        read_source(stored(tmp_path), "chain")
+
+
+def test_settings_of_other_models(chain: ModelSource) -> None:
+    other = next(name for name in chain.composing if name != chain.batcher)
+    fields = ((f"{other}/instance_group_count", 2), (f"{other}/max_queue_delay_microseconds", 100))
+    result = served_models(chain, Candidate(4, True, 500, fields=fields))
+    assert list(result.configs) == ["first", "second", "chain"]
+    assert (result.model, result.batcher) == ("chain", chain.batcher)
+    assert result.settings[other] == Candidate(8, True, 100, (), 2)
+    assert result.settings[chain.batcher] == Candidate(4, True, 500)
+    assert result.configs["chain"].max_batch_size == 4
+    assert result.differences(result.configs) == []
+    assert result.differences({**result.configs, other: chain.composing[other]}) == [
+        f"{other}: dynamic_batching is off, wanted on",
+        f"{other}: instance_count is 1, wanted 2",
+    ]
+
+
+def test_preferred_sizes_of_another_model(chain: ModelSource) -> None:
+    other = next(name for name in chain.composing if name != chain.batcher)
+
+    def preferred(policy: str, delay: str | int = 0) -> tuple[int, ...]:
+        fields = ((f"{other}/max_queue_delay_microseconds", delay), (f"{other}/preferred_batch_size", policy))
+        return served_models(chain, Candidate(8, fields=fields)).settings[other].preferred_batch_sizes
+
+    assert preferred("max/2,max") == (4, 8)
+    assert preferred("max/2", "off") == ()
+    with pytest.raises(DeploymentError, match=f"{other}: preferred_batch_size max/3 does not fit 8"):
+        preferred("max/3")
+
+
+def test_baseline_is_the_configuration_on_disk(chain: ModelSource) -> None:
+    other = next(name for name in chain.composing if name != chain.batcher)
+    paths = [f"{other}/{name}" for name in ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size")]
+    values = configured_candidate(chain, paths)
+    assert dict(values.fields) == {paths[0]: 8, paths[1]: "off", paths[2]: "none"}
+    configs = served_models(chain, values).configs
+    assert configs == {**chain.composing, "chain": chain.config}
+
+
+def test_without_a_profile_the_instances_and_batching_of_each_step_vary(tmp_path: Path) -> None:
+    write_bls(tmp_path, milliseconds=5)
+    options = RunOptions("caller", model_repository=str(tmp_path), bls_composing_models=("first", "second"))
+    task = prepare_task(options, LAPTOP, print)
+    other_models = {path: choices for path, choices in task.problem.space.fields.items() if "/" in path}
+    assert other_models == {
+        f"{name}/{parameter}": choices
+        for name in ("caller", "second" if task.source.batcher == "first" else "first")
+        for parameter, choices in (("instance_group_count", (1, 2)), ("max_queue_delay_microseconds", ("off", 0)))
+    }
+    assert task.problem.space.parameter_values(task.baseline) is not None
+
+
+def test_profile_sets_the_choices_of_each_model(tmp_path: Path) -> None:
+    write_ensemble(tmp_path / "models", milliseconds=5)
+    profile = tmp_path / "chain.yaml"
+    profile.write_text(
+        "model: {repository: models, name: chain, batcher: second}\n"
+        "space: {max_batch_size: [8], models: {first: {instance_group_count: [1, 3], max_batch_size: [2, 8]}}}\n"
+    )
+    task = prepare_task(RunOptions(str(profile)), LAPTOP, print)
+    assert task.source.batcher == "second"
+    assert task.problem.space.fields["first/instance_group_count"] == (1, 3)
+    assert task.problem.space.fields["first/max_batch_size"] == (2, 8)
+    profile.write_text("model: {repository: models, name: chain}\nspace:\n  models: {third: {max_batch_size: [2]}}\n")
+    with pytest.raises(
+        BadInputError, match=r"chain.yaml:3: space.models.third: not a model served with it, which are: "
+    ):
+        prepare_task(RunOptions(str(profile)), LAPTOP, print)
+    profile.write_text("model: {repository: models, name: chain}\nspace:\n  models: {first: {max_batch: [2]}}\n")
+    with pytest.raises(BadInputError, match=r"chain.yaml:3: space.models.first.max_batch: .*max_batch_size"):
+        load_profile(profile)
+
+
+def test_variants_replace_each_other(tmp_path: Path) -> None:
+    for name in ("fp32", "fp16"):
+        write_model(tmp_path, name, CONFIG, doubler())
+    options = RunOptions("fp32", model_repository=str(tmp_path), variants=("fp16",))
+    task = prepare_task(options, LAPTOP, print)
+    assert task.problem.space.fields[VARIANT] == ("fp32", "fp16")
+    assert dict(task.baseline.fields)[VARIANT] == "fp32"
+    other = served_models(task.source, Candidate(4, fields=((VARIANT, "fp16"),)))
+    assert (other.model, other.batcher, list(other.configs)) == ("fp16", "fp16", ["fp16"])
+    assert other.configs["fp16"].max_batch_size == 4
+
+
+def test_variants_with_other_inputs_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "four", CONFIG, doubler())
+    write_model(tmp_path, "five", CONFIG, doubler(dims=("batch", 5)))
+    write_model(tmp_path, "alone", CONFIG.replace("8", "0"), doubler(dims=(4,)))
+    refusals = (("five", "its inputs differ from those of four"), ("alone", "takes batches"), ("six", "no model"))
+    for other, why in refusals:
+        with pytest.raises(BadInputError, match=why):
+            read_source(stored(tmp_path), "four", variants=[other])
+
+
+def test_flags_that_name_other_models_need_a_repository_and_go_before_the_profile(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"--variants x: mlp is not in a repository; put the models into one"):
+        prepare_task(RunOptions("mlp", variants=("x",)), LAPTOP, print)
+    for name in ("fp32", "fp16", "int8"):
+        write_model(tmp_path / "models", name, CONFIG, doubler())
+    profile = tmp_path / "fp32.yaml"
+    profile.write_text("model: {repository: models, name: fp32, variants: [fp16]}\n")
+    assert list(prepare_task(RunOptions(str(profile)), LAPTOP, print).source.variants) == ["fp32", "fp16"]
+    values = RunOptions(str(profile), variants=("int8",))
+    assert list(prepare_task(values, LAPTOP, print).source.variants) == ["fp32", "int8"]
+
+
+def test_a_parameter_with_a_slash_in_its_name_is_no_other_model(tmp_path: Path) -> None:
+    path = "parameters.session.a/b.string_value"
+    config = f'{CONFIG}parameters {{ key: "session.a/b" value {{ string_value: "1" }} }}\n'
+    write_model(tmp_path, "m", config, doubler())
+    source = read_source(stored(tmp_path), "m")
+    assert configured_candidate(source, [path]).fields == ((path, "1"),)
+    changed = served_models(source, Candidate(8, fields=((path, "2"),)))
+    assert changed.configs["m"].parameters["session.a/b"].string_value == "2"

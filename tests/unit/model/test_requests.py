@@ -1,0 +1,307 @@
+"""The user's request options, fitted to a model and stored as files that all load generators read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.load_wrappers import IndexHintLoadGenerator, index_hint
+from optimizer.model import input_data as data
+from optimizer.model.input_data import InputTensor
+from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+
+MODEL = """\
+name: "m"
+max_batch_size: 8
+input { name: "ids" data_type: TYPE_INT64 dims: -1 }
+input { name: "mask" data_type: TYPE_INT32 dims: -1 }
+input { name: "x" data_type: TYPE_FP32 dims: [ 2, 2 ] }
+"""
+TEXTS = 'name: "m" input { name: "s" data_type: TYPE_STRING dims: 3 }'
+ONE = RequestBatching()
+LENGTHS = ("ids,mask:4..7",)
+TENSORS = [
+    InputTensor("ids", "INT64", (-1,), True),
+    InputTensor("mask", "INT32", (-1,), True),
+    InputTensor("x", "FP32", (2, 2), True),
+]
+
+
+def config(text: str = MODEL) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig())
+
+
+def samples(
+    options: RequestOptions, cache: Path, sent: RequestBatching = ONE, tensors: Any = TENSORS, model: str = MODEL
+) -> Any:
+    result = prepare_requests(options, config(model), sent, cache)
+    assert result.shapes == ()
+    assert Path(result.input_data).parent == cache / "requests"
+    return data.read(Path(result.input_data), tensors)
+
+
+# -- generated --------------------------------------------------------------------------------------------------
+
+
+def test_plain_random_requests_are_left_to_perf_analyzer(tmp_path: Path) -> None:
+    shapes = ("ids:16", "mask:16", "mask:8")
+    result = prepare_requests(RequestOptions("zero", shapes), config(), RequestBatching(), tmp_path)
+    assert result == Requests("zero", ("ids:16", "mask:8"), largest={"ids": (16,), "mask": (8,)})
+    assert prepare_requests(RequestOptions("", shapes), config(), RequestBatching(), tmp_path).unbounded == (
+        "ids",
+        "mask",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mix_of_shapes_has_the_same_length_in_inputs_named_together(tmp_path: Path) -> None:
+    result = samples(RequestOptions(shapes=LENGTHS), tmp_path)
+    assert all(item["ids"].shape == item["mask"].shape for item in result)
+    assert Counter(item["ids"].shape for item in result) == {(n,): 64 for n in (4, 5, 6, 7)}
+    assert len({item["x"].tobytes() for item in result}) == 256
+    assert prepare_requests(RequestOptions(shapes=LENGTHS), config(), ONE, tmp_path).largest == {
+        "ids": (7,),
+        "mask": (7,),
+    }
+
+
+def test_inputs_named_separately_have_independent_lengths(tmp_path: Path) -> None:
+    result = samples(RequestOptions(shapes=("ids:4..7", "mask:4..7")), tmp_path)
+    assert any(item["ids"].shape != item["mask"].shape for item in result)
+
+
+def test_a_request_of_several_samples_has_one_shape(tmp_path: Path) -> None:
+    result = samples(RequestOptions(shapes=LENGTHS), tmp_path, RequestBatching(3, open_loop=True))
+    lengths = [item["ids"].size for item in result]
+    assert len(result) == 3 * 256
+    assert all(len(set(lengths[i : i + 3])) == 1 for i in range(0, len(lengths), 3))
+    with pytest.raises(BadInputError, match=r"shapes ids,mask:4\.\.7: perf_analyzer sends .* or use --load rate"):
+        prepare_requests(RequestOptions(shapes=LENGTHS), config(), RequestBatching(3), tmp_path)
+
+
+def test_samples_of_a_mix_of_requests_have_one_shape(tmp_path: Path) -> None:
+    mixed = RequestBatching(2, open_loop=True, mixed=True)
+    with pytest.raises(BadInputError, match="samples of different shapes cannot be in one request of 2"):
+        prepare_requests(RequestOptions(shapes=LENGTHS), config(), mixed, tmp_path)
+    assert prepare_requests(RequestOptions(shapes=("ids,mask:8",)), config(), mixed, tmp_path).shapes == (
+        "ids:8",
+        "mask:8",
+    )
+
+
+def test_many_samples_in_large_requests_are_limited(tmp_path: Path) -> None:
+    entries = [{"ids": [i, i], "mask": [0, 1]} for i in range(1000)]
+    (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
+    options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:2",))
+    result = prepare_requests(options, config(), RequestBatching(4096), tmp_path)
+    kept = json.loads(Path(result.input_data).read_text())["data"]
+    assert len(kept) == 128
+    assert [kept[0], kept[-1]] == [entries[0], entries[992]]
+    assert str(result.note).startswith("128 of the 1,000 samples are sent: ")
+    for sent in (RequestBatching(4096, open_loop=True), RequestBatching(512), RequestBatching(1)):
+        whole = prepare_requests(options, config(), sent, tmp_path)
+        assert (whole.input_data, whole.note) == (str(tmp_path / "many.json"), None)
+
+
+def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
+    options = RequestOptions(shapes=("ids,mask:50",), ranges=("ids:0..9", "x:-1..1"))
+    result = samples(options, tmp_path)
+    assert {value for item in result for value in item["ids"].tolist()} == set(range(10))
+    assert all(np.abs(item["x"]).max() <= 1 for item in result)
+    assert prepare_requests(options, config(), RequestBatching(), tmp_path).unbounded == ("mask",)
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        (RequestOptions(string_data="añ"), {3}),
+        (RequestOptions(string_length=7), {7}),
+        (RequestOptions("zero", string_length=7), {7}),
+    ],
+)
+def test_strings(options: RequestOptions, lengths: set[int], tmp_path: Path) -> None:
+    result = samples(options, tmp_path, tensors=[InputTensor("s", "BYTES", (3,), False)], model=TEXTS)
+    assert {len(text) for item in result for text in item["s"]} == lengths
+    assert ({text for item in result for text in item["s"]} == {"añ".encode()}) == (options.string_data is not None)
+
+
+def test_large_requests_are_fewer(tmp_path: Path) -> None:
+    result = samples(RequestOptions(shapes=("ids,mask:100000..300000",)), tmp_path)
+    assert len(result) == 8
+    assert max(item["ids"].size for item in result) > 2 * min(item["ids"].size for item in result)
+    with pytest.raises(BadInputError, match="MiB; give smaller shapes"):
+        prepare_requests(RequestOptions(shapes=("ids,mask:1..100000000",)), config(), RequestBatching(), tmp_path)
+
+
+def test_equal_options_share_a_file(tmp_path: Path) -> None:
+    def file(seed: int) -> str:
+        return prepare_requests(
+            RequestOptions(shapes=LENGTHS), config(), RequestBatching(seed=seed), tmp_path
+        ).input_data
+
+    assert file(0) == file(0) != file(1)
+    assert len(list((tmp_path / "requests").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RequestOptions(), "input 'ids' of m has dims [-1], which random requests cannot fill: give --shape ids:128"),
+        (RequestOptions("zero", ("ids:3",)), "input 'mask' of m has dims [-1]"),
+        (RequestOptions(shapes=("x:2,3",)), "shape x:2,3: x is [2, 2]"),
+        (RequestOptions(shapes=("ids,y:3",)), "shape ids,y:3: the model's inputs are ids, mask, x"),
+        (RequestOptions(ranges=("ids:0.5..9",)), "range ids:0.5..9: ids is INT64: write whole numbers from -922"),
+        (RequestOptions(ranges=("mask:0..2147483648",)), "to 2147483647"),
+        (
+            RequestOptions("zero", ranges=("ids:0..9",)),
+            "range ids:0..9: input data zero has no range of values; leave the range out",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_model(options: RequestOptions, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        prepare_requests(options, config(), RequestBatching(), tmp_path)
+    assert message in str(caught.value)
+
+
+# -- recorded ---------------------------------------------------------------------------------------------------
+
+
+def test_arrays_become_perf_analyzers_json(tmp_path: Path) -> None:
+    arrays = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4)), "x": np.zeros((2, 2, 2))}
+    np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
+    result = samples(RequestOptions(str(tmp_path / "d.npz")), tmp_path)
+    assert [item["ids"].tolist() for item in result] == arrays["ids"].tolist()
+    entry = json.loads(
+        Path(
+            prepare_requests(
+                RequestOptions(str(tmp_path / "d.npz")), config(), RequestBatching(), tmp_path
+            ).input_data
+        ).read_text()
+    )
+    assert entry["data"][0]["ids"]["shape"] == [4]
+
+
+def test_perf_analyzer_json_is_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"ids": [1, 2], "mask": [1, 1], "x": [0, 0, 0, 0]}
+    (tmp_path / "d.json").write_text(json.dumps({"data": [entry]}))
+    monkeypatch.chdir(tmp_path)
+    result = prepare_requests(
+        RequestOptions("d.json", ("ids,mask:2",)), config(), RequestBatching(8), tmp_path / "cache"
+    )
+    assert result == Requests(str(tmp_path / "d.json"), ("ids:2", "mask:2"), largest={"ids": (2,), "mask": (2,)})
+    with pytest.raises(BadInputError, match=r"shape ids,mask:2\.\.3: a mix applies to random requests"):
+        prepare_requests(RequestOptions("d.json", ("ids,mask:2..3",)), config(), RequestBatching(), tmp_path)
+
+
+def test_samples_of_different_lengths(tmp_path: Path) -> None:
+    text = 'ids,mask,x\n"[1,2]","[1,1]","[0,0,0,0]"\n"[1,2,3]","[1,1,1]","[0,0,0,0]"\n'
+    (tmp_path / "d.csv").write_text(text)
+    options = RequestOptions(str(tmp_path / "d.csv"))
+    assert [item["ids"].size for item in samples(options, tmp_path)] == [2, 3]
+    assert prepare_requests(options, config(), ONE, tmp_path).largest == {"ids": (3,), "mask": (3,)}
+    for sent, message in (
+        (RequestBatching(2), "or use --load rate"),
+        (RequestBatching(2, open_loop=True), "put samples of one shape together"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            prepare_requests(options, config(), sent, tmp_path)
+
+
+# -- the command line over the profile --------------------------------------------------------------------------
+
+
+def test_command_line_overrides_the_profile(tmp_path: Path) -> None:
+    profile = RequestOptions("zero", ("ids,mask:16",), ("x:0..1",), "a", 5)
+    assert RequestOptions().over(profile) == profile
+    assert RequestOptions("random", ("ids:8",), string_length=6).over(profile) == RequestOptions(
+        "random", ("ids,mask:16", "ids:8"), ("x:0..1",), "a", 6
+    )
+    assert RequestOptions("d.npz").over(profile) == RequestOptions("d.npz")
+    result = prepare_requests(
+        RequestOptions("", ("ids:8",)).over(RequestOptions("", ("ids,mask:16",))),
+        config(),
+        RequestBatching(),
+        tmp_path,
+    )
+    assert result.shapes == ("ids:8", "mask:16")
+
+
+# -- random integers that break a model -------------------------------------------------------------------------
+
+ORT = "Status Message: indices element out of data bounds, idx=-14 must be within the inclusive range [-10,9]"
+
+
+@pytest.mark.parametrize(
+    ("message", "highest"),
+    [
+        (ORT, "9"),
+        ("IndexError: index out of range in self", "30521"),
+        ("indices[0,0] = 5 is not in [0, 10)", "30521"),
+        ("IndexError: index 7 is out of bounds for axis 0 with size 5", "30521"),
+        ("CUDA error: device-side assert triggered", "30521"),
+    ],
+)
+def test_index_out_of_bounds_gets_a_hint(message: str, highest: str) -> None:
+    assert f"--input-range ids:0..{highest}," in index_hint(message, ("ids", "mask"))
+    assert "data of ids, mask," in index_hint(message, ("ids", "mask"))
+    assert index_hint(message, ()) == ""
+
+
+@pytest.mark.parametrize("message", ["no such weights", "unexpected shape for input 'ids'", "out of memory"])
+def test_other_failures_get_no_hint(message: str) -> None:
+    assert index_hint(message, ("ids",)) == ""
+
+
+class Failing:
+    """A load generator that fails with a chosen error."""
+
+    def __init__(self, *outcomes: Exception | Measurement) -> None:
+        self.outcomes = list(outcomes)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)]
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        return None
+
+
+ENDPOINT, LOAD = Endpoint("m", Candidate(8)), LoadPoint(1, 1)
+
+
+def test_a_model_that_never_answered_ends_the_run() -> None:
+    with pytest.raises(BadInputError, match=r"out of data bounds.*--input-range ids:0\.\.9"):
+        IndexHintLoadGenerator(Failing(MeasurementError(ORT)), ("ids",)).measure(ENDPOINT, LOAD)
+
+
+def test_model_that_answered_before_only_fails_the_measurement() -> None:
+    load = IndexHintLoadGenerator(Failing(Measurement(5.0), MeasurementError(ORT)), ("ids",))
+    assert load.measure(ENDPOINT, LOAD) == Measurement(5.0)
+    with pytest.raises(MeasurementError, match="--input-range ids"):
+        load.measure_windows(ENDPOINT, LOAD, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [ServerCrashed(ORT), MeasurementError("perf_analyzer did not end in time and was killed")]
+)
+def test_other_errors_are_unchanged(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        IndexHintLoadGenerator(Failing(error), ("ids",)).measure(ENDPOINT, LOAD)
+    assert caught.value is error

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import special
+
+from objectives.confidence import (
+    PRIOR_DEVIATION,
+    PRIOR_FREEDOM,
+    FloatArray,
+    MissCounts,
+    ServerSpread,
+    Verdict,
+    difference_bounds,
+    effective_requests,
+    judge_share,
+    miss_rate_bounds,
+    overdispersion,
+    pool_server_spread,
+    share_bound,
+)
+from objectives.sequential import LOOKS, nominal_errors
+
+SPREAD = ServerSpread(0.03**2, 9.0)
+
+
+def counts(share: float, servers: int = 4, windows: int = 8, requests: int = 400, slope: float = 3.0) -> MissCounts:
+    shape, random = (servers, windows), np.random.default_rng(0)
+    tail = random.binomial(requests, 0.05, shape).astype(np.float64)
+    distance = float(special.ndtri(0.05) - special.ndtri(share)) / slope
+    return MissCounts(
+        list(np.full(shape, float(requests))), list(np.full(shape, share * requests)), list(tail), slope, distance
+    )
+
+
+def test_the_variance_between_servers_is_pooled_over_configurations() -> None:
+    random = np.random.default_rng(0)
+    groups = [list(0.08 * random.normal(size=(50, 1)) + random.normal(mean, 0.01, (50, 4))) for mean in (1.0, 3.0)]
+    spread = pool_server_spread(groups)
+    assert spread.variance**0.5 == pytest.approx(0.08, rel=0.1)
+    assert spread.freedom == PRIOR_FREEDOM + 98
+
+
+def test_without_repeated_servers_the_prior_decides() -> None:
+    spread = pool_server_spread([[np.array([1.0, 1.1])], [np.array([2.0, 2.1])]])
+    assert spread.variance == pytest.approx(PRIOR_DEVIATION**2)
+    assert spread.freedom == PRIOR_FREEDOM
+
+
+def test_differences_between_windows_are_no_differences_between_servers() -> None:
+    states = np.random.default_rng(0).normal(0, 0.2, (100, 8))
+    assert pool_server_spread([list(states)]).variance < 0.03**2
+
+
+def test_what_the_speed_probe_explains_is_no_difference_between_servers() -> None:
+    random = np.random.default_rng(0)
+    speeds = np.log(np.where(random.random((2, 40)) < 0.5, 1.0, 1.5))
+    servers = 0.9 * speeds + random.normal(0, 0.03, (2, 40)) + np.array([[1.0], [3.0]])
+    groups = [list(np.repeat(own[:, None], 4, axis=1)) for own in servers]
+    raw, adjusted = pool_server_spread(groups), pool_server_spread(groups, speeds.tolist())
+    assert raw.variance > 0.15**2
+    assert adjusted.slope == pytest.approx(0.9, abs=0.05)
+    assert adjusted.variance**0.5 == pytest.approx(0.03, rel=0.2)
+    assert adjusted.freedom == raw.freedom - 1, "the slope takes one degree of freedom"
+
+
+def test_equal_speeds_explain_nothing() -> None:
+    groups = [list(np.random.default_rng(0).normal(0, 0.1, (3, 4))) for _ in range(2)]
+    assert pool_server_spread(groups, [[0.5] * 3] * 2) == pool_server_spread(groups)
+
+
+def test_independent_requests_are_not_overdispersed_and_bursts_are() -> None:
+    random = np.random.default_rng(0)
+    requests = list(np.full((200, 20), 1000.0))
+    independent = random.binomial(1000, 0.05, (200, 20)).astype(np.float64)
+    assert overdispersion(requests, list(independent)) == pytest.approx(1, abs=0.1)
+    bursts = (25 * random.binomial(40, 0.05, (200, 20))).astype(np.float64)
+    assert overdispersion(requests, list(bursts)) == pytest.approx(25, rel=0.1)
+    drift: FloatArray = np.tile(np.linspace(20.0, 80.0, 20), (200, 1))
+    assert overdispersion(requests, list(drift)) == 1, "slow changes of the machine are no bursts"
+    assert overdispersion(requests, list(np.zeros((200, 20)))) == 1
+
+
+def test_equal_servers_have_as_many_effective_requests_as_independent_requests() -> None:
+    one = replace(counts(0.02), tail=list(np.full((4, 8), 20.0)))
+    assert effective_requests(one, 0.05, ServerSpread(0.0, 9)) == pytest.approx(4 * 8 * 400)
+    assert effective_requests(one, 0.05, SPREAD) < 2000
+
+
+def test_the_bounds_are_those_of_clopper_and_pearson() -> None:
+    low, high = miss_rate_bounds(0.0, 100, 1e12, 0.01)
+    assert low == 0
+    assert high == pytest.approx(1 - 0.01 ** (1 / 100), rel=1e-3)
+    low, high = miss_rate_bounds(1.0, 100, 1e12, 0.01)
+    assert low == pytest.approx(0.01 ** (1 / 100), rel=1e-3)
+    assert high == 1
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.PASS), (0.02, Verdict.PASS), (0.3, Verdict.FAIL)])
+def test_a_clear_share_is_decided_at_the_first_look(share: float, verdict: Verdict) -> None:
+    assert judge_share(counts(share), 0.05, SPREAD, 0.005, 4).verdict is verdict
+
+
+def test_an_undecided_share_is_promising_only_if_the_time_allows_servers() -> None:
+    near = counts(0.036)
+    assert judge_share(near, 0.05, SPREAD, 0.005, 4).verdict is Verdict.UNDECIDED
+    assert not judge_share(near, 0.05, SPREAD, 0.005, 5).is_promising
+    assert judge_share(near, 0.05, SPREAD, 0.005, 28).is_promising
+    assert not judge_share(counts(0.05), 0.05, SPREAD, 0.005, 28).is_promising
+
+
+def test_servers_that_differ_pass_far_inside_the_bound() -> None:
+    """The count of misses is 0 at both loads; only the latencies tell them apart."""
+    differing = ServerSpread(0.2**2, 9.0)
+    far, near = (replace(counts(0.0), distance=distance) for distance in (1.0, 0.1))
+    assert judge_share(far, 0.05, differing, 0.005, 4).verdict is Verdict.PASS
+    assert judge_share(near, 0.05, differing, 0.005, 4).verdict is Verdict.UNDECIDED
+    assert judge_share(replace(far, distance=math.nan), 0.05, differing, 0.005, 4).verdict is Verdict.UNDECIDED
+
+
+def test_at_the_bound_a_pass_is_as_rare_as_planned() -> None:
+    """The truth is 5 %: servers differ by 5 % in latency, and requests are independent."""
+    random, sigma, tau, passed, runs = np.random.default_rng(1), 0.3, 0.05, 0, 2000
+    middle = -special.ndtri(0.95) * np.hypot(sigma, tau)
+    requests = list(np.full((4, 8), 400.0))
+    for _ in range(runs):
+        slowness = middle + random.normal(0, tau, (4, 1))
+        misses = random.binomial(400, np.broadcast_to(special.ndtr(slowness / sigma), (4, 8)))
+        others = [list(random.normal(0, tau, (2, 2))[:, :1] + np.zeros(2)) for _ in range(3)]
+        spread = pool_server_spread([list(slowness + np.zeros(2)), *others])
+        counted = list(misses.astype(np.float64))
+        distance = sigma * float(special.ndtri(0.05) - special.ndtri(misses.mean() / 400))
+        judged = judge_share(MissCounts(requests, counted, counted, 1 / sigma, distance), 0.05, spread, 0.1, 4)
+        passed += judged.verdict is Verdict.PASS
+    assert 0.005 < passed / runs < 0.065, "half of the error of 10 % is spent at the first look"
+
+
+def test_a_verdict_between_two_looks_has_the_error_of_the_next_look() -> None:
+    """A look that was not planned must not have a larger error than the next planned one."""
+    highs = [judge_share(counts(0.02, servers), 0.05, SPREAD, 0.005, 28).high for servers in (LOOKS[1] - 1, LOOKS[1])]
+    effective = effective_requests(counts(0.02, LOOKS[1] - 1), 0.05, SPREAD)
+    near, sample = counts(0.02, LOOKS[1] - 1), (effective, SPREAD.freedom, nominal_errors(0.005)[1])
+    expected = min(miss_rate_bounds(0.02, *sample)[1], share_bound(near, 0.05, *sample))
+    assert highs[0] == pytest.approx(expected)
+    assert highs[1] < highs[0]
+
+
+@pytest.mark.parametrize(("state_deviation", "drift"), [(0.0, 0.0), (0.15, 0.0), (0.15, 0.3)])
+def test_the_interval_of_a_gain_covers_the_truth_as_often_as_planned(state_deviation: float, drift: float) -> None:
+    """Servers differ by 5 % and windows by 8 %; a probe sees the machine's speed, which ``drift`` lowers for ours."""
+    random, error, runs, truth = np.random.default_rng(2), 0.05, 2000, np.log(1.3)
+    missed_low = missed_high = 0
+    for _ in range(runs):
+        groups, probes = [], []
+        for mean, servers, slower in ((truth, 5, drift), (0.0, 2, 0.0), (-1.0, 2, 0.0), (0.1, 2, 0.0)):
+            states = random.normal(slower, state_deviation, servers)
+            of_servers = mean - 0.8 * states + random.normal(0, 0.05, servers)
+            groups.append([random.normal(middle, 0.08, 8) for middle in of_servers])
+            probes.append(list(states + random.normal(0, 1e-3, servers)))
+        spread = pool_server_spread(groups, probes if state_deviation else ())
+        apart = float(np.mean(probes[0]) - np.mean(probes[1])) if state_deviation else 0.0
+        low, high = difference_bounds(groups[0], groups[1], apart, spread, error)
+        missed_low += bool(low > truth)
+        missed_high += bool(high < truth)
+    assert 0.02 < missed_low / runs < 0.07
+    assert 0.02 < missed_high / runs < 0.07
+
+
+def test_the_speed_of_the_machine_is_no_gain() -> None:
+    """Ours ran while the machine was slower by 20 %; the probes beside the servers saw it."""
+    random = np.random.default_rng(0)
+    groups = [[random.normal(-state, 0.01, 8) for state in states] for states in ((0.2, 0.25), (0.0, 0.05))]
+    apart = 0.2
+    spread = replace(SPREAD, slope=-1.0, slope_variance=0.01)
+    low, high = difference_bounds(groups[0], groups[1], apart, spread, 0.01)
+    assert low < 0 < high
+    unadjusted = difference_bounds(groups[0], groups[1], 0.0, spread, 0.01)
+    assert unadjusted[1] < 0
+    assert high - low > unadjusted[1] - unadjusted[0], "the slope is uncertain"

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectives.confidence import Verdict
+from objectives.load_sequence import ERROR_SHARES, MARGIN, OTHER_ERROR_SHARES, LoadJudgement, LoadSequence
+from objectives.sequential import LOOKS
+
+PREDICTED = (-0.6, -0.4, -0.2, -0.1, 0.05)  # log of the predicted latency over its bound
+
+
+def sequence_of(predicted: tuple[float, ...] = PREDICTED, gain: float = 1.1) -> LoadSequence:
+    """Return a sequence whose loads serve ``gain`` times as much as the one below."""
+    return LoadSequence(predicted, [gain**load for load in range(len(predicted))], 0.01)
+
+
+@dataclass
+class ScriptedTester:
+    """Answers by a function of the load and the number of servers at planned looks; records what was deployed."""
+
+    answer: Callable[[int, int], LoadJudgement]
+    possible: int = 100
+    deployed: list[int] = field(default_factory=list)
+    errors: list[tuple[int, float]] = field(default_factory=list)
+
+    def deploy(self, load: int) -> bool:
+        self.deployed.append(load)
+        self.possible -= 1
+        return True
+
+    def servers(self, load: int) -> int:
+        return self.deployed.count(load)
+
+    def possible_servers(self) -> int:
+        return self.possible
+
+    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        if self.servers(load) not in LOOKS:
+            return judged(Verdict.UNDECIDED, promising=True)
+        self.errors.append((load, error))
+        return self.answer(load, self.servers(load))
+
+    def is_worth_testing(self, load: int) -> bool:
+        return True
+
+
+def judged(verdict: Verdict, *, promising: bool = False, excess: float = 0.1) -> LoadJudgement:
+    return LoadJudgement(verdict, promising, excess)
+
+
+def test_the_first_load_is_predicted_to_be_inside_the_bound_by_a_margin() -> None:
+    sequence = sequence_of()
+    assert sequence.current == 2
+    assert PREDICTED[2] <= -MARGIN < PREDICTED[3]
+    assert sequence_of((0.5, 0.7)).current == 0
+
+
+def test_a_pass_hands_its_error_on_to_a_higher_load() -> None:
+    tester = ScriptedTester(lambda load, _: judged(Verdict.PASS if load < 4 else Verdict.FAIL))
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert tester.errors == [(2, 0.005), (3, 0.005), (4, 0.005)]
+    assert sequence.passed == 3
+    assert tester.deployed == [2] * LOOKS[0] + [3] * LOOKS[0] + [4] * LOOKS[0]
+
+
+def test_after_a_pass_far_inside_the_bound_loads_that_would_pass_as_well_are_skipped() -> None:
+    def answer(load: int, _: int) -> LoadJudgement:
+        return judged(Verdict.FAIL, excess=0.1) if load == 4 else judged(Verdict.PASS, excess=-0.3)
+
+    tester = ScriptedTester(answer)
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert tester.errors == [(2, 0.005), (4, 0.005), (3, 0.0025)], "then one between them, with a reserved share"
+    assert sequence.passed == 3
+
+
+def test_after_a_pass_a_load_that_serves_hardly_more_is_skipped() -> None:
+    tester = ScriptedTester(lambda *_: judged(Verdict.PASS))
+    sequence = LoadSequence(PREDICTED, (100, 120, 140, 142, 150), 0.01)
+    sequence.run(tester)
+    assert [load for load, _ in tester.errors] == [2, 4]
+    saturated = LoadSequence(PREDICTED, (100, 120, 140, 141, 142), 0.01)
+    saturated.run(tester)
+    assert saturated.passed == 2
+
+
+def test_lower_loads_after_failures_spend_reserved_shares_of_the_error() -> None:
+    tester = ScriptedTester(lambda *_: judged(Verdict.UNDECIDED, excess=0.0))
+    sequence = sequence_of((-0.9, -0.8, -0.7, -0.6, -0.5))
+    sequence.run(tester)
+    assert [error for _, error in tester.errors] == [0.005, 0.0025, 0.00125]
+    assert [load for load, _ in tester.errors] == [4, 3, 2]
+    assert sequence.passed is None
+    of_both = sum(ERROR_SHARES) + sum(OTHER_ERROR_SHARES)
+    assert of_both == pytest.approx(1), "with the runner-up, all of the error is spent"
+
+
+def test_the_next_lower_load_is_predicted_to_be_faster_by_the_excess() -> None:
+    tester = ScriptedTester(lambda load, _: judged(Verdict.FAIL if load == 2 else Verdict.PASS, excess=0.3))
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert [load for load, _ in tester.errors] == [2, 0, 1], "a load that failed is not tested again"
+    assert sequence.passed == 1
+
+
+def test_an_undecided_load_is_measured_on_more_servers_while_it_is_promising() -> None:
+    tester = ScriptedTester(
+        lambda _, servers: judged(Verdict.PASS) if servers >= LOOKS[2] else judged(Verdict.UNDECIDED, promising=True)
+    )
+    sequence = sequence_of(PREDICTED[:3])
+    sequence.run(tester)
+    assert tester.servers(2) == LOOKS[2]
+    assert sequence.passed == 2
+
+
+def test_the_sequence_ends_when_the_time_allows_no_further_look() -> None:
+    tester = ScriptedTester(lambda *_: judged(Verdict.UNDECIDED, promising=True), possible=LOOKS[0] + 1)
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert tester.servers(2) == LOOKS[0]
+    assert (sequence.current, sequence.passed) == (2, None)
+
+
+def test_a_server_that_cannot_be_measured_ends_the_sequence() -> None:
+    tester = ScriptedTester(lambda *_: judged(Verdict.PASS))
+    tester.deploy = lambda load: False  # type: ignore[method-assign]
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert sequence.passed is None
+
+
+def test_a_finished_sequence_takes_no_verdict() -> None:
+    sequence = sequence_of((-0.5,))
+    sequence.finish_passed(0.0)
+    assert (sequence.current, sequence.passed) == (None, 0)
+    with pytest.raises(ValueError, match="over"):
+        sequence.finish_failed(0.1)
+
+
+def test_a_hopeless_load_is_given_up_before_the_first_look() -> None:
+    class Hopeless(ScriptedTester):
+        def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+            if load == 2:
+                return judged(Verdict.UNDECIDED, excess=0.1)
+            return super().judge(load, error, most_servers)
+
+    tester = Hopeless(lambda *_: judged(Verdict.PASS))
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert tester.servers(2) == 1
+    assert sequence.passed == 1
+
+
+def test_servers_of_an_interrupted_run_count() -> None:
+    tester = ScriptedTester(lambda *_: judged(Verdict.PASS), deployed=[2] * LOOKS[0])
+    sequence = sequence_of(PREDICTED[:3])
+    sequence.run(tester)
+    assert len(tester.deployed) == LOOKS[0]
+    assert sequence.passed == 2
+
+
+@dataclass
+class RememberingTester:
+    """A candidate whose verdicts follow from ``seed``. It keeps load and error of each server, as a table does.
+
+    A session ends after ``left`` servers. ``is_in_time`` says whether a test knows that end, as it knows a budget.
+    """
+
+    seed: int
+    left: int = 10_000
+    is_in_time: bool = False
+    rows: list[tuple[int, float]] = field(default_factory=list)
+    sequence: LoadSequence = field(init=False)
+
+    def run(self, predicted: tuple[float, ...]) -> int | None:
+        """Continue the sequence, and return the highest load that passed."""
+        self.sequence = sequence_of(predicted, 1 + self.seed % 4 / 100)
+        self.sequence.resume(list(dict.fromkeys(self.rows)))
+        self.sequence.run(self)
+        return self.sequence.passed
+
+    def deploy(self, load: int) -> bool:
+        if not self.left:
+            return False
+        self.left -= 1
+        self.rows.append((load, self.sequence.current_error))
+        return True
+
+    def servers(self, load: int) -> int:
+        return sum(own == load for own, _ in self.rows)
+
+    def possible_servers(self) -> int:
+        return self.left if self.is_in_time else 100
+
+    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        servers = self.servers(load)
+        chance = random.Random(f"{self.seed} {load} {servers}")
+        verdict = chance.choice([Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.FAIL])
+        if servers not in LOOKS:
+            verdict = Verdict.UNDECIDED
+        needed = chance.choice([look for look in LOOKS if look > servers] or [10**9])
+        is_promising = verdict is Verdict.UNDECIDED and needed <= most_servers
+        return LoadJudgement(verdict, is_promising, chance.uniform(-0.1, 0.4))
+
+    def is_worth_testing(self, load: int) -> bool:
+        return (self.seed + load) % 5 > 0
+
+
+predictions = st.lists(st.floats(-1, 0.5), min_size=1, max_size=12).map(tuple)
+
+
+@given(predictions, st.integers(0, 10**6), st.lists(st.integers(0, 12), max_size=6))
+def test_a_sequence_in_several_sessions_makes_the_same_decisions(
+    predicted: tuple[float, ...], seed: int, sessions: list[int]
+) -> None:
+    at_once, in_parts = RememberingTester(seed), RememberingTester(seed)
+    passed = at_once.run(predicted)
+    for in_parts.left in sessions:
+        in_parts.run(predicted)
+    in_parts.left = 10_000
+    assert in_parts.run(predicted) == passed
+    assert in_parts.rows == at_once.rows
+    assert in_parts.sequence == at_once.sequence
+
+
+@given(predictions, st.integers(0, 10**6), st.lists(st.integers(0, 30), min_size=2, max_size=8))
+def test_sessions_with_short_budgets_spend_no_more_error_than_one(
+    predicted: tuple[float, ...], seed: int, sessions: list[int]
+) -> None:
+    tester = RememberingTester(seed, is_in_time=True)
+    for tester.left in sessions:
+        tester.run(predicted)
+    errors = dict(tester.rows)
+    assert len(set(tester.rows)) == len(errors), "each load has one test, with one error"
+    assert sum(set(errors.values())) <= 0.01 * sum(ERROR_SHARES)
+    for share in set(errors.values()):
+        loads = [load for load, error in errors.items() if error == share]
+        assert loads == sorted(loads), "a share is used once, or handed on to a higher load"
+        assert all(tester.servers(load) in LOOKS for load in loads[:-1]), "after a PASS"
+
+
+def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tested() -> None:
+    class NeedingTime(RememberingTester):
+        def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+            return judged(Verdict.UNDECIDED, promising=most_servers >= (13 if load == 2 else 6), excess=0.3)
+
+    tester = NeedingTime(0, left=8, is_in_time=True)
+    tester.run(PREDICTED)
+    assert set(tester.rows) == {(2, 0.005), (0, 0.0025)}
+    measured, tester.left = tester.servers(2), 30
+    tester.run(PREDICTED)
+    assert tester.servers(2) == measured
+    assert tester.servers(0) == LOOKS[-1]
+
+
+@pytest.mark.parametrize(
+    "tested",
+    [
+        [(1, 0.005)],  # not the first load
+        [(2, 0.0025)],  # not its error
+        [(2, 0.005), (3, 0.0025)],  # a higher load without the inherited error
+        [(2, 0.005), (4, 0.005), (3, 0.005)],  # a lower load after a PASS, without a reserved share
+        [(2, 0.005), (0, 0.0025), (2, 0.0025)],  # a load that has failed
+        [(2, 0.005), (1, 0.005)],  # a lower load with the same error
+        [(2, 0.005), (3, 0.005), (1, 0.0025)],  # a load below the one that passed
+    ],
+)
+def test_tests_of_another_sequence_are_not_resumed(tested: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match="is not one of this sequence"):
+        sequence_of().resume(tested)

@@ -1,0 +1,160 @@
+"""Tests of the parsers of bounds, and of when a bound is met."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Constraint, Sla, parse_bytes, parse_duration_ms, parse_rate
+
+NEVER = [
+    "", " ", "ms", ".ms", "-20ms", "+20ms", "0ms", "0.0s", "nan", "nanms", "inf", "infs", "1e3ms", "0x14ms",
+    "1,5ms", "20 m s", "20Ms", "20ms20ms", "20ms;", "20d", "٢٠ms", "２０ms", "20ｍs",
+    "9" * 400 + "s", f"0.{'0' * 400}1us",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("20ms", 20), ("0.02s", 20), ("500us", 0.5), (".5ms", 0.5), ("5.ms", 5), ("020ms", 20), ("  20 ms ", 20),
+     ("5m", 300_000), ("5min", 300_000), ("1h", 3_600_000)],
+)  # fmt: skip
+def test_durations(text: str, milliseconds: float) -> None:
+    assert parse_duration_ms(text) == pytest.approx(milliseconds)
+
+
+@pytest.mark.parametrize("text", NEVER)
+def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"20ms"):
+        parse_duration_ms(text)
+
+
+@pytest.mark.parametrize("text", ["20", " 20 ", "0.02"])
+def test_a_missing_unit_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"^a unit is missing: {text.strip()}ms\?$"):
+        parse_duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GiB", 4 * 2**30), ("500MB", 500e6), ("1 KiB", 1024), ("1.5KB", 1500), ("7B", 7), ("2MiB", 2 * 2**20)],
+)
+def test_sizes(text: str, size: float) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4", "-1GB", "0B", "4gib", "4GiBs", "nanGB", "٤GB", "9" * 400 + "B"])
+def test_an_invalid_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"4GiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("4000", 4000), ("4000/s", 4000), ("4000infer/s", 4000), ("500req/s", 8000), ("0.5 req/s", 8)],
+)
+def test_rates_count_inferences(text: str, rate: float) -> None:
+    assert parse_rate(text, request_batch_size=16) == rate
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "0req/s", "4000/m", "4000reqs", "nan", "1e9", "9" * 400])
+def test_an_invalid_rate_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"4000/s"):
+        parse_rate(text, request_batch_size=16)
+
+
+@given(st.text(alphabet="0123456789.٣ usmhinGKMB/re-+\n\x00", max_size=12))
+def test_a_parsed_bound_is_positive_and_finite(text: str) -> None:
+    for parse in (parse_duration_ms, parse_bytes, lambda text: parse_rate(text, 16)):
+        with contextlib.suppress(ValueError):
+            assert 0 < parse(text) < math.inf
+
+
+@pytest.mark.parametrize(("latency", "met"), [(19.9, True), (20.0, True), (20.1, False)])
+def test_an_upper_bound_is_met_up_to_itself(latency: float, met: bool) -> None:
+    violation = Constraint("latency-p95", 20).violation(Measurement(latency_p95_ms=latency))
+    assert (violation <= 0) is met
+    assert violation == pytest.approx((latency - 20) / 20)
+
+
+@pytest.mark.parametrize(("rate", "met"), [(999.0, False), (1000.0, True), (1001.0, True), (0.0, False)])
+def test_a_lower_bound_is_met_from_itself(rate: float, met: bool) -> None:
+    violation = Constraint("throughput", 1000).violation(Measurement(throughput_infer_per_sec=rate))
+    assert (violation <= 0) is met
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_metric_that_is_missing_or_no_number_never_meets_a_bound(metric: str) -> None:
+    nothing = Measurement(stable=True)
+    no_number = Measurement(
+        throughput_infer_per_sec=math.nan, latency_avg_ms=math.nan, latency_p50_ms=math.nan,
+        latency_p90_ms=math.nan, latency_p95_ms=math.nan, latency_p99_ms=math.nan,
+        gpu_memory_bytes=math.nan, gpu_power_watts=math.nan,
+    )  # fmt: skip
+    for bound in (1e-9, 1.0, 1e12):
+        assert Constraint(metric, bound).violation(nothing) == math.inf
+        assert Constraint(metric, bound).violation(no_number) == math.inf
+
+
+SLA = Sla.from_bounds({"p95": 20.0, "throughput": 1000.0})
+
+
+def test_the_worst_of_several_bounds_counts() -> None:
+    assert SLA.violation(Measurement(latency_p95_ms=10, throughput_infer_per_sec=500)) == 0.5
+    assert SLA.violation(Measurement(latency_p95_ms=10)) == math.inf
+    assert Sla().violation(Measurement()) == -math.inf
+
+
+def test_an_sla_is_met_if_every_constraint_is() -> None:
+    assert SLA.is_met(Measurement(1000, latency_p95_ms=20))
+    assert not SLA.is_met(Measurement(999, latency_p95_ms=20))
+    assert not SLA.is_met(Measurement(1000, latency_p95_ms=math.nan))
+    assert Sla().is_met(Measurement())
+    assert not Sla()
+
+
+def test_the_missed_constraints_are_those_that_a_measurement_violates() -> None:
+    assert SLA.missed(Measurement(999, latency_p95_ms=20)) == Sla.from_bounds({"throughput": 1000.0})
+    assert SLA.missed(Measurement(999)) == SLA
+    assert SLA.missed(Measurement(1000, latency_p95_ms=1)) == Sla()
+
+
+def test_the_tightest_latency_bound_and_that_of_one_metric() -> None:
+    both = Sla.from_bounds({"p99": 30.0, "throughput": 5.0, "p95": 20.0})
+    assert (both.latency_bound_ms(), both.latency_bound_ms("latency-p99")) == (20.0, 30.0)
+    assert both.latency_bound_ms("latency-p50") == math.inf
+    assert Sla.from_bounds({"throughput": 5.0}).latency_bound_ms(default=0.0) == 0.0
+    assert both.judged_latency == "latency-p99"
+    assert Sla().judged_latency == "latency-p95"
+    assert (both.throughput_floor, both.latencies.throughput_floor) == (5.0, 0.0)
+    assert both.without("throughput", "latency-p95") == Sla.from_bounds({"p99": 30.0})
+
+
+def test_the_share_of_the_bound_is_that_of_the_latency_closest_to_its_own() -> None:
+    both = Sla.from_bounds({"p50": 10.0, "p95": 20.0, "throughput": 5.0})
+    assert both.share_of_bound(Measurement(latency_p50_ms=4, latency_p95_ms=10)) == 0.5
+    assert both.share_of_bound(Measurement(latency_p50_ms=4)) == math.inf
+    assert both.share_of_bound(Measurement(latency_p50_ms=0.01, latency_p95_ms=0.01)) == 0.01
+
+
+def test_an_sla_is_read_as_it_is_written() -> None:
+    assert str(SLA) == "p95 <= 20 ms and throughput >= 1000 infer/s"
+    assert Sla.parse(map(str, SLA)) == SLA
+    for text, message in (
+        ("p95", "'p95' is not a bound on a metric"),
+        ("p95 <=", "'p95 <=' is not a bound on a metric"),
+        ("p95 <= ms", "could not convert string to float"),
+        ("p42 <= 20 ms", "'p42 ' is not a metric"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Sla.parse([text])
+
+
+def test_a_bound_reads_as_one_would_say_it() -> None:
+    assert str(Constraint("latency-p95", 20)) == "p95 <= 20 ms"
+    assert str(Constraint("throughput", 4000)) == "throughput >= 4000 infer/s"

@@ -1,0 +1,159 @@
+"""Tests of the verdict on an SLA from windows on fresh servers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from objectives.confidence import ServerSpread, Verdict
+from objectives.latency_sketch import count_over, sketch_latencies
+from objectives.metrics import Measurement
+from objectives.sequential import LOOKS
+from objectives.sla import CONFIDENCE, Sla
+from objectives.verdict import (
+    MOST_EXCLUDED,
+    SequentialTest,
+    SlaVerdict,
+    count_misses,
+    judge_sla,
+    order_statistic_levels,
+    server_spreads,
+    throughput_interval,
+)
+
+BOUND_MS = 20.0
+ERROR = SequentialTest(0.01, 28)
+P95 = Sla.from_bounds({"p95": BOUND_MS})
+
+
+def window(middle_ms: float, seed: int, throughput: float = 1000.0, *, sketched: bool = True) -> Measurement:
+    """Return a window of 500 requests with lognormal latencies; 4.8 % are over the bound at a middle of 12.2 ms."""
+    latencies_ms = np.random.default_rng(seed).lognormal(math.log(middle_ms), 0.3, 500)
+    levels = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+    quantiles_ms: Any = {f"latency_{name}_ms": float(np.quantile(latencies_ms, at)) for name, at in levels.items()}
+    measured = Measurement(
+        throughput,
+        float(latencies_ms.mean()),
+        **quantiles_ms,
+        requests=500,
+        stable=True,
+    )
+    if not sketched:
+        return measured
+    return replace(
+        measured, requests_over_ms=count_over(latencies_ms, [BOUND_MS]), latency_sketch=sketch_latencies(latencies_ms)
+    )
+
+
+def servers(middle_ms: float, count: int = LOOKS[0], *, sketched: bool = True) -> list[list[Measurement]]:
+    return [[window(middle_ms, 10 * server + n, sketched=sketched) for n in range(8)] for server in range(count)]
+
+
+def judged(measured: list[list[Measurement]], sla: Sla = P95, test: SequentialTest = ERROR) -> SlaVerdict:
+    return judge_sla(measured, sla, server_spreads([measured], sla), test)
+
+
+@pytest.mark.parametrize(
+    ("middle_ms", "verdict"), [(9.0, Verdict.PASS), (12.0, Verdict.UNDECIDED), (18.0, Verdict.FAIL)]
+)
+@pytest.mark.parametrize("sketched", [True, False])
+def test_the_share_of_slow_requests_decides(middle_ms: float, verdict: Verdict, sketched: bool) -> None:
+    assert judged(servers(middle_ms, sketched=sketched)).verdict is verdict
+
+
+@pytest.mark.parametrize("metric", ["p50", "p90", "p95", "p99", "avg"])
+def test_every_latency_metric_can_be_judged(metric: str) -> None:
+    far = {"p50": 20.0, "p90": 30.0, "p95": 35.0, "p99": 60.0, "avg": 20.0}[metric]
+    sla = Sla.from_bounds({f"latency-{metric}": far})
+    assert judged(servers(10.0), sla).verdict is Verdict.PASS
+    assert judged(servers(60.0), sla).verdict is Verdict.FAIL
+
+
+def test_a_throughput_is_judged_as_a_mean_over_servers() -> None:
+    assert judged(servers(9.0), Sla.from_bounds({"throughput": 800.0})).verdict is Verdict.PASS
+    assert judged(servers(9.0), Sla.from_bounds({"throughput": 1300.0})).verdict is Verdict.FAIL
+    near = judged(servers(9.0), Sla.from_bounds({"throughput": 950.0}))
+    assert near.verdict is Verdict.UNDECIDED
+    assert near.is_promising, "more servers narrow the interval"
+
+
+def test_all_constraints_have_to_pass() -> None:
+    both = Sla.from_bounds({"p95": BOUND_MS, "throughput": 1300.0})
+    result = judged(servers(9.0), both)
+    assert result.verdict is Verdict.FAIL
+    assert result.reason.startswith("throughput >= 1300")
+
+
+def test_fewer_servers_than_the_first_look_are_undecided() -> None:
+    result = judged(servers(9.0, LOOKS[0] - 1))
+    assert result.verdict is Verdict.UNDECIDED
+    assert result.is_promising
+    assert not judged(servers(30.0, 1)).is_promising, "most requests are slower than the bound"
+    assert not judged(servers(9.0, 1), test=SequentialTest(0.01, 3)).is_promising, "the time allows three servers"
+
+
+def test_a_lost_window_is_undecided() -> None:
+    measured = servers(9.0)
+    measured[0][0] = Measurement(reason="perf_analyzer timed out")
+    assert judged(measured).reason == "a measurement was lost: perf_analyzer timed out"
+    assert judged([]).reason == "nothing was measured"
+
+
+def test_disturbed_windows_are_left_out_whatever_their_latency() -> None:
+    measured = servers(9.0)
+    for own in measured[: int(len(measured) * MOST_EXCLUDED * 2)]:
+        own[0] = replace(own[0], stable=False, reason="others", latency_p95_ms=99.0, requests_over_ms="20:500")
+    result = judged(measured)
+    assert result.verdict is Verdict.PASS
+    assert 0 < result.excluded_share <= MOST_EXCLUDED
+    assert result.slow_share.high < 0.05
+
+
+def test_an_overloaded_window_counts() -> None:
+    measured = servers(9.0)
+    for own in measured:
+        own[:] = [replace(window(90.0, 1), stable=False, overloaded=True)]
+    assert judged(measured).verdict is Verdict.FAIL
+
+
+def test_a_load_is_likely_to_pass_if_its_latency_is_lower_by_the_excess() -> None:
+    shift = judged(servers(14.0)).excess
+    assert judged(servers(14.0 * math.exp(-shift))).verdict is Verdict.PASS
+    assert judged(servers(14.0 * math.exp(-shift / 2))).verdict is Verdict.UNDECIDED
+    assert judged(servers(9.0)).excess < 0, "it may rise"
+
+
+def test_windows_without_requests_count_as_slow() -> None:
+    empty = Measurement(10.0, stable=True, requests=7)
+    assert count_misses([[empty]], BOUND_MS, 0.95).misses[0].tolist() == [7.0]
+
+
+def test_the_throughput_interval_has_the_variance_between_servers() -> None:
+    narrow, wide = (throughput_interval(servers(9.0), ServerSpread(sigma**2, 9.0)) for sigma in (0.01, 0.1))
+    assert wide.low < narrow.low < 1000 < narrow.high < wide.high
+
+
+# -- order statistics ----------
+
+
+@pytest.mark.parametrize(("requests", "column"), [(161, 0.99), (645, 0.97), (2600, 0.96)])
+def test_a_column_of_the_load_generator_bounds_p95(requests: int, column: float) -> None:
+    assert order_statistic_levels(requests, 0.95, CONFIDENCE)[1] <= column + 1 / requests
+
+
+def test_too_few_requests_bound_nothing() -> None:
+    assert order_statistic_levels(89, 0.95, CONFIDENCE)[1] == math.inf
+    assert order_statistic_levels(90, 0.95, CONFIDENCE)[1] == 1
+
+
+def test_order_statistics_bound_the_quantile() -> None:
+    random = np.random.default_rng(0)
+    low, high = order_statistic_levels(400, 0.95, CONFIDENCE)
+    samples = np.sort(random.exponential(size=(1000, 400)), axis=1)
+    true = -math.log(0.05)
+    assert np.mean(samples[:, math.ceil(400 * low) - 1] > true) <= 0.02
+    assert np.mean(samples[:, math.ceil(400 * high) - 1] < true) <= 0.02

@@ -1,0 +1,167 @@
+"""Options, the command that reproduces them, and the options of that command."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.cli.run import read_run_arguments
+from optimizer.core.errors import BadInputError
+from optimizer.options.addresses import server_address
+from optimizer.options.command_line import command_line
+from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
+from optimizer.options.values import OBJECTIVES as OBJECTIVE_NAMES
+
+POSITIVE = st.floats(1e-3, 1e9)
+
+
+def not_dashes(text: str) -> bool:
+    """Return whether argparse keeps ``text`` as a value: it drops ``--``, even in ``--out=--``."""
+    return text != "--"
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).filter(not_dashes)
+WITHOUT_PASSWORD = st.one_of(st.none(), st.sampled_from(["sqlite:///a b.db", "file/study", "-x.log", "--json.log"]))
+PATHS = TEXTS.filter(str.strip)
+OBJECTIVES = st.lists(st.sampled_from(OBJECTIVE_NAMES), min_size=1, max_size=3, unique=True).map(tuple)
+
+
+PRINTABLE = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=9).filter(
+    not_dashes
+)
+SOMETIMES = st.none() | PRINTABLE
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> dict[str, Any]:
+    """Return a target with its options."""
+    target = draw(st.sampled_from(["embedded", "local", "docker", "remote"]))
+    arguments = tuple(draw(st.lists(st.sampled_from(["--log-verbose=1", "--rate-limit=off", "--x"]), max_size=2)))
+    if target == "local":
+        return {
+            "target": target,
+            "tritonserver": draw(SOMETIMES),
+            "backend_directory": draw(SOMETIMES),
+            "server_args": arguments,
+        }
+    if target == "docker":
+        return {
+            "target": target,
+            "server_args": arguments,
+            "docker_image": draw(PRINTABLE),
+            "docker_gpus": draw(SOMETIMES),
+            "docker_mounts": tuple(draw(st.lists(PRINTABLE, max_size=2))),
+            "docker_shm_size": draw(SOMETIMES),
+            "docker_ulimits": tuple(draw(st.lists(PRINTABLE, max_size=2))),
+        }
+    if target == "remote":
+        url = draw(st.sampled_from([None, "triton:8001", "grpcs://10.0.0.1:1", "https://[::1]:8000/"]))
+        if_encrypted = SOMETIMES if server_address(url).tls else st.none()
+        certificate = draw(if_encrypted)
+        return {
+            "target": target,
+            "url": url,
+            "metrics_url": draw(st.sampled_from([None, "triton:8002"])),
+            "headers": tuple(draw(st.lists(st.sampled_from(["a:$B", "X-Key:Bearer ${T}"]), max_size=2))),
+            "tls_ca": draw(if_encrypted),
+            "tls_cert": certificate,
+            "tls_key": None if certificate is None else draw(PRINTABLE),
+        }
+    return {"target": target}
+
+
+@st.composite
+def options(draw: st.DrawFn) -> RunOptions:
+    """Return any options that the command line can give."""
+    objectives = draw(OBJECTIVES)
+    ranks = objectives[0] == "throughput"
+    load: Literal["concurrency", "rate"] = draw(st.sampled_from(["concurrency", "rate"]))
+    sdk = {} if load == "rate" else {"perf_analyzer_image": draw(SOMETIMES)}
+    served = sdk | draw(targets().filter(lambda target: load != "rate" or "http" not in (target.get("url") or "")))
+    over_http = served["target"] == "remote" and server_address(served["url"]).protocol == "http"
+    protocols = ["http"] if over_http else ["grpc"] if served["target"] == "remote" else ["grpc", "http"]
+    search = draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"]))
+    on_nodes = served["target"] in ("embedded", "local") and served.get("perf_analyzer_image") is None
+    cluster = draw(st.sampled_from([None, "auto", "ray://head:10001"])) if on_nodes else None
+    cpus = st.sampled_from([None] if cluster else [None, "0"])
+    return RunOptions(
+        **served,
+        model=draw(TEXTS),
+        sla_ms=draw(st.dictionaries(st.sampled_from(SLA_METRICS), POSITIVE)),
+        model_repository=draw(st.one_of(st.none(), PATHS)),
+        objectives=objectives,
+        min_throughput=draw(st.sampled_from([None, "4000/s", "0.5 req/s", " 7"])),
+        max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),
+        budget_seconds=draw(st.integers(1, 10**9)) / 1000,
+        max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
+        search=search,
+        warm_start=None if search == "grid" else draw(st.one_of(st.none(), PATHS)),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        protocol="grpc" if load == "rate" else draw(st.sampled_from(protocols)),
+        load=load,
+        arrivals=draw(st.sampled_from(["poisson", "constant", "intervals.txt"])) if load == "rate" else "poisson",
+        min_score=draw(st.one_of(st.none(), st.floats(-1e6, 1e6))),
+        output_check=draw(st.booleans()),
+        confirmation=draw(st.booleans()),
+        confidence=draw(st.sampled_from([0.99, 0.8, 0.95, 0.999, 0.9999])),
+        server_cpus=None if served["target"] == "remote" else draw(cpus),
+        client_cpus=draw(cpus),
+        cluster=cluster,
+        cluster_cpus=draw(st.one_of(st.none(), st.integers(1, 8192))) if cluster else None,
+        measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
+        request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1), st.sampled_from(["1*9|8", "1..4"]))),
+        input_data=draw(st.sampled_from([None, "random", "zero", "a b.npz", "-folder"])),
+        shapes=tuple(draw(st.lists(st.sampled_from(["x:1", "a,b:2..3|9*0.5", "-y:4, 5", "é:7"]), max_size=3))),
+        ranges=tuple(draw(st.lists(st.sampled_from(["x:0..9", "a,b:-1.5..2", "y:1..1e3"]), max_size=2))),
+        string_data=draw(st.one_of(st.none(), TEXTS)),
+        string_length=draw(st.one_of(st.none(), st.integers(1, 999))),
+        storage=(storage := draw(WITHOUT_PASSWORD)),
+        join=None if storage is None or cluster else draw(st.sampled_from([None, "s1", "-a study"])),
+        out=draw(PATHS),
+    )
+
+
+@given(options())
+def test_the_reproduced_command_gives_the_same_options(original: RunOptions) -> None:
+    command, *words = shlex.split(command_line(original))
+    assert command == "tune"
+    parsed = read_run_arguments(words)
+    assert parsed.options == original
+    assert (parsed.resumed, parsed.as_json) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "search"),
+    [
+        ("", "simulated"),
+        ("--objective throughput", "simulated"),
+        ("--objective memory", "tpe"),
+        ("--objective memory,throughput", "tpe"),
+        ("--objective throughput,memory", "tpe"),
+        ("--objective throughput,memory --search simulated", "simulated"),
+        ("--objective memory --search grid", "grid"),
+        ("--search tpe", "tpe"),
+    ],
+)
+def test_the_search_method_is_that_of_the_objectives(words: str, search: str) -> None:
+    options = read_run_arguments([*words.split(), "m"]).options
+    assert options.search == search
+    assert read_run_arguments(shlex.split(command_line(options))[1:]).options == options
+    assert ("--search" in command_line(options)) == (search != default_search(options.objectives))
+
+
+@pytest.mark.parametrize("objective", ["memory", "latency-p95,throughput"])
+def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_run_arguments(["--search", "simulated", "--objective", objective, "m"])
+    assert str(caught.value) == (
+        f"--search simulated ranks by throughput; with --objective {objective} take tpe, nsga2, random or grid"
+    )
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "geheim" not in command_line(RunOptions("m", storage="postgresql://u:geheim@host/db"))

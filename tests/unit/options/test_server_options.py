@@ -1,0 +1,95 @@
+"""Server options as dimensions of the search space: part of a candidate, not of config.pbtxt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.cli.sweep import read_sweep_arguments
+from optimizer.config import model_config
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import Candidate
+from optimizer.deploy.target_factory import check_space
+from optimizer.model.profile import load_profile
+from optimizer.options import server_options
+from optimizer.options.run_options import RunOptions
+from optimizer.results.formatting import configuration, triton_lines
+from optimizer.store.run_folder import RunFolder
+
+LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
+CANDIDATE = Candidate(8, fields=((POOL, "0"), (LIMIT, "execution_count")))
+PROFILE = "model: {{builder: mlp}}\nspace:\n  max_batch_size: [8]\n  server:\n    {}\n"
+
+
+def profile(folder: Path, server: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(PROFILE.format(server))
+    return path
+
+
+def test_a_profile_lists_them(tmp_path: Path) -> None:
+    space = load_profile(profile(tmp_path, "rate-limit: [off, execution_count]")).space
+    assert space is not None
+    search_space = SearchSpace((8,), fields=space.fields())
+    assert search_space.fields == {LIMIT: ("off", "execution_count")}  # which YAML takes for false
+    assert [server_options.to_arguments(one.fields) for one in search_space.candidates()] == [
+        ("--rate-limit=off",),
+        ("--rate-limit=execution_count",),
+    ]
+    assert SearchSpace((8,), fields={"server.x": ("default", True, 5)}).fields == {"server.x": ("default", "true", 5)}
+    assert server_options.to_arguments((("server.x", "default"),)) == ()
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ("http-port: [9]", "space.server.*--http-port is set by tune itself"),
+        ("--rate-limit: [off]", "space.server.*without the dashes, such as rate-limit"),
+        ("rate-limit: []", "space.server.rate-limit"),
+        ("rate-limit: ['']", "space.server.rate-limit.*is not an option value"),
+        ('rate-limit: ["a\\nb"]', "space.server.rate-limit.*is not an option value"),
+    ],
+)
+def test_an_invalid_option_in_a_profile_names_the_line(tmp_path: Path, server: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=f"mine.yaml:5: {message}") as caught:
+        load_profile(profile(tmp_path, server))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_lists_them() -> None:
+    request = read_sweep_arguments(["--config", f"{LIMIT}=off,execution_count", "m"]).request
+    assert request.choices.fields == {LIMIT: ("off", "execution_count")}
+    with pytest.raises(BadInputError, match=r"--config server.id: --id is set by tune itself"):
+        read_sweep_arguments(["--config", "server.id=1", "m"])
+
+
+def test_config_pbtxt_does_not_know_them() -> None:
+    written = model_config.apply(CANDIDATE, ModelConfig(name="m"))
+    assert "limit" not in model_config.to_text(written)
+    assert model_config.differences(CANDIDATE, written) == []
+    assert model_config.candidate_of(written, [LIMIT]) == Candidate(8)
+
+
+def test_server_options_are_shown(tmp_path: Path) -> None:
+    assert configuration(CANDIDATE).endswith("pinned-memory-pool-byte-size=0 · rate-limit=execution_count")
+    line = "# server_options: --pinned-memory-pool-byte-size=0 --rate-limit=execution_count"
+    assert triton_lines(CANDIDATE)[-1] == line
+    folder = RunFolder(tmp_path)
+    folder.best.mkdir()
+    folder.write_best({"m": "name: 'm'"}, server_options.to_arguments(CANDIDATE.fields))
+    assert (folder.best / "server_options").read_text() == (
+        "--pinned-memory-pool-byte-size=0\n--rate-limit=execution_count\n"
+    )
+    folder.write_best({"m": "name: 'm'"})
+    assert not (folder.best / "server_options").exists()
+
+
+@pytest.mark.parametrize("field", [LIMIT, "server_cpus"])
+def test_a_server_that_cannot_be_restarted_has_none(field: str) -> None:
+    space = SearchSpace((8,), fields={field: ("0", "1")})
+    options = RunOptions("m", target="remote")
+    with pytest.raises(BadInputError, match="--target remote cannot restart its server with other options"):
+        check_space(space, options, print)

@@ -1,0 +1,79 @@
+"""The table of options, and the options of a run from values by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.errors import BadInputError
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option import Option
+from optimizer.options.option_reader import parse_values, run_options, written_values
+from optimizer.options.run_options import SLA_METRICS, RunOptions
+from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
+
+
+def test_each_field_has_one_option() -> None:
+    assert len(BY_NAME) == len(OPTIONS)
+    names = [option.field for option in OPTIONS if option.field and not option.key]
+    assert sorted([*names, "model", "sla_ms"]) == sorted(field.name for field in fields(RunOptions))
+    assert [option.key for option in OPTIONS if option.field == "sla_ms"] == list(SLA_METRICS)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_a_declaration_is_complete(option: Option) -> None:
+    assert option.group in GROUPS
+    text = option.help_text()
+    assert text[0].isupper() or text.startswith(("local", "docker", "remote", "random"))
+    assert not option.help.endswith(".")
+    if option.field and option.type is not None and option.repeatable:
+        assert option.value_in(RunOptions("")) == ()
+
+
+def test_the_help_has_the_groups_in_their_order() -> None:
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(BY_NAME)
+    text = parser.format_help()
+    places = [text.index(f"\n{group}:\n") for group in GROUPS]
+    assert places == sorted(places)
+    assert all(f"\n  {option.flag}" in text for option in OPTIONS)
+
+
+def test_values_of_python_and_yaml_are_options() -> None:
+    values = {"sla-p95": "20ms", "seed": 7, "no-output-check": True, "shape": ["a:1", "b:2"], "out": Path("o")}
+    options = run_options("-odd", {**values, "storage": None, "model-warmup": False, "variants": ("x", "y")})
+    assert options == RunOptions(
+        "-odd", {"p95": 20.0}, seed=7, output_check=False, shapes=("a:1", "b:2"), out="o", variants=("x", "y")
+    )
+    assert run_options("-odd", written_values(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sla-p59": "20ms"}, "--sla-p59: unknown option; did you mean --sla-p"),
+        ({"seed": True}, "--seed: bool is not text, a number or a list of them"),
+        ({"shape": {"a": 1}}, "--shape: dict is not text, a number or a list of them"),
+        ({"model-warmup": "yes"}, "--model-warmup: yes is neither true nor false"),
+        ({"load": "fast"}, "--load fast: choose from concurrency, rate"),
+        ({"header": "secret", "target": "remote"}, "--header ***: write NAME:VALUE"),
+    ],
+)
+def test_an_invalid_value_names_option_and_value(values: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        run_options("m", values)
+    assert message in str(error.value)
+
+
+def test_options_outside_a_command_are_unknown_to_it() -> None:
+    with pytest.raises(BadInputError, match="--json: unknown option"):
+        parse_values({"json": True}, lambda option: "P" in option.also)
+
+
+def test_the_parser_keeps_text() -> None:
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(("seed", "shape", "no-report"))
+    words = ["--seed", "-1", "--shape", "a:1", "--shape=b:2", "--no-report"]
+    assert values_of(parser.read(words)) == {"seed": "-1", "shape": ["a:1", "b:2"], "no-report": True}

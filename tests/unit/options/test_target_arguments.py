@@ -1,0 +1,203 @@
+"""The options of each target, and the redaction of headers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli.run import read_run_arguments
+from optimizer.cli.sweep import read_sweep_arguments
+from optimizer.cli.verify import read_verify_arguments
+from optimizer.core.errors import BadInputError
+from optimizer.options.addresses import ServerAddress, expand_headers, redact_header, redact_words, server_address
+from optimizer.options.command_line import command_line
+from optimizer.options.option import Option
+from optimizer.options.run_options import RunOptions
+from optimizer.options.table import OF_TARGET
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.run_request import read_stored_options
+
+SECRET = "geheim"
+VALUES = {  # the values that are not arbitrary text
+    "--server-arg": "=--log-verbose=1",
+    "--url": "=h:1",
+    "--metrics-url": "=h:1",
+    "--header": "=a:$B",
+}
+
+
+@pytest.mark.parametrize("option", [option for option in OF_TARGET if option.name != "target"], ids=lambda o: o.name)
+@pytest.mark.parametrize("target", ["embedded", "local", "docker", "remote"])
+def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> None:
+    flag = option.flag
+    words = ["--target", target, f"{flag}{VALUES.get(flag, '=x')}", "m"]
+    words += ["--docker-image", "i"] if target == "docker" and flag != "--docker-image" else []
+    words += ["--url", "grpcs://h:1"] if flag.startswith("--tls") and target == "remote" else []
+    words += {"--tls-cert": ["--tls-key", "k"], "--tls-key": ["--tls-cert", "c"]}.get(flag, [])
+    if target in option.targets:
+        assert option.value_in(read_run_arguments(words).options)
+        return
+    with pytest.raises(BadInputError, match=r"works only with --target .*; give that too, or leave --") as caught:
+        read_run_arguments(words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--target docker m", "--target docker: --docker-image is missing; give an image"),
+        ("--target remote --url h m", "--url h: write host:port of the server's gRPC"),
+        ("--target remote --url ftp://h:1 m", "--url ftp://h:1: write host:port"),
+        ("--target remote --url h:70000 m", "--url h:70000: write host:port"),
+        ("--target remote --metrics-url http://h:1 m", "--metrics-url http://h:1: write host:port alone"),
+        ("--target remote --header token m", "--header \\*\\*\\*: write NAME:VALUE"),
+        ("--target remote --tls-cert c m", "--tls-cert: a client certificate needs its key; give --tls-key too"),
+        (
+            "--target remote --tls-ca c m",
+            "--tls-ca: --url localhost:8001 is not encrypted; begin it with grpcs:// or https://",
+        ),
+        ("--target remote --url http://h:1 --tls-ca c m", "--tls-ca: --url http://h:1 is not encrypted"),
+        ("--target remote --protocol http m", "--protocol http: --url is a gRPC address"),
+        ("--target remote --url http://h:1 --load rate m", "--load rate sends requests by gRPC only"),
+        ("--target remote --server-cpus 0 m", "--server-cpus 0: the CPUs of a remote server cannot be set"),
+        ("--target local --server-arg=http-port=1 m", "--server-arg http-port=1: write an option with its value"),
+        ("--target local --server-arg=--http-port=1 m", "--http-port is set by tune itself; leave it out"),
+        ("--target local --server-arg=--allow-metrics=true m", "--allow-metrics is set by tune itself"),
+        ("--target local --tritonserver= m", "--tritonserver '': give 1 to 4,096 printable characters"),
+    ],
+)
+def test_contradictory_options_give_one_line(words: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_run_arguments(words.split(" "))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        (None, ServerAddress("localhost:8001", "grpc", False)),
+        ("h:1", ServerAddress("h:1", "grpc", False)),
+        ("grpcs://h:1", ServerAddress("h:1", "grpc", True)),
+        ("http://h:1/", ServerAddress("h:1", "http", False)),
+        ("https://[::1]:8000", ServerAddress("[::1]:8000", "http", True)),
+    ],
+)
+def test_addresses(url: str | None, address: ServerAddress) -> None:
+    assert server_address(url) == address
+
+
+def test_over_http_the_load_is_sent_so_too() -> None:
+    assert read_run_arguments(["--target", "remote", "--url", "http://h:1", "m"]).options.protocol == "http"
+
+
+@pytest.mark.parametrize(
+    ("header", "kept"),
+    [
+        ("Authorization:$TOKEN", True),
+        ("Authorization: Bearer ${TOKEN}", True),
+        ("X-Key:$A$B", True),
+        (f"Authorization:{SECRET}", False),
+        (f"Authorization:Bearer {SECRET}", False),
+        (f"Authorization:{SECRET}-$B", False),
+        (f"Authorization:$B-{SECRET}", False),
+        (SECRET, False),
+    ],
+)
+def test_a_literal_value_is_redact_header(header: str, kept: bool) -> None:
+    assert (redact_header(header) == header) is kept
+    assert SECRET not in redact_header(header)
+    for words in (["--header", header, "m"], [f"--header={header}", "m"]):
+        assert (redact_words(words) == words) is kept
+        assert SECRET not in str(redact_words(words))
+
+
+def test_variables_are_read_when_used() -> None:
+    environment = {"TOKEN": "abc", "B": "d e"}
+    headers = ("Authorization:Bearer $TOKEN", "x: ${B}", "y:$$", "z:a:b")
+    assert expand_headers(headers, environment) == {"Authorization": "Bearer abc", "x": "d e", "y": "$$", "z": "a:b"}
+    with pytest.raises(BadInputError, match=r"--header a: \$C is not set in the environment; export it"):
+        expand_headers(("a:$C",), environment)
+    with pytest.raises(BadInputError, match="--header a: a header's value must be printable characters") as caught:
+        expand_headers(("a:$C",), {"C": f"{SECRET}\r\nb: c"})
+    assert SECRET not in str(caught.value)
+
+
+REMOTE = ["--target", "remote", "--header", f"Authorization:{SECRET}", "m"]
+
+
+def test_a_secret_is_in_no_command() -> None:
+    assert SECRET not in command_line(read_run_arguments(REMOTE).options)
+    request = read_sweep_arguments(REMOTE).request
+    assert SECRET not in str(request.words)
+    with pytest.raises(BadInputError) as caught:
+        read_run_arguments(["--header", f"Authorization:{SECRET}", "m"])
+    assert SECRET not in str(caught.value)
+
+
+def run(folder: Path, options: RunOptions) -> RunFolder:
+    folder.mkdir()
+    kept = RunFolder(folder)
+    kept.write_info(options, {})
+    return kept
+
+
+def test_a_resumed_run_keeps_its_target_and_takes_a_new_header(tmp_path: Path) -> None:
+    folder = run(tmp_path / "r", RunOptions("m", target="remote", url="h:1", headers=("a:***",)))
+    words = ["--resume", str(folder.path)]
+    options = read_run_arguments(words).options
+    assert (options.target, options.url) == ("remote", "h:1")
+    with pytest.raises(BadInputError, match="--header a: its value is not stored; give it again, or as \\$VARIABLE"):
+        expand_headers(options.headers)
+    assert expand_headers(read_run_arguments([*words, "--header", "a:b"]).options.headers) == {"a": "b"}
+    with pytest.raises(BadInputError, match="leave --target out"):
+        read_run_arguments([*words, "--target", "local"])
+
+
+def test_stored_options_get_the_same_checks(tmp_path: Path) -> None:
+    folder = run(tmp_path / "r", RunOptions("m"))
+    info = json.loads(folder.info.read_text())
+    info["options"]["server_args"] = ["--http-address=0.0.0.0"]
+    info["options"]["target"] = "local"
+    folder.info.write_text(json.dumps(info))
+    with pytest.raises(BadInputError, match=r"run.json: --server-arg .*: --http-address is set by tune itself"):
+        read_stored_options(folder)
+
+
+def test_verify_takes_the_target_of_the_run_or_another(tmp_path: Path) -> None:
+    before = RunOptions("m", target="local", tritonserver="/t", server_args=("--log-verbose=1",), server_cpus="0")
+    folder = str(run(tmp_path / "r", before).path)
+    assert read_verify_arguments([folder]).options == before
+    assert read_verify_arguments(["--fresh", folder]).options == before
+    changed = read_verify_arguments(["--fresh", "--tritonserver", "/u", folder]).options
+    assert (changed.target, changed.tritonserver, changed.server_args) == (
+        "local",
+        "/u",
+        ("--log-verbose=1",),
+    )
+    remote = read_verify_arguments(["--fresh", "--target", "remote", "--url", "h:1", folder]).options
+    assert (remote.target, remote.url, remote.tritonserver, remote.server_args) == ("remote", "h:1", None, ())
+    assert remote.server_cpus is None, "it has CPUs of its own"
+    with pytest.raises(BadInputError, match="was measured over grpc: give --url the host:port of its gRPC"):
+        read_verify_arguments(["--fresh", "--target", "remote", "--url", "http://h:1", folder])
+    with pytest.raises(BadInputError, match="--url h:1: works only with --target remote"):
+        read_verify_arguments(["--fresh", "--url", "h:1", folder])
+
+
+@pytest.mark.parametrize("words", [["--target", "remote", "--url", "h:1"], ["--tritonserver", "/u"]])
+def test_a_test_of_a_run_continues_only_on_its_own_server(tmp_path: Path, words: list[str]) -> None:
+    folder = str(run(tmp_path / "r", RunOptions("m")).path)
+    with pytest.raises(BadInputError, match=f"{words[0]}: the test of a run continues on .*; give --fresh too"):
+        read_verify_arguments([*words, folder])
+
+
+def test_a_continued_test_takes_the_secrets_that_a_run_does_not_keep(tmp_path: Path) -> None:
+    options = RunOptions("m", target="remote", url="h:1", storage="postgresql://u:***@h/d")
+    folder = str(run(tmp_path / "r", options).path)
+    with pytest.raises(BadInputError, match="the password of its storage is not stored; give --storage"):
+        read_verify_arguments([folder])
+    words = ["--header", "a:b", "--storage", "postgresql://u:p@h/d", "--budget", "90s", folder]
+    read = read_verify_arguments(words)
+    assert (read.options.headers, read.options.storage) == (("a:b",), "postgresql://u:p@h/d")
+    assert (read.budget_seconds, read.options.budget_seconds) == (90.0, options.budget_seconds)

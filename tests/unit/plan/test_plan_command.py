@@ -1,0 +1,303 @@
+"""Tests of ``tune plan`` on the sample run: text, JSON, refused options, and recordings with gaps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.cli.plan import main
+from optimizer.core.errors import BadInputError
+from optimizer.plan.traffic import read_trace
+
+SAMPLE = Path("tests/data/dlrm/sample").resolve()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "results" / "dlrm" / "sample"))
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 0) -> dict[str, Any]:
+    assert main([*map(str, words), "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert isinstance(document, dict)
+    return document
+
+
+def edited(run: Path, name: str, **changes: Any) -> Path:
+    """Copy ``run`` to a new folder, with other values in run.json."""
+    other = Path(shutil.copytree(run, run.parent / name))
+    info = json.loads((other / "run.json").read_text())
+    for key, value in changes.items():
+        info[key] = {**info[key], **value} if isinstance(value, dict) else value
+    (other / "run.json").write_text(json.dumps(info))
+    return other
+
+
+LIMITED = """\
+import resource, sys
+from optimizer.cli.plan import main
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "columns", [("max_batch_size",), ("max_queue_delay_us",), ("max_batch_size", "request_batch_size")]
+)
+def test_an_extreme_value_in_the_range_of_a_column_does_not_exhaust_the_machine(
+    columns: tuple[str, ...], run: Path
+) -> None:
+    """Triton's sizes reach 2147483647; a table of service times up to that batch would take gigabytes."""
+    with (run / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    confirmed = next(row for row in rows if row["confirmation"])
+    changed = next(row for row in rows if row["trial"] == confirmed["trial"])
+    changed |= dict.fromkeys(columns, "2147483647")
+    with (run / "trials.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    command = [sys.executable, "-c", LIMITED, str(run), "--rate", "1000/s"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode in (0, 1, 4), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_replicas_for_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = planned(capsys, run, "--rate", "40000/s", "--sla-p95", "20ms", "--gpu-hour-cost", "2.5")
+    (answer,) = result["answers"]
+    assert (result["verdict"], answer["undecided_cause"], answer["next_command"]) == ("PASS", None, None)
+    assert (
+        3 <= answer["count"]["low"] <= answer["count"]["likely"] <= answer["count"]["safe"] == answer["replicas"] <= 5
+    )
+    assert answer["rate_infer_per_sec"] == 40_000
+    assert answer["rate_requests_per_sec"] == 10_000
+    assert answer["at_rate"]["meets_sla"]
+    assert answer["at_rate"]["latency_ms"] < 20
+    assert answer["n_plus_1_replicas"] == answer["replicas"] + 1
+    assert answer["burst_replicas"] > answer["replicas"]
+    latencies = [load["latency_ms"] for load in answer["headroom"]]
+    assert latencies == sorted(latencies)
+    assert answer["cost"]["per_hour"] == 2.5 * answer["replicas"]
+    assert answer["power"] == {"watts": None, "joules_per_1000": None}
+    assert answer["gpus"] is None
+    assert "with a 20 ms bound on p95 one machine" in answer["sentence"]
+    assert "handles 47 concurrent requests of 4, 13,315 infer/s" in answer["sentence"]
+    assert "1.776.030 recommendations/sec" in answer["published"]["sentence"]
+
+
+def test_the_newest_run_of_a_model_and_rates_in_either_unit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_requests = planned(capsys, run, "--rate", "2000req/s")["answers"][0]
+    by_inferences = planned(capsys, "dlrm", "--rate", "8000/s", "--out", run.parent.parent)["answers"][0]
+    assert by_requests == by_inferences
+    assert by_requests["runs"] == ["dlrm/sample"]
+
+
+def test_the_rate_of_replicas_needs_these_replicas(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sustainable_rate = planned(capsys, run, "--gpus", "5")["answers"][0]
+    assert sustainable_rate["replicas"] == 5
+    assert (
+        sustainable_rate["replicas"] * 10_000
+        < sustainable_rate["rate_infer_per_sec"]
+        < sustainable_rate["replicas"] * 13_315
+    )
+    paid = planned(capsys, run, "--max-cost", "12", "--gpu-hour-cost", "2.4")["answers"][0]
+    assert paid["replicas"] == 5
+    assert paid["rate_requests_per_sec"] == sustainable_rate["rate_requests_per_sec"]
+
+
+def test_the_tightest_bound_within_a_budget(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (run, "--max-cost", "9", "--gpu-hour-cost", "3", "--rate", "20000/s")
+    answer = planned(capsys, *words)["answers"][0]
+    bound_ms = answer["tightest_bound_ms"]
+    assert 5 < bound_ms < 20
+    (again,) = planned(capsys, run, "--rate", "20000/s", "--sla-p95", f"{1.02 * bound_ms}ms")["answers"]
+    assert again["replicas"] <= 4
+
+
+def test_a_day_is_planned_for_its_peak(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--traffic", "diurnal", "--peak-factor", "2", "--gpu-hour-cost", "1")
+    day = planned(capsys, run, "--rate", "20000/s", *words)["answers"][0]
+    assert day["rate_infer_per_sec"] == 40_000
+    assert day["replicas"] in (4, 5)
+    assert day["cost"]["per_million"] == pytest.approx(day["replicas"] / 72)
+    assert max(day["replicas_by_hour"]) == day["replicas"]
+    assert min(day["replicas_by_hour"]) <= 2
+    assert day["cost"]["scaled_per_hour"] < day["cost"]["per_hour"]
+
+
+def test_no_number_of_replicas_is_exit_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--rate", "1000/s", "--sla-p95", "1ms"]) == 1
+    assert "no number of replicas meets p95 <= 1 ms safely: its latency is" in capsys.readouterr().out
+
+
+def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = run / "trials.csv"
+    header, *rows = table.read_text().splitlines()
+    place = header.split(",").index("confirmation")
+    table.write_text("\n".join([header, *(row for row in rows if not row.split(",")[place]), ""]))
+    result = planned(capsys, run, "--rate", "1000/s", code=4)
+    (answer,) = result["answers"]
+    assert (result["found"], result["verdict"], answer["verdict"]) == (True, "UNDECIDED", "UNDECIDED")
+    assert answer["next_command"] == f"tune verify {run} --budget 3m"
+    assert main([str(run), "--rate", "1000/s"]) == 4
+    printed = capsys.readouterr().out
+    assert f"the run is UNDECIDED: {answer['undecided_cause']}" in " ".join(printed.split())
+    assert answer["next_command"] in printed
+    assert planned(capsys, run, "--rate", "1000/s", "--sla-p95", "1ms", code=1)["verdict"] == "FAIL"
+
+
+def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]})
+    words = ("--rate", "12000/s", "--gpu-hour-cost", "Xeon=0.1", "--gpu-hour-cost", "t4=0.5")
+    plain, tesla = planned(capsys, run, gpu, *words)["answers"]
+    assert (plain["hardware"], tesla["hardware"]) == ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 cores", "2x Tesla T4")
+    assert tesla["gpus"] == 2 * tesla["replicas"]
+    assert tesla["cost"]["per_hour"] == pytest.approx(tesla["gpus"] * 0.5)
+    assert plain["cost"]["per_hour"] == pytest.approx(plain["replicas"] * 0.1)
+    assert main([str(run), str(gpu), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "per million" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (alone,) = planned(capsys, run, "--rate", "900000/s")["answers"]
+    again = edited(run, "again", written="2026-11-22T07:24:26+0000")
+    (both,) = planned(capsys, run, again, "--rate", "900000/s")["answers"]
+    assert both["deployments"] == 2 * alone["deployments"]
+    width = {one["deployments"]: one["count"]["safe"] - one["count"]["low"] for one in (alone, both)}
+    assert width[both["deployments"]] < width[alone["deployments"]]
+
+
+# -- bad options -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to plan: give --rate"),
+        (["--rate", "0"], "--rate 0: write a positive rate"),
+        (["--rate", "40k"], "--rate 40k: write a positive rate"),
+        (["--rate", "5 qps"], "--rate 5 qps: write a positive rate"),
+        (["--rate", "1000000000000/s"], "check the unit"),
+        (["--gpus", "0"], "--gpus 0: write a whole number"),
+        (["--gpus", "2", "--max-cost", "4"], "both set the number of replicas"),
+        (["--max-cost", "4"], "--gpu-hour-cost is missing"),
+        (["--max-cost", "nan", "--gpu-hour-cost", "1"], "--max-cost nan: write an amount above 0"),
+        (["--max-cost", "4", "--gpu-hour-cost", "H100=1"], "--max-cost needs the price of Intel"),
+        (["--rate", "9/s", "--gpu-hour-cost", "free"], "--gpu-hour-cost free: write an amount"),
+        (["--rate", "9/s", "--sla-p95", "20"], "--sla-p95 20: a unit is missing"),
+        (["--rate", "9/s", "--peak-factor", "2"], "works only with --traffic diurnal"),
+        (
+            ["--rate", "9/s", "--traffic", "diurnal", "--peak-factor", "3"],
+            "--peak-factor 3: write a number from 1 to 2",
+        ),
+        (["--rate", "9/s", "--trace", "x.csv", "--traffic", "poisson"], "both set the traffic"),
+        (["--rate", "9/s", "--trace", "no.csv"], "no.csv: cannot be read"),
+        (["--rate", "9/s", "--balancer", "magic"], "invalid choice"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(run: Path, words: list[str], message: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        main([str(run), *words])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_that_cannot_be_planned_from(run: Path) -> None:
+    other = edited(run, "other", problem={"model": "bert"})
+    with pytest.raises(BadInputError, match="of different models"):
+        main([str(run), str(other), "--rate", "9/s"])
+    with pytest.raises(BadInputError, match=r"no run\.json there"):
+        main([str(run.parent / "nosuch"), "--rate", "9/s", "--out", str(run.parent.parent)])
+    for name in ("a" * 5000, f"a/{'b' * 5000}"):
+        with pytest.raises(BadInputError, match=r"no model|no run"):
+            main([name, "--rate", "10/s"])
+    unbounded = edited(run, "unbounded", problem={"constraints": []})
+    with pytest.raises(BadInputError, match="has no latency bound"):
+        main([str(unbounded), "--rate", "9/s"])
+    (other / "trials.csv").unlink()
+    with pytest.raises(BadInputError, match="recommends no configuration; run `tune` again"):
+        main([str(other), "--rate", "9/s"])
+
+
+def test_a_half_written_run_is_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = Path(shutil.copytree(run, run.parent / "torn"))
+    (torn / "run.json").write_text('{"options": {')
+    words = ("--rate", "8000/s", "--out", str(run.parent.parent))
+    for of in (["dlrm"], [str(torn), str(run)]):
+        assert main([*of, *words]) == 0
+        assert "torn/run.json: not the record of a run" in capsys.readouterr().err
+    with pytest.raises(BadInputError, match="not the record of a run"):
+        main([str(torn), *words])
+
+
+# -- recordings -------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, times: Any, header: str = "timestamp,what") -> Path:
+    path.write_text("\n".join([header, *(f"{time},x" for time in times)]) + "\n")
+    return path
+
+
+def test_a_recording_is_planned_at_its_own_rate(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = np.cumsum(np.random.default_rng(0).exponential(1 / 10_000, 60_000))
+    trace = written(tmp_path / "trace.csv", times)
+    answer = planned(capsys, run, "--trace", trace)["answers"][0]
+    assert answer["rate_requests_per_sec"] == pytest.approx(10_000, rel=0.02)
+    assert answer["replicas"] in (4, 5)  # as at random, which it is
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
+def test_timestamps_in_any_unit(tmp_path: Path, unit: float) -> None:
+    times = [f"{(1_763_000_000 + 0.5 * i) * unit:.0f}" for i in range(0, 400, 2)]
+    assert read_trace(written(tmp_path / "t.csv", times)).traffic.rate == pytest.approx(1.0, rel=1e-3)
+
+
+def test_dates_and_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("".join(f"2026-11-21T10:{i // 60:02}:{i % 60:02}.250Z\n" for i in range(300)))
+    trace = read_trace(path)
+    assert trace.traffic.rate == pytest.approx(1.0)
+    assert trace.note == ""
+
+
+def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
+    times: list[Any] = [0.01 * i + (600 if i > 500 else 0) for i in range(1000)]
+    times[7] = ""
+    times[9] = "broken"
+    trace = read_trace(written(tmp_path / "t.csv", times))
+    assert "2 rows without a timestamp, the first in line 9" in trace.note
+    assert "1 gaps of 600 s" in trace.note
+    assert "left out" in trace.note
+    assert trace.traffic.rate == pytest.approx(100, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty; give a timestamp in each row"),
+        ("timestamp\n1\n2\n", "has 2 readable timestamps in 2 rows; give at least 100"),
+        ("a,b\n" * 500, "has 0 readable timestamps"),
+        ("5\n" * 500, "all timestamps are equal"),
+        ("\x00\xff", "readable timestamps"),
+    ],
+)
+def test_a_useless_recording_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_trace(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,232 @@
+"""Tests of traffic, load balancers, the estimate of slowness, and fleets of known servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from objectives.sla import Sla
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import Candidate
+from optimizer.plan.capacity_plan import costs, power
+from optimizer.plan.evidence import Slowdown, SlownessEstimate, estimate_slowness
+from optimizer.plan.fleet import Fleet, replicas_needed, sustainable_rate
+from optimizer.plan.replica import Replica
+from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
+from optimizer.simulator.fitted_parameters import FittedOverheads
+from optimizer.simulator.scenario import ServiceTimes
+from optimizer.simulator.server_model import ServerModel
+
+SERVICE_MS = 10.0  # of one request after the other: 100 a second
+
+
+def server(bound_ms: float, known: SlownessEstimate | None = None, request_batch_size: float = 1) -> Replica:
+    """Return a replica whose only latency is the computation."""
+    times = ServiceTimes(np.array([[SERVICE_MS / 1e3]]))
+    model = ServerModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
+    sla = Sla.from_bounds({"p95": bound_ms})
+    return Replica(Candidate(1), model, request_batch_size, sla, known or estimate_slowness([0.0] * 8))
+
+
+def fleet(
+    bound_ms: float, traffic: Traffic, balancer: Balancer = "round-robin", known: SlownessEstimate | None = None
+) -> Fleet:
+    return Fleet(server(bound_ms, known), traffic, balancer, requests=20_000)
+
+
+def gaps_of(traffic: Traffic, replicas: int, balancer: Balancer) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.diff(traffic.of_replica(1000.0, replicas, balancer, 20_000, seed=3))
+
+
+@pytest.mark.parametrize("balancer", BALANCERS)
+@pytest.mark.parametrize(
+    "traffic",
+    [PoissonTraffic(), ConstantTraffic(), RecordedTraffic(np.full(100_000, 0.25))],
+    ids=["poisson", "constant", "recorded"],
+)
+def test_every_replica_gets_its_share(traffic: Traffic, balancer: Balancer) -> None:
+    assert gaps_of(traffic, 4, balancer).mean() == pytest.approx(4e-3, rel=0.03)
+
+
+def test_poisson_stays_poisson_when_thinned_and_is_smoother_round_robin() -> None:
+    def variation(balancer: Balancer) -> float:
+        gaps = gaps_of(PoissonTraffic(), 9, balancer)
+        return float(gaps.std() / gaps.mean())
+
+    assert variation("random") == pytest.approx(1.0, rel=0.03)
+    assert variation("round-robin") == pytest.approx(1 / 3, rel=0.03)
+    assert variation("least-outstanding") == variation("random")
+
+
+def test_a_constant_rate_stays_constant_round_robin_only() -> None:
+    assert gaps_of(ConstantTraffic(), 5, "round-robin").std() == pytest.approx(0.0, abs=1e-9)
+    assert gaps_of(ConstantTraffic(), 5, "random").std() > 1e-3
+
+
+def test_each_replica_gets_the_whole_recording() -> None:
+    recorded = RecordedTraffic(np.array([0.001] * 900 + [1.0]))
+    times = recorded.of_replica(recorded.rate, 3, "round-robin", 10_000, seed=0)
+    assert len(times) == 901
+    assert (np.diff(times) > 0).all()
+
+
+def test_the_smallest_fleet_of_a_known_server() -> None:
+    """At a constant rate no request waits until each replica gets 100 requests per second."""
+    constant = fleet(10.5, ConstantTraffic())
+    assert constant.fewest_replicas(950.0, Slowdown()) == 10
+    assert constant.fewest_replicas(950.0, Slowdown(slowness=0.9)) == 9
+    assert constant.fewest_replicas(950.0, Slowdown(lateness=1.1)) is None
+    assert constant.fewest_replicas(0.5, Slowdown()) == 1
+
+
+def test_more_random_traffic_needs_more_replicas() -> None:
+    poisson = fleet(30.0, PoissonTraffic(), "random").fewest_replicas(2000.0, Slowdown())
+    smoother = fleet(30.0, PoissonTraffic(), "round-robin").fewest_replicas(2000.0, Slowdown())
+    assert poisson is not None
+    assert smoother is not None
+    assert 20 <= smoother < poisson
+    assert poisson == pytest.approx(2000 / md1_rate(30.0), abs=1.5)
+
+
+def md1_rate(bound_ms: float) -> float:
+    """Return the highest rate at which 95 % wait less than the bound in an M/D/1 queue."""
+    rng = np.random.default_rng(5)
+    for rate in np.arange(99.0, 1.0, -1.0):
+        waits, wait = [], 0.0
+        for gap in rng.exponential(1e3 / rate, 20_000):
+            waits.append(wait)
+            wait = max(0.0, wait + SERVICE_MS - gap)
+        if np.quantile(waits, 0.95) + SERVICE_MS <= bound_ms:
+            return float(rate)
+    return 0.0
+
+
+def test_the_highest_rate_is_the_inverse() -> None:
+    for balancer in BALANCERS:
+        some = fleet(30.0, PoissonTraffic(), balancer)
+        rate = some.highest_rate(7, Slowdown())
+        assert some.fewest_replicas(0.98 * rate, Slowdown()) in (6, 7)
+        assert some.fewest_replicas(1.05 * rate, Slowdown()) == 8
+
+
+def test_no_fleet_is_faster_than_a_single_request() -> None:
+    assert fleet(9.0, PoissonTraffic()).fewest_replicas(100.0, Slowdown()) is None
+    assert fleet(9.0, PoissonTraffic()).highest_rate(5, Slowdown()) == 0.0
+
+
+def test_an_absurd_rate_is_refused() -> None:
+    with pytest.raises(BadInputError, match="check the unit"):
+        fleet(30.0, PoissonTraffic()).fewest_replicas(1e12, Slowdown())
+
+
+def test_uncertainty_needs_more_replicas() -> None:
+    sure, unsure = estimate_slowness([0.0] * 200), estimate_slowness([-0.08, 0.08, 0.0])
+    known = replicas_needed(fleet(30.0, PoissonTraffic(), known=sure), 2000.0)
+    unknown = replicas_needed(fleet(30.0, PoissonTraffic(), known=unsure), 2000.0)
+    assert known is not None
+    assert unknown is not None
+    assert unknown.low <= known.low <= known.likely <= known.safe <= unknown.safe
+    assert known.likely == unknown.likely
+    assert unknown.safe - unknown.low > known.safe - known.low
+    rates = sustainable_rate(fleet(30.0, PoissonTraffic(), known=unsure), 10)
+    assert rates.safe < rates.likely < rates.high
+
+
+def test_requests_of_several_samples_arrive_whole() -> None:
+    """With two samples per request, half as many requests per second are served."""
+    one = server(60.0, request_batch_size=2)
+    assert one.capacity(1.0) == pytest.approx(50.0, rel=0.01)
+    result = Fleet(one, ConstantTraffic(), "round-robin", requests=4000).simulate(40.0, 1, Slowdown())
+    assert result.latency_p95_s == pytest.approx(2 * SERVICE_MS / 1e3, rel=0.01)
+
+
+# -- belief -----------------------------------------------------------------------------------------------------
+
+
+def test_more_slow_deployments_raise_the_estimate() -> None:
+    few, many = estimate_slowness([0.1] * 3), estimate_slowness([0.1] * 50)
+    assert few.quantile(0.5).slowness == pytest.approx(math.exp(0.1))
+    assert few.quantile(0.5).lateness == 1.0
+    assert few.quantile(0.999).slowness > many.quantile(0.999).slowness > math.exp(0.1)
+    assert few.quantile(0.999).lateness > 1 > few.quantile(0.001).lateness
+
+
+@pytest.mark.parametrize("deviation", [0.03, 0.06, 0.10])
+def test_quantiles_cover_the_true_slowness(deviation: float) -> None:
+    rng = np.random.default_rng(1)
+    runs = rng.normal(0, deviation, (500, 8))
+    error = rng.normal(0, 0.0125, 500)
+    slownesses = [estimate_slowness(run.tolist()).quantile(0.975).slowness for run in runs]
+    above = np.mean([slowness >= math.exp(own) for slowness, own in zip(slownesses, error, strict=True)])
+    assert 0.94 <= above <= 0.999
+
+
+# -- a day, cost and power --------------------------------------------------------------------------------------
+
+
+def test_a_day_has_its_peak_and_its_mean() -> None:
+    day = Day(1.8)
+    hours = [day.busiest(hour) for hour in range(24)]
+    assert max(hours) == pytest.approx(1.8)
+    assert min(hours) > 0.2
+    assert Day().busiest(3) == 1.0
+
+
+def test_the_cost_of_a_fleet() -> None:
+    cost = costs(2.5, 4, 1000.0, by_hour=[2] * 12 + [4] * 12)
+    assert cost.per_hour == 10.0
+    assert cost.per_month == 7300.0
+    assert cost.per_million == pytest.approx(10.0 / 3.6)
+    assert cost.scaled_per_hour == 7.5
+    assert power(200.0, 4, 1000.0).joules_per_1000 == 800.0
+    assert power(None, 4, 1000.0).watts is None
+
+
+# -- least-outstanding ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Queue:
+    """A server with batches of up to ``limit`` requests, which take 5 ms plus 1 ms per request."""
+
+    limit: int
+    free_at: float = 0.0
+    ends: tuple[float, ...] = ()
+    waiting: tuple[float, ...] = ()
+
+    def until(self, now: float) -> list[float]:
+        """Serve until ``now``; return the latencies of the started requests."""
+        latencies: list[float] = []
+        while self.waiting and max(self.free_at, self.waiting[0]) <= now:
+            begin = max(self.free_at, self.waiting[0])
+            batch = [sent for sent in self.waiting[: self.limit] if sent <= begin]
+            self.waiting = self.waiting[len(batch) :]
+            self.free_at = begin + 5.0 + len(batch)
+            latencies += [self.free_at - sent for sent in batch]
+            self.ends += (self.free_at,) * len(batch)
+        self.ends = tuple(end for end in self.ends if end > now)
+        return latencies
+
+
+def p95_ms(chosen: str, sent: Sequence[float]) -> float:
+    queues, latencies = [Queue(8) for _ in range(4)], list[float]()
+    anywhere = np.random.default_rng(4).integers(4, size=len(sent))
+    for number, now in enumerate(sent):
+        latencies += [latency for queue in queues for latency in queue.until(now)]
+        unanswered = [len(queue.ends) + len(queue.waiting) for queue in queues]
+        queue = queues[anywhere[number] if chosen == "random" else unanswered.index(min(unanswered))]
+        queue.waiting += (now,)
+    return float(np.quantile(latencies, 0.95))
+
+
+@pytest.mark.parametrize("rate", [0.8, 1.6, 2.2])
+def test_least_outstanding_is_no_worse_than_random(rate: float) -> None:
+    """This justifies planning least-outstanding as random. ``rate`` is in requests per millisecond.
+
+    It can be worse than round-robin: batches that start together end together."""
+    sent = np.cumsum(np.random.default_rng(2).exponential(1 / rate, 4000)).tolist()
+    assert p95_ms("least-outstanding", sent) < p95_ms("random", sent)

@@ -1,0 +1,156 @@
+"""Tests of the loads of comparisons, on a server with random latencies, and of predicted latencies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from objectives.load_sequence import MARGIN
+from objectives.metrics import Measurement
+from objectives.sequential import LOOKS
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
+from optimizer.results import summary
+from optimizer.results.confirmation_plan import (
+    COMPARED_LOADS,
+    WINDOWS,
+    load_ladder,
+)
+from optimizer.results.recommendation import assess
+from tests.drawn_server import (
+    BASELINE,
+    BOUND_MS,
+    FAST,
+    FASTER,
+    LOADS,
+    SERVED,
+    Drawing,
+    confirm,
+    drawn_problem,
+    searched,
+)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return drawn_problem()
+
+
+class Counted(Drawing):
+    """Records the loads on fresh servers."""
+
+    def __init__(self, slow: dict[Candidate, tuple[float, ...]] | None = None) -> None:
+        super().__init__(slow)
+        self.loads: dict[Candidate, list[int]] = {}
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        loads = self.loads.setdefault(endpoint.candidate, [])
+        if load.concurrency not in loads:
+            loads.append(load.concurrency)
+        return super().measure_windows(endpoint, load, seconds, count)
+
+
+@pytest.mark.parametrize(
+    ("searched_load", "slow"),
+    [
+        (1, 1.0),  # the search tried a far too low load
+        (11, 1.0),
+        (11, 1.3),  # fresh servers are slower than that of the search
+        (11, 0.6),
+    ],
+)
+def test_a_comparison_is_made_at_its_own_highest_safe_load(
+    searched_load: int, slow: float, problem: Problem, tmp_path: Path
+) -> None:
+    """The p95 of the drawn latencies is 1.44 times their mean."""
+    server = Counted({FAST: (slow,)})
+    trials = confirm(server, searched(server, {**LOADS, FAST: searched_load}), problem, tmp_path)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.dynamic_batching is not None
+    highest = BOUND_MS / 1.44 / slow * SERVED[FAST] / 1000
+    assert 0.75 * highest < outcome.dynamic_batching.load.concurrency < 1.02 * highest
+    assert outcome.dynamic_batching.measurement.latency_p95_ms <= BOUND_MS  # type: ignore[operator]
+    assert len(server.loads[FAST]) <= COMPARED_LOADS
+    assert outcome.gain_over_dynamic_batching is not None
+    assert outcome.gain_over_dynamic_batching.estimate == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_comparison_that_was_not_confirmed_has_no_gain(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(broken=(BASELINE,))
+    outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.gain is None
+    assert outcome.gain_over_dynamic_batching is not None
+
+
+def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: Problem) -> None:
+    server, trials = Drawing(), searched(Drawing(), LOADS)
+    for place, (candidate, load) in enumerate({BASELINE: 6, FAST: 9, FASTER: 10}.items()):
+        server.deployed.append(candidate)
+        for number in range(1, LOOKS[0] + 1):
+            for window in server.measure_windows(Endpoint("", candidate), LoadPoint(1, load), 0.5, WINDOWS):
+                confirmation = Confirmation(number, LoadPoint(1, load), window, 0.01 * (candidate == FASTER))
+                trials[place] = trials[place].with_confirmation(confirmation)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.gain_over_dynamic_batching is not None
+    assert outcome.gain is None
+    assert outcome.baseline is not None
+    assert outcome.baseline.load.concurrency == 6
+    rows = {name: (figures, gain) for name, figures, gain in summary.comparisons(outcome, problem)}
+    figures, gain = rows["baseline, as given"]
+    assert figures.endswith(f"misses p95 <= {BOUND_MS:g} ms on fresh servers")
+    assert gain == "not confirmed"
+
+
+class TestLadder:
+    def test_all_loads_are_possible_for_a_comparison(self, problem: Problem) -> None:
+        ladder = load_ladder(self.at(4, 1.0), [self.at(4, 1.0)], problem, None, every_load=True)
+        loads = [load.concurrency for load in ladder.loads]
+        assert (loads[0], loads[-1]) == (1, problem.max_concurrency)
+        assert all(after <= max(before + 1, 1.12 * before) for before, after in pairwise(loads))
+
+    def at(self, concurrency: int, p95_ms: float) -> Point:
+        measurement = Measurement(50.0 * concurrency, latency_p95_ms=p95_ms, stable=True)
+        return Point(0, FAST, LoadPoint(1, concurrency), measurement)
+
+    def test_latency_is_interpolated_between_the_measured_loads(self, problem: Problem) -> None:
+        points = [self.at(10, 10.0), self.at(20, 20.0)]
+        ladder = load_ladder(points[1], points, problem, None)
+        loads = [load.concurrency for load in ladder.loads]
+        assert loads == sorted(set(loads))
+        assert loads[0] == 6
+        assert 20 in loads
+        expected = [math.log(load / 20) for load in loads]
+        assert ladder.predicted == pytest.approx(expected, abs=0.05)
+
+    def test_a_first_load_close_to_the_bound_is_lower_than_the_measured_one(self, problem: Problem) -> None:
+        ladder = load_ladder(self.at(40, 19.9), [self.at(40, 19.9)], problem, None)
+        start = max(load for load, log_ratio in enumerate(ladder.predicted) if log_ratio <= -MARGIN)
+        assert 31 <= ladder.loads[start].concurrency <= 36
+
+    def test_only_allowed_loads_are_tested(self, problem: Problem) -> None:
+        class Listed(SearchSpace):
+            def allowed_concurrencies(self, candidate: Candidate) -> tuple[int, ...]:
+                return 8, 16, 40, 64
+
+        listed = replace(problem, space=Listed(max_batch_size=(1, 64), instance_count=(1, 2)))
+        ladder = load_ladder(self.at(40, 19.9), [self.at(40, 19.9)], listed, None)
+        assert [load.concurrency for load in ladder.loads] == [8, 16, 40, 64]
+
+    def test_without_a_latency_bound_the_measured_load_is_kept(self, problem: Problem) -> None:
+        point = self.at(40, 19.9)
+        assert load_ladder(point, [point], replace(problem, sla=Sla()), None).loads == (point.load,)
+
+    def test_request_rates_have_smaller_steps(self, problem: Problem) -> None:
+        load = LoadPoint(1, request_rate=1000.0)
+        point = Point(0, FAST, load, Measurement(1000.0, latency_p95_ms=10.0, stable=True))
+        ladder = load_ladder(point, [point], problem, None)
+        rates = [other.request_rate for other in ladder.loads]
+        assert load in ladder.loads
+        assert max(b / a for a, b in pairwise(rates)) < 1.04

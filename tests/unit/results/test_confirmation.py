@@ -1,0 +1,527 @@
+"""Tests of the confirmation and the recommendation after it, on a server with random latencies."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.load_sequence import OTHER_ERROR_SHARES
+from objectives.metrics import METRICS, Measurement
+from objectives.sequential import LOOKS
+from objectives.sla import Constraint, Sla
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.machine.conditions import SpeedLog
+from optimizer.measure.measurer import Measurer
+from optimizer.results.confirmation_plan import (
+    COMPARED_SERVERS,
+    WINDOWS,
+    Confirmed,
+    confirmation_candidate,
+    disturbance_limit,
+    judge_confirmations,
+)
+from optimizer.results.recommendation import assess
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.confirmation import Confirmer
+from tests.drawn_server import (
+    BASELINE,
+    BOUND_MS,
+    COMPARISONS,
+    FAST,
+    FASTER,
+    LOADS,
+    SERVED,
+    Drawing,
+    confirm,
+    drawn_problem,
+    searched,
+)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return drawn_problem()
+
+
+def judged_loads(trials: list[Trial], problem: Problem) -> dict[tuple[Candidate, int], Confirmed]:
+    """Return the confirmations with a test, by candidate and requests in flight."""
+    confirmed = judge_confirmations(trials, problem)
+    return {(own.point.candidate, own.point.load.concurrency): own for own in confirmed if own.error}
+
+
+def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.servers >= LOOKS[0]
+    assert outcome.confirmed.windows == outcome.confirmed.servers * WINDOWS
+    assert outcome.recommended is outcome.confirmed.point
+    assert outcome.recommended.candidate == FASTER
+    assert outcome.confirmed.latency_ms.low <= outcome.recommended.measurement.latency_p95_ms  # type: ignore[operator]
+    assert outcome.recommended.measurement.latency_p95_ms <= outcome.confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
+    assert outcome.gain is not None
+    assert outcome.speedup == pytest.approx(4, rel=0.01)
+    assert outcome.gain.interval.low < 4 < outcome.gain.interval.high
+    assert outcome.gain.is_measurable
+    compared = [own for own in outcome.again if not own.error]
+    assert {own.point.candidate for own in compared} == {FAST, BASELINE}
+    assert all(own.servers == COMPARED_SERVERS for own in compared)
+    assert all("comparison only" in own.judged.reason for own in compared)
+
+
+def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (3.0,), FAST: (3.0,)})
+    errors = [
+        own.error
+        for own in judged_loads(confirm(server, searched(server, LOADS), problem, tmp_path), problem).values()
+    ]
+    assert len(errors) > 1
+    assert sum(errors) <= 1 - problem.confidence + 1e-12
+
+
+def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = confirm(server, searched(server, {BASELINE: 3, FASTER: 8}), problem, tmp_path, seconds=6000)
+    ((_, load),) = judged_loads(trials, problem)
+    assert 8 < load < LOADS[FASTER]
+
+
+def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path: Path) -> None:
+    class Seeing(QuietWatcher):
+        seen: list[Point | None] = []  # noqa: RUF012
+
+        def trial_finished(self, trial: Trial, best: Point | None) -> None:
+            self.seen.append(best)
+
+    server, watcher = Drawing(), Seeing()
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), watcher)
+    Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
+    assert {point.candidate if point else None for point in watcher.seen} == {FASTER}
+
+
+def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (9.0,)})
+    outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
+def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
+    problem: Problem, tmp_path: Path
+) -> None:
+    """The search has chosen the luckier one of two noisy measurements."""
+    server = Drawing(served={**SERVED, FASTER: 900.0})
+    trials = confirm(server, searched(Drawing(), LOADS), problem, tmp_path)
+    assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER, FAST}
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.error == pytest.approx((1 - problem.confidence) * OTHER_ERROR_SHARES[0])
+    assert outcome.confirmed.servers in LOOKS, "the servers by which it was chosen do not count"
+
+
+def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (1.5,)})
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    loads = [load for candidate, load in judged_loads(trials, problem) if candidate == FASTER]
+    assert loads[1] < loads[0]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.point.candidate == FASTER
+    passed = [load for (_, load), own in judged_loads(trials, problem).items() if own.judged.verdict is Verdict.PASS]
+    assert outcome.confirmed.point.load.concurrency in passed
+
+
+def test_a_hopeless_load_is_given_up_before_the_first_look(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (2.0,)})
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    first = next(own for (candidate, _), own in judged_loads(trials, problem).items() if candidate == FASTER)
+    assert first.servers < LOOKS[0]
+    assert first.judged.verdict is Verdict.UNDECIDED
+
+
+class Biased(Drawing):
+    """A load generator next to another one; its latencies are ``latency_ratio`` times those of the server."""
+
+    def __init__(self, server: Drawing, latency_ratio: float, crashes: bool = False) -> None:
+        super().__init__()
+        self.deployed, self.slow, self.crashes = server.deployed, {FASTER: (latency_ratio,)}, crashes
+        self.loads = list[LoadPoint]()
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        if self.crashes:
+            raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
+        self.loads.append(load)
+        return super().measure(endpoint, load, seconds)
+
+
+def cross_checked(perf_analyzer: Biased, server: Drawing, problem: Problem, path: Path) -> list[Trial]:
+    table = TrialsTable(path / "trials.csv", "drawn", {})
+    measuring = Measurer(server, server, table, QuietWatcher(), cross_checking=perf_analyzer)
+    trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
+    assert [t.cross_checks for t in table.read()] == [t.cross_checks for t in trials if t.confirmations]
+    return trials
+
+
+def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    perf_analyzer = Biased(server, 1.0)
+    trials = cross_checked(perf_analyzer, server, problem, tmp_path)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    confirmed = outcome.confirmed
+    assert confirmed is not None
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.agreement is not None
+    assert (confirmed.agreement.pairs, confirmed.agreement.disagreement) == (confirmed.servers, "")
+    assert {ratio.metric for ratio in confirmed.agreement.ratios} == {"throughput", "latency-p95"}
+    assert confirmed.windows == confirmed.servers * WINDOWS, "no window of the verdict"
+    assert len(perf_analyzer.loads) == server.deployed.count(FASTER)
+    assert all(own.agreement is None for own in outcome.again if own.point.candidate != FASTER)
+    assert sum(len(trial.measurements) for trial in trials) == len(LOADS), "no measurement of the search"
+
+
+def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, tmp_path: Path) -> None:
+    problem, server = replace(problem, client_shares_cpus=True), Drawing()
+    trials = cross_checked(Biased(server, 1.6), server, problem, tmp_path)
+    contradicted = [
+        own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradiction
+    ]
+    assert contradicted
+    for own in contradicted:
+        assert own.judged.verdict is Verdict.UNDECIDED
+        assert re.fullmatch(
+            r"perf_analyzer measured \d\d % more p95 latency than tune's own client: 2\d.* ms \(allowed: 20\)",
+            own.judged.reason,
+        )
+    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
+    assert confirmed is not None
+    assert confirmed.judged.verdict is Verdict.PASS, "at a lower load, where perf_analyzer meets the bound too"
+    assert confirmed.point.load < contradicted[0].point.load
+    assert confirmed.agreement is not None
+    assert "more p95 latency" in confirmed.agreement.disagreement
+    assert confirmed.agreement.ratios[1].value < BOUND_MS
+
+
+def test_a_crash_under_perf_analyzer_keeps_the_windows_before_it(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = cross_checked(Biased(server, 1.0, crashes=True), server, problem, tmp_path)
+    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
+    assert confirmed is not None
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.agreement is not None
+    assert (confirmed.agreement.pairs, confirmed.agreement.servers) == (0, confirmed.servers)
+    assert "died (SIGKILL)" in confirmed.agreement.reason
+
+
+def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(problem: Problem) -> None:
+    def judged(*slow: float) -> Confirmed:
+        server, trial = Drawing(slow={FASTER: slow}), Trial(1, FASTER)
+        for number in range(1, LOOKS[0] + 1):
+            server.deployed.append(FASTER)
+            for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 13), 0.5, WINDOWS):
+                trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 13), window, 0.01))
+        (confirmed,) = judge_confirmations([trial], problem)
+        return confirmed
+
+    assert judged(0.9).judged.verdict is Verdict.PASS
+    assert judged(0.7, 1.0, 0.8, 1.1).judged.verdict is Verdict.UNDECIDED
+    assert judged(2.0).judged.verdict is Verdict.FAIL
+
+
+def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    probes = itertools.cycle([0.02, 0.02, 0.03, 0.03])  # the faster of two counts, before and after each load
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path, speed=SpeedLog(probes.__next__))
+    windows = [again.measurement for trial in trials for again in trial.confirmations]
+    assert {window.speed_probe_ms for window in windows} == {round(1000 * math.sqrt(0.02 * 0.03), 3)}
+
+
+def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Problem) -> None:
+    def judged(disturbed: int) -> Confirmed:
+        server, trial = Drawing(), Trial(1, FASTER)
+        for number in range(1, LOOKS[0] + 1):
+            windows = server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 11), 0.5, WINDOWS)
+            for place, window in enumerate(windows):
+                if number == 1 and place < disturbed:
+                    window = replace(window, stable=False, reason="others took 60 % of the CPUs", latency_p95_ms=90.0)
+                trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 11), window, 0.01))
+        (confirmed,) = judge_confirmations([trial], problem)
+        return confirmed
+
+    few, many, total = judged(2).judged, judged(WINDOWS).judged, LOOKS[0] * WINDOWS
+    assert few.verdict is Verdict.PASS
+    assert few.excluded_share == pytest.approx(2 / total)
+    assert many.verdict is Verdict.UNDECIDED
+    assert many.reason == f"{WINDOWS} of {total} windows were disturbed: others took 60 % of the CPUs"
+
+
+def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search() -> None:
+    def limit(*shares: float | None) -> float:
+        measurements = tuple((LoadPoint(1, 1), Measurement(1.0, other_cpu_share=share)) for share in shares)
+        return disturbance_limit([Trial(0, FAST, measurements)])
+
+    assert limit(None) == pytest.approx(0.1)
+    assert limit(0.0, 0.2, 0.2) == pytest.approx(0.3)
+
+
+def test_a_lower_load_than_the_failed_one_is_recommended_unconfirmed(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={FASTER: (20.0,)})
+    (baseline, trial) = searched(server, {BASELINE: 64, FASTER: LOADS[FASTER]})
+    low = LoadPoint(1, 2)
+    trial = replace(trial, measurements=((low, server.measure(Endpoint("", FAST), low)), *trial.measurements))
+    outcome = assess(confirm(server, [baseline, trial], problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.load == low
+    assert outcome.confirmed is None
+
+
+def test_the_reason_names_a_failed_confirmation(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(slow={BASELINE: (9.0,)})
+    outcome = assess(confirm(server, searched(server, {BASELINE: 3}), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is None
+    assert re.match(r"p95 was 1\d(\.\d)? ms in the search, but missed the bound on fresh servers", outcome.holds_back)
+
+
+def test_an_unstable_candidate_is_confirmed_if_none_is_stable(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    measured = [
+        replace(trial, measurements=tuple((at, replace(m, stable=False)) for at, m in trial.measurements))
+        for trial in searched(server, {BASELINE: 3, FASTER: 13})
+    ]
+    outcome = assess(confirm(server, measured, problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FASTER
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
+class Losing(Drawing):
+    """Gives no figures for ``never``; if that is None, none for the first confirmation on each server."""
+
+    def __init__(self, never: Candidate | None = None) -> None:
+        super().__init__()
+        self.never, self.lost_on = never, set[int]()
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        first = self.never is None and len(self.deployed) not in self.lost_on
+        if seconds is not None and (first or endpoint.candidate == self.never):
+            self.lost_on.add(len(self.deployed))
+            raise MeasurementError("the load generator cannot keep up")
+        return super().measure(endpoint, load, seconds)
+
+
+def test_a_lost_measurement_is_repeated(problem: Problem, tmp_path: Path) -> None:
+    server = Losing()
+    outcome = assess(confirm(server, searched(server, LOADS), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.windows == outcome.confirmed.servers * WINDOWS
+    assert "cannot keep up" in (tmp_path / "trials.csv").read_text(), "nothing that happened is lost"
+
+
+def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem, tmp_path: Path) -> None:
+    server = Losing(never=FASTER)
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    confirmed = [own for own in judge_confirmations(trials, problem) if own.point.candidate == FASTER]
+    assert {own.judged.verdict for own in confirmed} == {Verdict.UNDECIDED}
+    assert {own.judged.reason for own in confirmed} == {"a measurement was lost: the load generator cannot keep up"}
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+
+
+def test_a_crash_during_confirmation_keeps_the_measurements_of_the_search(problem: Problem, tmp_path: Path) -> None:
+    class Crashing(Drawing):
+        left = 2
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if seconds is not None and endpoint.candidate == FASTER and self.left:
+                self.left -= 1
+                raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    server = Crashing()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert all(measurement.throughput_infer_per_sec for trial in trials for _, measurement in trial.measurements)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("rise_ms", "verdict"), [(0.0, Verdict.PASS), (0.5, Verdict.UNDECIDED)])
+def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: Verdict, problem: Problem) -> None:
+    load, server = LoadPoint(1, request_rate=1000.0), Drawing()
+    confirmations = []
+    for number in range(1, LOOKS[0] + 1):
+        for window in range(WINDOWS):
+            seen = server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0)
+            later_ms = rise_ms * window + (seen.latency_avg_ms or 0)
+            confirmations.append(Confirmation(number, load, replace(seen, latency_avg_ms=later_ms), 0.01))
+    (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=tuple(confirmations))], problem)
+    assert confirmed.judged.verdict is verdict
+    assert ("may exceed the capacity" in confirmed.judged.reason) is (rise_ms > 0)
+
+
+@pytest.mark.parametrize(("servers", "verdict"), [(LOOKS[0], Verdict.FAIL), (LOOKS[0] - 1, Verdict.UNDECIDED)])
+def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verdict, problem: Problem) -> None:
+    load = LoadPoint(1, request_rate=1000.0)
+    overload = Measurement(
+        400.0, latency_p95_ms=500.0, requests=400, overloaded=True, reason="overloaded: 99 requests unanswered"
+    )
+    confirmations = [Confirmation(server, load, overload, 0.01) for server in range(1, servers + 1)]
+    (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=tuple(confirmations))], problem)
+    assert confirmed.judged.verdict is verdict
+
+
+@pytest.mark.parametrize("loads", [{BASELINE: 3, FASTER: 13}, {BASELINE: 3}])
+def test_a_candidate_that_a_disturbed_machine_left_undecided_is_recommended(
+    loads: dict[Candidate, int], problem: Problem, tmp_path: Path
+) -> None:
+    class Disturbed(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            yield ResourceUsage(other_cpu_share=0.5)
+
+    server = Disturbed()
+    outcome = assess(confirm(server, searched(server, loads), problem, tmp_path), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == max(loads, key=lambda candidate: loads[candidate])
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.UNDECIDED
+    assert "took 50 % of the CPUs" in outcome.confirmed.judged.reason
+
+
+def test_the_next_candidate_replaces_one_that_cannot_be_deployed_as_written(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing(broken=(FAST, FASTER))
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path)
+    assert [trial.status for trial in trials] == ["ok", "failed", "failed"]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == BASELINE
+
+
+def test_more_candidates_are_planned_if_none_can_be_deployed(problem: Problem, tmp_path: Path) -> None:
+    other = Candidate(64, True, 500)
+    server = Drawing(
+        broken=(BASELINE, FAST, FASTER), served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, other: 900.0}
+    )
+    trials = confirm(server, searched(server, {**LOADS, other: 10}), problem, tmp_path)
+    assert [trial.status for trial in trials] == ["failed", "failed", "failed", "ok"]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert outcome.confirmed.point.candidate == other
+
+
+def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Path) -> None:
+    class Interrupting(Drawing):
+        left = 5
+
+        def measure_windows(
+            self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int
+        ) -> list[Measurement]:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return super().measure_windows(endpoint, load, seconds, count)
+
+    cut, server = Interrupting(), Drawing()
+    table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
+    measuring = Measurer(cut, cut, table, QuietWatcher())
+    confirmer = Confirmer(problem, cut, measuring, Budget(600), searched(cut, LOADS))
+    for trial in confirmer.trials:
+        for load, measurement in trial.measurements:
+            table.append(trial, load, measurement)
+    with pytest.raises(KeyboardInterrupt):
+        confirmer.run(COMPARISONS)
+    assert sum(len(trial.confirmations) for trial in table.read()) == 4 * WINDOWS
+    measuring = Measurer(server, server, table, QuietWatcher())
+    trials = Confirmer(problem, server, measuring, Budget(600), table.read(), plan=confirmer.plan).run(COMPARISONS)
+    compared = [own for own in judge_confirmations(trials, problem) if not own.error]
+    assert {own.point.candidate for own in compared} == {FAST, BASELINE}
+    assert all(own.servers == COMPARED_SERVERS for own in compared)
+    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
+    assert confirmed is not None
+    assert confirmed.judged.verdict is Verdict.PASS
+
+
+def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    measured = searched(server, LOADS)
+    point = Point(2, FASTER, *measured[2].measurements[0])
+    enough = (LOOKS[0] + 0.5) * confirmation_candidate(point, point.load).server_seconds
+    confirm(server, measured, problem, tmp_path, seconds=enough)
+    assert set(server.deployed[: LOOKS[0]]) == {FASTER}
+    assert server.deployed[LOOKS[0] + COMPARED_SERVERS :], "the server takes less time than planned"
+
+
+def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_path: Path) -> None:
+    other = Candidate(64, True, 500)
+    server = Drawing(served={**SERVED, other: 1100.0})
+    measured = searched(server, {**LOADS, other: 12})
+    point = Point(2, FASTER, *measured[2].measurements[0])
+    enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load).server_seconds
+    confirm(server, measured, problem, tmp_path, seconds=enough)
+    assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
+
+
+def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = confirm(server, searched(server, LOADS), problem, tmp_path, seconds=1e-9)
+    assert not any(trial.confirmations for trial in trials)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.confirmed is None
+    assert outcome.recommended is not None
+
+
+def test_nothing_is_confirmed_if_nothing_meets_the_bound(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    confirm(server, searched(server, {BASELINE: 64, FAST: 64}), problem, tmp_path)
+    assert server.deployed == []
+
+
+def test_a_constraint_on_memory_is_part_of_the_verdict(problem: Problem, tmp_path: Path) -> None:
+    class Heavy(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            yield ResourceUsage(server_memory_bytes=2e9 if endpoint.candidate == FASTER and self.deployed else 1e9)
+
+    server = Heavy()
+    bounded = replace(problem, sla=Sla((*problem.sla, Constraint("memory", 1.5e9))))
+    measured = [
+        replace(t, measurements=tuple((n, replace(m, server_memory_bytes=1e9)) for n, m in t.measurements))
+        for t in searched(server, LOADS)
+    ]
+    outcome = assess(confirm(server, measured, bounded, tmp_path), bounded, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate == FAST
+
+
+def test_intervals_are_finite_and_ordered(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    for confirmed in judge_confirmations(confirm(server, searched(server, LOADS), problem, tmp_path), problem):
+        for interval in (confirmed.throughput, confirmed.latency_ms):
+            assert math.isfinite(interval.low)
+            assert interval.low <= interval.high
+        assert METRICS["throughput"].value(confirmed.point.measurement) is not None

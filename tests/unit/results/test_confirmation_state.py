@@ -1,0 +1,272 @@
+"""Tests of a confirmation that continues in later sessions, on a server with random latencies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.load_sequence import ERROR_SHARES
+from objectives.metrics import Measurement
+from objectives.sequential import LOOKS
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.measure.measurer import Measurer
+from optimizer.results.confirmation_plan import START_SECONDS, WINDOWS, judge_confirmations
+from optimizer.results.confirmation_state import (
+    ConfirmationPlan,
+    begun_error,
+    errors_by_load,
+    next_look_of,
+    plan_document,
+    read_plan_document,
+)
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.confirmation import Confirmer
+from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, SERVED, Drawing, drawn_problem, searched
+
+COMPARISONS = (BASELINE, FAST)
+BEST = 2  # trial of FASTER
+SLOWER = {FASTER: (1.25, 1.35, 1.2), FAST: (1.3, 1.2)}  # the highest loads of the search fail
+
+
+class Timed(Drawing):
+    """A server whose measurements take time on a clock of its own, interrupted after ``left`` servers."""
+
+    left, seconds = 1000, 0.0
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        if not self.left:
+            self.deployed.pop()
+            raise KeyboardInterrupt
+        self.left -= 1
+        self.seconds += START_SECONDS + count * seconds
+        return super().measure_windows(endpoint, load, seconds, count)
+
+
+@dataclass
+class Sessions:
+    """One run whose confirmation takes several sessions. Table and plan are stored as ``tune`` does."""
+
+    problem: Problem
+    server: Timed
+    folder: Path
+    documents: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table = TrialsTable(self.folder / "trials.csv", "drawn", {})
+        self.add(searched(Drawing(), LOADS))
+
+    def add(self, trials: list[Trial]) -> None:
+        for trial in trials:
+            for load, measurement in trial.measurements:
+                self.table.append(trial, load, measurement)
+
+    @property
+    def plan(self) -> ConfirmationPlan | None:
+        return read_plan_document(json.loads(self.documents[-1])) if self.documents else None
+
+    def record(self, plan: ConfirmationPlan) -> None:
+        known = self.plan.ladders.keys() if self.plan else set()
+        tested = {trial.number for trial in self.table.read() if errors_by_load(trial)}
+        assert not tested & (plan.ladders.keys() - known), "loads are fixed before the first window"
+        self.documents.append(json.dumps(plan_document(plan)))
+
+    def run(self, seconds: float = 6000, servers: int = 1000) -> list[Trial]:
+        """Continue for ``seconds``, or until a crash after ``servers``."""
+        self.server.left = servers
+        measuring = Measurer(self.server, self.server, self.table, QuietWatcher())
+        budget = Budget(seconds, clock=lambda: self.server.seconds)
+        confirmer = Confirmer(self.problem, self.server, measuring, budget, self.table.read())
+        confirmer.plan, confirmer.record = self.plan, self.record
+        with contextlib.suppress(KeyboardInterrupt):
+            confirmer.run(COMPARISONS)
+        self.limit = measuring.disturbance_limit
+        return self.table.read()
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return drawn_problem()
+
+
+@pytest.fixture
+def new_sessions(problem: Problem, tmp_path: Path) -> Callable[[], Sessions]:
+    def new(**server: object) -> Sessions:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        return Sessions(problem, Timed(**server), folder)  # type: ignore[arg-type]
+
+    return new
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 5, 11])
+@pytest.mark.parametrize(
+    "server", [{}, {"slow": SLOWER}, {"slow": {FASTER: (9.0,)}}, {"served": {**SERVED, FASTER: 900.0}}]
+)
+def test_an_interrupted_confirmation_measures_the_same_as_an_uninterrupted_one(
+    new_sessions: Callable[..., Sessions], servers: int, server: dict[str, object]
+) -> None:
+    at_once, in_parts = new_sessions(**server), new_sessions(**server)
+    expected = at_once.run()
+    in_parts.run(servers=servers)
+    in_parts.run(servers=servers)
+    assert in_parts.run() == expected
+    assert in_parts.server.deployed == at_once.server.deployed
+    assert in_parts.plan == at_once.plan
+
+
+@pytest.mark.parametrize("slow", [{}, SLOWER, {FASTER: (1.45, 1.1), FAST: (1.4,)}, {FASTER: (9.0,), FAST: (9.0,)}])
+def test_repeating_until_pass_spends_no_more_error_than_one_session(
+    new_sessions: Callable[..., Sessions], slow: dict[Candidate, tuple[float, ...]], problem: Problem
+) -> None:
+    """Short sessions give up loads that a longer one would continue, so the decisions may be others."""
+    sessions = new_sessions(slow=slow)
+    trials, errors = list[Trial](), dict[tuple[int, LoadPoint], float]()
+    for _ in range(12):
+        trials = sessions.run(seconds=30)
+        for trial in trials:
+            for load, error in errors_by_load(trial).items():
+                assert errors.setdefault((trial.number, load), error) == error, "the error of a test is fixed"
+        for own in judge_confirmations(trials, problem):
+            assert own.judged.verdict is not Verdict.PASS or own.servers in LOOKS
+    assert errors
+    assert sessions.plan is not None
+    for number, ladder in sessions.plan.ladders.items():
+        tested = errors_by_load(trials[number])
+        for share in set(tested.values()):
+            places = [ladder.loads.index(load) for load, error in tested.items() if error == share]
+            assert places == sorted(places), "a share is used once, or handed on after a PASS"
+    assert 0 < begun_error(trials) <= (1 - problem.confidence) * (1 + 1e-9)
+    tested_trials = {trial.number for trial in trials if errors_by_load(trial)}
+    assert BEST in tested_trials
+    assert len(tested_trials) <= 2, "the best candidate and one other"
+
+
+def test_a_complete_confirmation_deploys_nothing(new_sessions: Callable[..., Sessions], problem: Problem) -> None:
+    sessions = new_sessions()
+    trials = sessions.run()
+    deployed = len(sessions.server.deployed)
+    assert sessions.plan is not None
+    assert next_look_of(sessions.plan, trials, problem) is None
+    assert sessions.run() == trials
+    assert len(sessions.server.deployed) == deployed
+
+
+def test_what_the_next_verdict_needs_is_known(new_sessions: Callable[..., Sessions], problem: Problem) -> None:
+    sessions = new_sessions()
+    trials = sessions.run(servers=1)
+    assert sessions.plan is not None
+    look = next_look_of(sessions.plan, trials, problem)
+    assert look is not None
+    assert look.servers == LOOKS[0] - 1
+    assert look.seconds == pytest.approx(look.servers * (START_SECONDS + WINDOWS * 0.5))
+
+
+def test_a_pass_needs_a_planned_number_of_servers(problem: Problem) -> None:
+    server, trial, load = Drawing(), Trial(1, FASTER), LoadPoint(1, 9)
+    verdicts = []
+    for number in range(1, LOOKS[1] + 1):
+        for window in server.measure_windows(Endpoint("", FASTER), load, 0.5, WINDOWS):
+            trial = trial.with_confirmation(Confirmation(number, load, window, 0.01))
+        (confirmed,) = judge_confirmations([trial], problem)
+        verdicts.append(confirmed.judged.verdict)
+        if number == LOOKS[0] + 1:
+            assert confirmed.judged.reason == f"{number} of {LOOKS[1]} fresh servers were measured"
+            assert confirmed.judged.is_promising
+    assert [number for number, verdict in enumerate(verdicts, 1) if verdict is Verdict.PASS] == [LOOKS[0], LOOKS[1]]
+
+
+def test_a_better_candidate_of_a_later_search_gets_the_error_that_is_left(
+    new_sessions: Callable[..., Sessions], problem: Problem
+) -> None:
+    later = Candidate(64, True, 1000, (), 2)
+    sessions = new_sessions(served={BASELINE: 300.0, FAST: 1000.0, FASTER: 1200.0, later: 2000.0})
+    sessions.run()
+    first = sessions.plan
+    load = LoadPoint(1, 20)
+    found = Trial(3, later, ((load, sessions.server.measure(Endpoint("", later), load)),))
+    sessions.add([found])
+    trials = sessions.run()
+    assert first is not None
+    assert sessions.plan is not None
+    assert sessions.plan.finalists[0] == 3
+    assert BEST not in sessions.plan.finalists, "it was tested"
+    assert sessions.plan.error == pytest.approx(first.error * (1 - ERROR_SHARES[0]))
+    assert set(errors_by_load(trials[3]).values()) == {sessions.plan.error * ERROR_SHARES[0]}
+    assert begun_error(trials) <= 1 - problem.confidence
+    assert trials[BEST].confirmations == sessions.table.read()[BEST].confirmations
+
+
+def test_a_search_that_finds_nothing_better_keeps_the_plan(new_sessions: Callable[..., Sessions]) -> None:
+    sessions = new_sessions()
+    sessions.run(servers=3)
+    plan = sessions.plan
+    worse = Candidate(1, instance_count=2)
+    sessions.add([Trial(3, worse, ((LoadPoint(1, 1), Measurement(50.0, 1.0, latency_p95_ms=1.0, stable=True)),))])
+    sessions.run(servers=3)
+    assert sessions.plan == plan
+
+
+def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., Sessions], problem: Problem) -> None:
+    sessions = new_sessions()
+    trial = sessions.run(servers=1)[BEST]
+    load = trial.confirmations[-1].load
+    sessions.table.append(trial, load, Measurement(reason="tritonserver died"), 2, trial.confirmations[-1].error)
+    trials = sessions.run()
+    assert not any(again.is_lost for again in trials[BEST].confirmations)
+    tested = [own for own in judge_confirmations(trials, problem) if own.error]
+    assert Verdict.PASS in {own.judged.verdict for own in tested}
+
+
+def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., Sessions]) -> None:
+    sessions = new_sessions()
+    trial = sessions.run(servers=1)[BEST]
+    again = trial.confirmations[-1]
+    sessions.table.append(trial, replace(again.load, concurrency=2), again.measurement, 2, again.error)
+    with pytest.raises(BadInputError, match=r"trial 2 do not follow the plan in run\.json; `tune verify --fresh`"):
+        sessions.run()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"error": "much"}, "confirmation_plan.error: "),
+        ({"error": 2.0}, "confirmation_plan.error: 2 is not between 0 and 1"),
+        ({"finalists": None}, "confirmation_plan.finalists: "),
+        ({"ladders": {"2": {"loads": [], "predicted": [], "throughput": []}}}, "confirmation_plan.ladders.2: "),
+        (
+            {"ladders": {"2": {"loads": [{"request_batch_size": 1}], "predicted": [1.0], "throughput": []}}},
+            "ladders.2",
+        ),
+    ],
+)
+def test_a_damaged_plan_is_refused(
+    new_sessions: Callable[..., Sessions], change: dict[str, object], message: str
+) -> None:
+    sessions = new_sessions()
+    sessions.run(servers=1)
+    document = json.loads(sessions.documents[-1])
+    assert plan_document(read_plan_document(document)) == document
+    with pytest.raises(ValueError, match=message) as refused:
+        read_plan_document({**document, **change})
+    assert "\n" not in str(refused.value)
+
+
+def test_the_disturbance_limit_is_that_of_the_first_session(new_sessions: Callable[..., Sessions]) -> None:
+    sessions = new_sessions()
+    sessions.run(servers=1)
+    limit = sessions.limit
+    shared = Measurement(50.0, 1.0, latency_p95_ms=BOUND_MS, stable=True, other_cpu_share=0.5)
+    sessions.add([Trial(3, Candidate(1, instance_count=2), 9 * ((LoadPoint(1, 1), shared),))])
+    sessions.run(servers=1)
+    assert sessions.limit == limit == pytest.approx(0.1)

@@ -1,0 +1,163 @@
+"""Tests of reading a run from its folder."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.metrics import METRICS
+from objectives.sla import Constraint, Sla
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import latest_points
+from optimizer.results.confirmation_plan import first_compared_load, load_ladder
+from optimizer.results.finished_run import read_run
+from optimizer.study.confirmation import model_fitter
+
+SAMPLE = Path("tests/data/dlrm/sample")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
+
+
+def test_the_outcome_is_that_in_run_json(run: Path) -> None:
+    run_read = read_run(run)
+    info = json.loads((run / "run.json").read_text())
+    assert run_read.outcome is not None
+    assert run_read.outcome.recommended is not None
+    assert run_read.status == info["status"]
+    assert run_read.name == "dlrm/sample"
+    assert run_read.outcome.speedup == pytest.approx(info["result"]["speedup"])
+    assert run_read.outcome.recommended.trial == info["result"]["recommended"]["trial"]
+    assert run_read.problem.sla == Sla.from_bounds({"p95": 20.0})
+    assert len(run_read.problem.space) == info["problem"]["candidates"]
+
+
+def test_gains_of_the_recorded_run_are_from_fresh_servers(run: Path) -> None:
+    outcome = read_run(run).outcome
+    assert outcome is not None
+    assert outcome.gain is not None
+    assert outcome.gain.is_measurable
+    assert outcome.gain.bounds[0] < 2.86 < outcome.gain.bounds[1]
+    assert outcome.dynamic_batching is not None
+    assert outcome.confirmation_of(outcome.dynamic_batching) is None
+    assert outcome.gain_over_dynamic_batching is None
+
+
+def test_the_front_of_the_recorded_run_is_not_dominated_by_a_row(run: Path) -> None:
+    outcome = read_run(run).outcome
+    assert outcome is not None
+    rows = pd.read_csv(run / "trials.csv")
+    confirmed = {(point.trial, point.load.concurrency) for entry in outcome.again for point in [entry.point]}
+    searched = rows[rows.confirmation.isna() & rows.stable].drop_duplicates(["trial", "concurrency"], keep="last")
+    for point in outcome.front:
+        served, p95_ms = point.throughput_infer_per_sec, point.measurement.latency_p95_ms or 0.0
+        better = searched[(searched.throughput_infer_per_sec > served) & (searched.latency_p95_ms < p95_ms)]
+        assert set(zip(better.trial, better.concurrency, strict=True)) <= confirmed
+    assert outcome.dominated_by is not None
+    assert outcome.dominated_by.trial == 6
+
+
+def test_a_load_that_the_search_did_not_try_is_predicted_for_a_comparison(run: Path) -> None:
+    """Of the baseline, only its lowest load is known; it met the bound up to 19 in flight."""
+    finished = read_run(run)
+    points = [point for point in latest_points(finished.trials) if point.trial or point.load.concurrency == 4]
+    (lowest,) = (point for point in points if point.candidate == finished.baseline)
+    model = model_fitter(finished.problem, finished.options)(points)
+    assert model is not None
+    ladder = load_ladder(lowest, points, finished.problem, model, every_load=True)
+    assert 13 <= first_compared_load(ladder).concurrency <= 18
+
+
+def test_the_run_that_the_readme_shows_is_complete() -> None:
+    sample = Path("results/dlrm/sample")
+    run_read = read_run(sample)
+    assert run_read.outcome is not None
+    confirmed = run_read.outcome.confirmed
+    assert confirmed is not None
+    assert confirmed.judged.verdict is Verdict.PASS
+    assert {"pareto.csv", "report.html", "best"} <= {path.name for path in sample.iterdir()}
+    assert (sample / "best/config.pbtxt").read_text()
+
+
+def test_a_run_is_found_in_the_results_folder(run: Path) -> None:
+    assert read_run("dlrm/sample", str(run.parent.parent)).folder.path == run
+
+
+def test_a_torn_line_is_skipped_and_kept(run: Path) -> None:
+    whole = read_run(run).trials
+    with (run / "trials.csv").open("a") as table:
+        table.write("dlrm,99,4")
+    before = (run / "trials.csv").read_bytes()
+    assert read_run(run).trials == whole
+    assert (run / "trials.csv").read_bytes() == before
+
+
+def test_a_run_without_measurements_has_no_outcome(run: Path) -> None:
+    (run / "trials.csv").unlink()
+    assert read_run(run).outcome is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not the record of a run"),
+        ("[]", "not the record of a run"),
+        ('{"options": {}}', "no 'schema_version'"),
+        ('{"schema_version": 0, "options": {}}', "schema_version 0, but this version of tune reads 1"),
+        ('{"schema_version": 1, "options": {}}', "not the record of a run"),
+        ('{"schema_version": 1, "options": {"model": "dlrm"}}', "not the record of a run"),
+        (
+            '{"schema_version": 1, "options": {"model": "dlrm"}, "problem": {}, "hardware": {}}',
+            "no 'request_batch_size'",
+        ),
+    ],
+)
+def test_a_damaged_record_is_refused_in_one_line(run: Path, text: str, message: str) -> None:
+    (run / "run.json").write_text(text)
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_run(run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("problem.request_batch_size", 0, "request_batch_size 0 is not a number from 1 to 2147483647"),
+        ("problem.request_batch_size", "4", "request_batch_size '4' is not a number"),
+        ("problem.space.instance_count", [1, 999999999], "instance_count 999999999 is not a whole number"),
+        ("problem.baseline.instance_count", 0, "instance_count 0 is not a whole number from 1 to 1024"),
+        ("problem.baseline.max_queue_delay_us", int("9" * 20), "max_queue_delay_us 9+ is not a whole number"),
+        ("problem.dynamic_batching.max_batch_size", "8", "max_batch_size '8' is not a whole number"),
+        ("problem.facts", [], "facts is not an object"),
+        ("hardware.cpu_count", 0, "hardware.cpu_count 0 is not a number of CPUs"),
+        ("hardware.gpus", 5, "hardware.gpus is not a list of names"),
+    ],
+)
+def test_a_value_of_the_record_that_no_run_has_is_refused(run: Path, path: str, value: object, message: str) -> None:
+    info = json.loads((run / "run.json").read_text())
+    *parents, name = path.split(".")
+    functools.reduce(lambda part, key: part[key], parents, info)[name] = value
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_run(run)
+    assert str(caught.value).startswith(f"{run}/run.json: not the record of a run (")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"no run\.json there"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+@pytest.mark.parametrize("bound", [20.0, 0.5, 4294967296.0])
+def test_a_bound_is_read_as_it_is_written(metric: str, bound: float) -> None:
+    assert Sla.parse([str(Constraint(metric, bound))]) == Sla((Constraint(metric, bound),))

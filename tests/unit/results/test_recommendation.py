@@ -1,0 +1,143 @@
+"""Properties of the outcome of random runs: front, comparisons and recommendation come from one set of points."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.metrics import Measurement
+from objectives.pareto import dominates
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial, latest_points
+from optimizer.results import summary
+from optimizer.results.confirmation_plan import judge_confirmations, meets_sla
+from optimizer.results.recommendation import FRONT_METRICS, assess
+
+CANDIDATES = [Candidate(64, True, delay, instance_count=count) for delay in (0, 500, 2000) for count in (1, 2)]
+BASELINE, PLAIN = CANDIDATES[:2]
+PROBLEM = Problem("drawn", SearchSpace((64,)), 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
+SEEDS = range(40)
+
+
+def window(served: float, p95_ms: float, requests: int, *, stable: bool = True) -> Measurement:
+    return Measurement(
+        served,
+        latency_p50_ms=0.6 * p95_ms,
+        latency_p90_ms=0.9 * p95_ms,
+        latency_p95_ms=p95_ms,
+        latency_p99_ms=1.2 * p95_ms,
+        requests=requests,
+        stable=stable,
+    )
+
+
+def drawn(random: np.random.Generator, load: LoadPoint, requests: int) -> Measurement:
+    """Return a window at ``load``; few of them are unstable."""
+    served, p95_ms = load.concurrency * np.array([100.0, 0.8]) * random.lognormal(0, 0.2, 2)
+    return window(float(served), float(p95_ms), requests, stable=bool(random.random() > 0.03))
+
+
+def drawn_trials(seed: int) -> list[Trial]:
+    """Return a search of all candidates at some loads; up to three of them were confirmed, each at two loads."""
+    random = np.random.default_rng(seed)
+    trials = []
+    for number, candidate in enumerate(CANDIDATES):
+        loads = [LoadPoint(1, int(size)) for size in random.choice(np.arange(4, 40, 4), 4)]
+        trials.append(Trial(number, candidate, tuple((load, drawn(random, load, 2000)) for load in loads)))
+    for number in random.choice(len(trials), random.integers(0, 4), replace=False):
+        for load, error in ((LoadPoint(1, int(random.choice([8, 13, 20, 26]))), 0.0), (LoadPoint(1, 16), 0.005)):
+            for server in range(1, int(random.integers(1, 6)) + 1):
+                for _ in range(4):
+                    confirmation = Confirmation(server, load, drawn(random, load, 800), error)
+                    trials[number] = trials[number].with_confirmation(confirmation)
+    return trials
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_front_comparisons_and_recommendation_are_of_one_set_of_points(seed: int) -> None:
+    trials = drawn_trials(seed)
+    outcome = assess(trials, PROBLEM, BASELINE, PLAIN)
+    again = {(own.point.candidate, own.point.load) for own in judge_confirmations(trials, PROBLEM)}
+    for point in latest_points(trials):
+        assert point in outcome.points or (point.candidate, point.load) in again, "no measurement is dropped"
+    assert len({(point.trial, point.load) for point in outcome.points}) == len(outcome.points)
+    for shown in (outcome.recommended, outcome.baseline, outcome.dynamic_batching, *outcome.front):
+        assert shown is None or any(shown is point for point in outcome.points)
+    for point in outcome.front:
+        assert not any(dominates(other, point, FRONT_METRICS) for other in outcome.points)
+    best = outcome.recommended
+    if best is None:
+        assert outcome.holds_back
+    else:
+        assert any(point is best for point in outcome.front) is (summary.front_remark(outcome) == "")
+        assert outcome.dominated_by is None or dominates(outcome.dominated_by, best, FRONT_METRICS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) -> None:
+    outcome = assess(drawn_trials(seed), PROBLEM, BASELINE, PLAIN)
+    gains = (outcome.gain, outcome.gain_over_dynamic_batching)
+    for other, gain in zip((outcome.baseline, outcome.dynamic_batching), gains, strict=True):
+        both = [outcome.confirmation_of(point) for point in (outcome.recommended, other)]
+        if other is not None and other is outcome.recommended:
+            assert gain is not None
+            assert gain.bounds == (1, 1)
+        elif all(own is not None and meets_sla(own, PROBLEM) for own in both):
+            assert gain is not None
+            assert gain.interval.low < gain.estimate < gain.interval.high
+        else:
+            assert gain is None
+
+
+@pytest.mark.parametrize(
+    ("error", "served", "part"),
+    [
+        (0.0, 1700.0, "but it was measured there for comparison only"),
+        (0.005, 1700.0, "but its test at this load ended UNDECIDED"),
+        (None, 1700.0, "but only in the search, which overestimates its best configurations"),
+        (0.0, 1500.0, ""),
+    ],
+)
+def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served: float, part: str) -> None:
+    def confirmations(error: float, measurement: Measurement, servers: int) -> tuple[Confirmation, ...]:
+        count = range(1, servers + 1)
+        return tuple(Confirmation(server, LoadPoint(1, 16), measurement, error) for server in count for _ in range(8))
+
+    better = window(served, 9.0, 4000)
+    other = Trial(1, BASELINE, ((LoadPoint(1, 16), better),))
+    if error is not None:
+        other = replace(other, confirmations=confirmations(error, better, 2))
+    passed = Trial(0, PLAIN, confirmations=confirmations(0.005, window(1600.0, 10.0, 4000), 4))
+    outcome = assess([passed, other], PROBLEM, BASELINE, PLAIN)
+    assert outcome.recommended is not None
+    assert outcome.recommended.trial == 0
+    remark = summary.front_remark(outcome)
+    assert part in remark
+    assert (outcome.recommended in outcome.front) is (remark == "")
+
+
+def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
+    passed = window(1600.0, 10.0, 4000)
+    better = replace(passed, throughput_infer_per_sec=1700.0, latency_p95_ms=9.0)
+    windows = tuple(Confirmation(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8))
+    trial = Trial(0, PLAIN, ((LoadPoint(1, 16), better), (LoadPoint(1, 15), better)), confirmations=windows)
+    outcome = assess([trial], PROBLEM, BASELINE, PLAIN)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    assert [point.load.concurrency for point in outcome.front] == [15], "the confirmation replaces the search at 16"
+    assert "only in the search; this configuration was measured on fresh servers" in summary.front_remark(outcome)
+
+
+def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:
+    passed, disturbed = window(1600.0, 10.0, 4000), window(100.0, 90.0, 4000, stable=False)
+    windows = [Confirmation(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8)]
+    windows[3] = replace(windows[3], measurement=disturbed)
+    outcome = assess([Trial(0, PLAIN, confirmations=tuple(windows))], PROBLEM, BASELINE, PLAIN)
+    assert outcome.recommended is not None
+    assert outcome.recommended.measurement.stable
+    assert outcome.recommended.measurement.latency_p95_ms == 10.0
+    assert outcome.recommended in outcome.front

@@ -1,0 +1,343 @@
+"""Tests of ``tune report`` on complete, incomplete and damaged runs, and on runs of different models."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from optimizer.cli import explain, plan
+from optimizer.cli.report import main
+from optimizer.core.errors import BadInputError
+from optimizer.results.finished_run import read_run
+from optimizer.results.report import parameter_effects, tables
+from optimizer.results.report.content import config_diff, report_section
+from optimizer.results.report.figure_style import PALETTE
+from optimizer.results.report.write import markdown
+
+SAMPLE = Path("tests/data/dlrm/sample")
+TEXTS = ("ink", "quiet", "good", "bad", "front")  # colours of text: contrast 4.5 to 1 on page and panel
+MARKS = ("dot", *(name for name in PALETTE if name.startswith("stage-")))  # colours of marks: contrast 3 to 1
+PLOTS = {"pareto", "load", "stages", "batches", "progress", "importance", "slices", "noise"}
+BASELINE_CONFIG = 'name: "dlrm"\nmax_batch_size: 256\ninstance_group [ { count: 1 } ]\n'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
+
+
+def changed(run: Path, name: str, **values: object) -> Path:
+    """Copy ``run`` to a new folder, with other values in its run.json."""
+    other = Path(shutil.copytree(run, run.parent.parent / "other" / name))
+    info = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps({**info, **values}))
+    return other
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the sample's report in all formats."""
+    out = tmp_path_factory.mktemp("report")
+    formats = ["--format", "html,markdown,csv,parquet", "--format", "svg,png"]
+    assert main([str(SAMPLE), *formats, "--output", str(out)]) == 0
+    return out
+
+
+def test_texts_of_the_record_control_neither_terminal_nor_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a run may come from anywhere."""
+    hostile = "\x1b[31m<script>alert(1)</script>\r\n"
+    info = json.loads((run / "run.json").read_text())
+    for part, names in (
+        (info, ("command", "written", "reason", "status")),
+        (info["hardware"], ("cpu", "system")),
+        (info["problem"], ("model", "input_data")),
+        (info["options"], ("search", "model")),
+    ):
+        for name in names:
+            part[name] = f"{part.get(name)}{hostile}"
+    info["notes"] = [hostile]
+    info["versions"] = {f"triton{hostile}": hostile}
+    info["problem"]["facts"] = {f"layers{hostile}": hostile}
+    (run / "run.json").write_text(json.dumps(info))
+    (run / "best" / "config.pbtxt").write_text(f'name: "{hostile}"\n')
+    assert main([str(run), "--format", "html,markdown"]) == 0
+    assert explain.main([str(run)]) == 0
+    assert plan.main([str(run), "--rate", "1000/s"]) in (0, 1, 4)
+    printed = capsys.readouterr()
+    page, text = ((run / name).read_text() for name in ("report.html", "report.md"))
+    for output in (printed.out, printed.err, page, text):
+        assert "\x1b" not in output
+        assert "\r" not in output
+    assert "<script" not in page
+    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "script" in without_code
+    assert re.search(r"(?<!\\)<script", without_code) is None
+
+
+def test_a_report_that_cannot_be_written_names_the_place_and_the_flag(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for output, reason in ((tmp_path / "file" / "r", "Not a directory"), (Path("/proc/tritune"), "No such file")):
+        with pytest.raises(BadInputError, match=reason) as caught:
+            main([str(run), "--format", "markdown", "--output", str(output)])
+        assert str(caught.value).startswith(f"cannot write {output}/report.md: ")
+        assert str(caught.value).endswith("; give another place with --output")
+
+
+class TestFormats:
+    def test_every_format_of_one_run(self, written: Path) -> None:
+        plots = {f"{plot}.{kind}" for plot in PLOTS for kind in ("svg", "png")}
+        files = {"report.html", "report.md", "measurements.csv", "measurements.parquet"} | plots
+        assert {path.name for path in written.iterdir()} == files
+        for plot in PLOTS:
+            assert ElementTree.fromstring((written / f"{plot}.svg").read_bytes()).tag.endswith("svg")
+            assert (written / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_tables_have_all_measurements(self, written: Path) -> None:
+        rows, own = pd.read_csv(written / "measurements.csv"), pd.read_csv(SAMPLE / "trials.csv")
+        assert len(rows) == len(own)
+        assert set(own.columns) <= set(rows.columns)
+        figures = ["trial", "throughput_infer_per_sec", "latency_p95_ms", "queue_ms", "concurrency"]
+        ours, theirs = (frame.sort_values(figures, ignore_index=True)[figures] for frame in (rows, own))
+        pd.testing.assert_frame_equal(ours, theirs)
+        assert rows[rows.meets & rows.confirmation.isna()].trial.nunique() == 8
+        packed = pd.read_parquet(written / "measurements.parquet")
+        assert list(packed.columns) == list(rows.columns)
+        assert packed.throughput_infer_per_sec.tolist() == rows.throughput_infer_per_sec.tolist()
+
+    def test_the_report_of_one_run_is_in_its_folder(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["dlrm/sample", "--out", str(run.parent.parent), "--format", "csv"]) == 0
+        assert capsys.readouterr() == (f"{run / 'measurements.csv'}\n", "")
+
+    def test_a_file(self, run: Path) -> None:
+        assert main([str(run), "--format", "markdown", "--output", str(run / "one.md")]) == 0
+        assert (run / "one.md").read_text().startswith("# dlrm: PASS at 13,315 infer/s within p95")
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--format", "docx"],
+            ["--format", ""],
+            ["--format", "html,csv", "--output", "a.html"],
+            ["--format", "png", "--output", "a.png"],
+            ["--format", "csv", "--output", "a.html"],
+        ],
+    )
+    def test_an_output_that_cannot_be_written_is_refused(self, run: Path, words: list[str]) -> None:
+        with pytest.raises(BadInputError, match=r"^--(format|output) "):
+            main([str(run), *words])
+
+
+class TestRuns:
+    def test_several_runs_share_a_page_with_an_index(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        other = changed(run, "1", status="interrupted")
+        page = run.parent / "all.html"
+        again = [str(run), str(other), f"{run}/", "--output", str(page)]
+        assert main(again) == 0
+        text = page.read_text()
+        assert "<h1>2 runs</h1>" in text
+        for number in (1, 2):
+            assert f'<a href="#run-{number}">' in text
+            assert text.count(f'id="run-{number}"') == 1
+        ids = re.findall(r' id="([^"]+)"', text)
+        assert len(ids) == len(set(ids))
+        assert "interrupted; this shows what it measured so far" in capsys.readouterr().err
+
+    def test_different_models_missing_and_damaged_runs_get_a_line_each(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        info = json.loads((run / "run.json").read_text())
+        bert = changed(run, "bert", problem={**info["problem"], "model": "bert"})
+        text = (bert / "trials.csv").read_text()
+        (bert / "trials.csv").write_text(text.replace("\ndlrm,", "\nbert,"))
+        damaged, empty = changed(run, "damaged"), changed(run, "empty", reason="no\nserver")
+        (damaged / "trials.csv").write_text(text + "dlrm,1\n")
+        (empty / "trials.csv").unlink()
+        page = run.parent / "all.md"
+        names = [str(one) for one in (run, bert, damaged, empty, run / "gone")]
+        assert main([*names, "--format", "markdown", "--output", str(page)]) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 4
+        for line, message in zip(
+            lines, ("cells where the header has", "nothing was measured", "no run.json", "bert, dlrm"), strict=True
+        ):
+            assert message in line
+        assert page.read_text().startswith("# 2 runs")
+
+    def test_no_readable_run_is_exit_code_2(self, run: Path) -> None:
+        assert main([str(run / "gone")]) == 2
+
+    def test_a_killed_run_is_shown_with_its_measurements(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        killed = changed(run, "killed", status="running", result={})
+        rows = (killed / "trials.csv").read_text().splitlines(keepends=True)
+        (killed / "trials.csv").write_text("".join(rows[:9]) + rows[9][:40])
+        assert main([str(killed), "--format", "markdown"]) == 0
+        assert "is still running or was killed; this shows what it measured so far" in capsys.readouterr().err
+        assert "3 configurations, 8 measurements" in (killed / "report.md").read_text()
+
+    def test_unknown_stages_are_left_out(self, run: Path) -> None:
+        table = pd.read_csv(run / "trials.csv", dtype=str)
+        lacking = ["latency_p50_ms", "latency_p95_ms", "batch_stats", "measure_seconds", "deploy_seconds"]
+        lacking += [column for column in table if column in tables.STAGES]
+        table[lacking] = None
+        bare = changed(run, "bare")
+        table.to_csv(bare / "trials.csv", index=False)
+        assert main([str(bare), "--format", "svg,markdown", "--output", str(bare / "out")]) == 0
+        # the windows of the confirmation keep their throughput
+        assert {path.stem for path in (bare / "out").iterdir()} == {"report", "noise"}
+        assert "no configuration meets p95" in (bare / "out" / "report.md").read_text()
+
+
+class TestDiff:
+    def test_the_files_are_compared_if_both_were_kept(self, run: Path) -> None:
+        (run / "baseline").mkdir()
+        (run / "baseline" / "config.pbtxt").write_text(BASELINE_CONFIG)
+        (run / "best" / "config.pbtxt").write_text(BASELINE_CONFIG.replace("256", "64"))
+        assert config_diff(read_run(run)).splitlines() == [
+            "--- baseline/config.pbtxt",
+            "+++ best/config.pbtxt",
+            "@@ -1,3 +1,3 @@",
+            ' name: "dlrm"',
+            "-max_batch_size: 256",
+            "+max_batch_size: 64",
+            " instance_group [ { count: 1 } ]",
+        ]
+
+    def test_settings_are_compared_without_the_baseline_file(self, run: Path) -> None:
+        assert "-max_batch_size: 256\n" in config_diff(read_run(run))
+
+    def test_each_model_of_an_ensemble_is_compared(self, run: Path) -> None:
+        shutil.rmtree(run / "best")
+        for role, size in (("baseline", "1"), ("best", "8")):
+            for name in ("first", "second"):
+                (run / role / name).mkdir(parents=True)
+                (run / role / name / "config.pbtxt").write_text(f"max_batch_size: {size}\n")
+        patch = config_diff(read_run(run))
+        assert patch.count("+max_batch_size: 8") == 2
+        assert "+++ best/second/config.pbtxt" in patch
+
+    def test_a_link_out_of_the_run_is_not_followed(self, run: Path, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_text("password\n")
+        (run / "baseline").mkdir()
+        (run / "baseline" / "config.pbtxt").symlink_to(tmp_path / "secret")
+        assert "password" not in config_diff(read_run(run))
+
+
+class TestFigures:
+    def test_stages_add_up_to_the_latency(self, run: Path) -> None:
+        finished = read_run(run)
+        for candidate in tables.compared(finished).values():
+            for point in tables.at_loads(finished, candidate):
+                assert sum(tables.stages_ms(point) or []) == pytest.approx(point.measurement.latency_avg_ms, rel=0.1)
+
+    def test_batch_sizes_come_from_the_server_statistics(self, run: Path) -> None:
+        finished = read_run(run)
+        assert finished.outcome is not None
+        assert finished.outcome.recommended is not None
+        counted = tables.executions(finished, finished.outcome.recommended)
+        mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
+        assert mean == pytest.approx(finished.outcome.recommended.measurement.mean_batch_size, rel=0.05)
+
+    def test_progress_rises_to_the_best_of_the_search(self, run: Path) -> None:
+        progress = tables.progress(read_run(run))
+        values = [value for _, value in progress.best()]
+        assert values == sorted(values)
+        assert values[-1] == max(step.value for step in progress.steps if step.value is not None)
+        assert progress.unit.startswith("seconds")
+
+    def test_importance_ranks_the_parameters(self, run: Path) -> None:
+        finished = read_run(run)
+        samples = parameter_effects.parameter_samples(finished, tables.best_loads(finished))
+        shares = parameter_effects.importance(finished.problem, samples)
+        assert sum(shares.values()) == pytest.approx(1)
+        assert shares.keys() == parameter_effects.varied(finished.problem).keys()
+        assert parameter_effects.importance(finished.problem, samples[:3]) == {}
+
+    def test_one_step_off(self, run: Path) -> None:
+        finished = read_run(run)
+        steps = parameter_effects.one_step_off(
+            finished, parameter_effects.parameter_samples(finished, tables.best_loads(finished))
+        )
+        assert {step.parameter for step in steps} == parameter_effects.varied(finished.problem).keys()
+        assert all(step.expected is not None and step.expected < 1 for step in steps)
+        # half the instances on a machine of two cores
+        assert next(s.cost or 0 for s in steps if (s.parameter, s.other) == ("instance_count", 1)) > 0.1
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    modules = "sys, optimizer.study.tuning_run, optimizer.results.report.write"
+    check = f"import {modules}; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_names_are_escaped_in_markdown(run: Path) -> None:
+    hostile = "a|b`c`<b>[x](http://y)*z*"
+    text = markdown([report_section(read_run(changed(run, "x", command="tune ```\nx", notes=[hostile])))])
+    assert r"a\|b\`c\`\<b\>\[x\](http\://y)\*z\*" in text
+    assert "````sh\ntune ```" in text
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_contrast_meets_wcag_aa(scheme: int) -> None:
+    for ground in ("page", "panel"):
+        for name in TEXTS:
+            assert contrast(PALETTE[name][scheme], PALETTE[ground][scheme]) >= 4.5, name
+    for name in MARKS:
+        assert contrast(PALETTE[name][scheme], PALETTE["page"][scheme]) >= 3, name
+    assert len({colours[scheme] for colours in PALETTE.values()}) == len(PALETTE)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+OWN = r"https?://[^/]*\.(?:google\.com|googleapis\.com|gvt1\.com)[/:]"  # requests of Chromium itself
+
+
+def opened(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
+    """Return the page in Chromium, and its console messages and requested addresses."""
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    log = folder / "net.json"
+    watched = ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", f"--log-net-log={log}"]
+    done = subprocess.run(
+        [*command, *watched, *flags, page.resolve().as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    requested = [url for url in re.findall(r'"url":"(https?:[^"]*)', log.read_text()) if not re.match(OWN, url)]
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line] + requested
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+class TestBrowser:
+    def test_it_has_no_console_messages_and_no_requests(self, written: Path, tmp_path: Path) -> None:
+        page, said = opened(written / "report.html", tmp_path, "--dump-dom")
+        assert said == []
+        assert page.count("<svg") == len(PLOTS)
+        assert "13,315 infer/s" in page
+        _, said = opened(written / "report.html", tmp_path, f"--print-to-pdf={tmp_path / 'report.pdf'}")
+        assert said == []
+        assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+    def test_console_messages_and_requests_would_be_seen(self, tmp_path: Path) -> None:
+        bad = '<!doctype html><img src="http://nowhere.invalid/x.png"><script>console.log("said")</script>'
+        (tmp_path / "bad.html").write_text(bad)
+        console = opened(tmp_path / "bad.html", tmp_path, "--dump-dom")[1]
+        assert "said" in console[0]
+        assert "http://nowhere.invalid/x.png" in console

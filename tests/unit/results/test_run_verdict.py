@@ -1,0 +1,146 @@
+"""Tests of a run's verdict: PASS, UNDECIDED with its cause, or FAIL, and the exit code of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.sequential import LOOKS
+from objectives.sla import Sla
+from optimizer.cli.main import INTERRUPTED
+from optimizer.cli.run import exit_code
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.results import summary
+from optimizer.results.finished_run import read_run
+from optimizer.results.recommendation import Outcome, assess
+from tests.conftest import known_problem, measurement
+
+SAMPLE = Path("tests/data/dlrm/sample")
+BASELINE, PLAIN, BEST = Candidate(1), Candidate(64, True), Candidate(16, True)
+LOAD = LoadPoint(1, concurrency=8)
+ERROR = 0.005  # error probability of the test; 0 for a comparison
+
+
+def outcome(
+    *servers: float,
+    windows: int = 8,
+    error: float = ERROR,
+    disturbed: int = 0,
+    problem: Problem | None = None,
+    searched_ms: float = 10.0,
+) -> Outcome:
+    """Return the outcome of a run whose best candidate had this p95 in ms on each of its fresh servers.
+
+    The machine was disturbed in the first ``disturbed`` windows of each server.
+    """
+    confirmations = tuple(
+        Confirmation(number, LOAD, measurement(1000.0, p95_ms, stable=window >= disturbed), error)
+        for number, p95_ms in enumerate(servers, start=1)
+        for window in range(windows)
+    )
+    trials = [Trial(0, BEST, ((LOAD, measurement(1000.0, searched_ms)),), confirmations=confirmations)]
+    return assess(trials, problem or known_problem(), BASELINE, PLAIN)
+
+
+def unbounded() -> Problem:
+    return replace(known_problem(), sla=Sla())
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "code"),
+    [
+        (outcome(*[10.0] * LOOKS[0]), Verdict.PASS, 0),
+        (outcome(*[10.0] * (LOOKS[0] - 1)), Verdict.UNDECIDED, 4),
+        (outcome(), Verdict.UNDECIDED, 4),
+        (outcome(*[10.0] * LOOKS[0], error=0.0), Verdict.UNDECIDED, 4),
+        (outcome(*[40.0] * LOOKS[0]), Verdict.FAIL, 1),
+        (outcome(searched_ms=40.0), Verdict.FAIL, 1),
+        (outcome(problem=unbounded()), Verdict.PASS, 0),
+        (outcome(10.0, problem=unbounded()), Verdict.PASS, 0),
+        (assess([], unbounded(), BASELINE, PLAIN), Verdict.FAIL, 1),
+    ],
+    ids=[
+        *("passed", "few servers", "not confirmed", "compared only", "failed", "too slow"),
+        *("no bound", "no bound, one server", "no bound, nothing measured"),
+    ],
+)
+def test_verdict_and_exit_code(result: Outcome, verdict: Verdict, code: int) -> None:
+    assert result.verdict is verdict
+    assert exit_code("found" if result.recommended else "none", result.verdict) == code
+    assert bool(summary.undecided_cause(result)) is (verdict is Verdict.UNDECIDED)
+    document = summary.document(result, wall_seconds=1, results_dir="r")
+    assert document["verdict"] == verdict.value
+
+
+def test_a_run_that_ended_early_has_its_own_exit_code() -> None:
+    for verdict in Verdict:
+        assert exit_code("interrupted", verdict) == INTERRUPTED
+        assert exit_code("left", verdict) == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "cause"),
+    [
+        (outcome(), "it was not tested on fresh servers"),
+        (outcome(10.0, 10.0, 10.0), f"the time ended after 3 of {LOOKS[0]} servers"),
+        (outcome(*[10.0] * 4, disturbed=3), "the machine was disturbed in 38 % of the windows"),
+        (outcome(*[10.0] * 4, error=0.0), "it was not tested on fresh servers"),
+    ],
+    ids=["not confirmed", "few servers", "disturbed", "compared only"],
+)
+def test_the_cause_is_in_the_headline(result: Outcome, cause: str) -> None:
+    assert summary.undecided_cause(result) == cause
+    headline = summary.headline(result, known_problem())
+    assert headline.startswith("known: UNDECIDED at 1,000 infer/s within p95 <= 20 ms: ")
+    assert headline.endswith(cause)
+
+
+def test_a_share_close_to_the_permitted_one_is_undecided() -> None:
+    cause = summary.undecided_cause(outcome(*[19.5] * LOOKS[0]))
+    assert " % of the requests are slower than 20 ms, and 5 % may be" in cause
+
+
+def test_servers_that_differ_are_the_cause() -> None:
+    cause = summary.undecided_cause(outcome(9.0, 9.0, 14.0, 18.0))
+    assert cause.startswith("the 4 servers differ too much (")
+
+
+def test_a_fallback_that_was_not_tested_is_undecided() -> None:
+    failed = tuple(Confirmation(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
+    tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=failed)
+    other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
+    result = assess([tested, other], known_problem(), BASELINE, PLAIN)
+    assert result.verdict is Verdict.UNDECIDED
+    assert "this one was not tested" in summary.undecided_cause(result)
+
+
+def test_another_bound_that_is_undecided_is_the_cause() -> None:
+    both = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "throughput": 990.0}))
+    assert "throughput" in summary.undecided_cause(outcome(*[10.0] * LOOKS[0], problem=both))
+
+
+def test_without_a_bound_the_headline_has_no_verdict() -> None:
+    result = outcome(problem=unbounded())
+    assert summary.headline(result, unbounded()) == "known: 1,000 infer/s"
+    assert summary.verdict(result) == "PASS: no SLA was given; not measured again on fresh servers"
+
+
+def test_the_next_command_is_for_undecided_runs_only() -> None:
+    assert summary.next_command(outcome(), "my results/1") == "tune verify 'my results/1' --budget 3m"
+    assert summary.next_command(outcome(*[10.0] * LOOKS[0]), "1") == ""
+
+
+def test_the_verdict_of_a_recorded_run_depends_on_its_confirmation_and_bounds() -> None:
+    run = read_run(SAMPLE)
+    assert run.outcome is not None
+    assert run.outcome.verdict is Verdict.PASS
+    compared = run.baseline, run.dynamic_batching
+    searched = [replace(trial, confirmations=()) for trial in run.trials]
+    assert assess(searched, run.problem, *compared).verdict is Verdict.UNDECIDED
+    assert assess(searched, replace(run.problem, sla=Sla()), *compared).verdict is Verdict.PASS
+    tight = replace(run.problem, sla=Sla.from_bounds({"p95": 0.1}))
+    assert assess(run.trials, tight, *compared).verdict is Verdict.FAIL

@@ -1,0 +1,66 @@
+"""Tests of whether a recommendation still holds, on an unchanged or a changed server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from objectives.confidence import Verdict
+from optimizer.config.search_space import Problem
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate
+from optimizer.measure.measurer import Measurer
+from optimizer.results.recommendation import assess
+from optimizer.results.verification import Verification, verification_candidates, verify
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.confirmation import Confirmer
+from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return drawn_problem()
+
+
+def verified(path: Path, problem: Problem, **server: object) -> Verification:
+    before = searched(Drawing(), LOADS)
+    recommended = assess(before, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    candidates = verification_candidates(recommended, before, problem)
+    assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
+    now = Drawing(**server)  # type: ignore[arg-type]
+    measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietWatcher())
+    confirmer = Confirmer(problem, now, measuring, Budget(600), before)
+    confirmer.verify(recommended, candidates)
+    return verify(confirmer.trials, candidates, problem)
+
+
+def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: Path) -> None:
+    verification = verified(tmp_path, problem)
+    assert verification.holds
+    assert verification.reason == ""
+    verdicts = [confirmed.judged.verdict for confirmed in verification.measured]
+    assert verdicts == [Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED], "the runners-up are not tested"
+
+
+def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, tmp_path: Path) -> None:
+    verification = verified(tmp_path, problem, slow={FASTER: (1.6,)})
+    assert not verification.holds
+    assert not verification.verdict_holds
+    assert "p95 <= 20 ms: " in verification.reason
+
+
+def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_path: Path) -> None:
+    verification = verified(tmp_path, problem, served={BASELINE: 300.0, FAST: 1500.0, FASTER: 1200.0})
+    assert verification.verdict_holds
+    assert not verification.ranking_holds
+    assert verification.reason == "trial 1 now serves more within the SLA"
+
+
+@pytest.mark.parametrize("broken", [FASTER, FAST])
+def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_path: Path, broken: Candidate) -> None:
+    verification = verified(tmp_path, problem, broken=(broken,))
+    assert verification.failed == ((broken, "config.pbtxt does not load"),)
+    assert verification.holds == (broken == FAST)

@@ -1,0 +1,184 @@
+"""Tests of the watchers of a run: text plot, live display, log lines and colors."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from optimizer.cli.run import read_run_arguments
+from optimizer.core.timing import Budget
+from optimizer.options.command_line import Parser
+from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveWatcher, scatter
+from optimizer.results.recommendation import assess
+from optimizer.results.terminal_summary import print_outcome
+from optimizer.results.watchers import PlainWatcher, QuietWatcher, make_watcher
+
+SAMPLE = Path("tests/data/dlrm/sample")
+
+
+@pytest.fixture(scope="module")
+def run() -> FinishedRun:
+    return read_run(SAMPLE)
+
+
+def shown(watching: LiveWatcher | PlainWatcher | QuietWatcher, run: FinishedRun) -> None:
+    done = []
+    with watching:
+        for trial in run.trials:
+            watching.trial_started(trial.number, trial.candidate, "baseline" if trial.number == 0 else "search")
+            for load, measurement in trial.measurements:
+                watching.measured(trial.number, load, measurement)
+            done.append(trial)
+            result = assess(done, run.problem, run.baseline, run.dynamic_batching)
+            watching.trial_finished(trial, result.recommended)
+
+
+class TestScatter:
+    def test_points_are_drawn_at_their_place(self) -> None:
+        lines = [line.plain for line in scatter([(30.0, 500.0)], [(10.0, 1000.0)], 20.0, "p95", 60, 10)]
+        assert len(lines) == 10
+        assert max(map(len, lines)) <= 60
+        canvas = lines[:8]
+        ((front_row, front_column),) = places(canvas, FRONT)
+        assert front_row == 0
+        bounds = {column for _, column in places(canvas, BOUND)}
+        (dot,) = [
+            (y, x) for y, row in enumerate(canvas) for x, one in enumerate(row) if BLANK < ord(one) <= BLANK + 255
+        ]
+        assert len(bounds) == 1
+        assert front_column < min(bounds) < dot[1]
+        assert dot[0] > front_row
+        assert "20 ms" in lines[-1]
+        assert "p95" in lines[-1]
+
+    @pytest.mark.parametrize(
+        ("points", "width", "height"),
+        [([], 80, 10), ([(1.0, 2.0)], 10, 10), ([(1.0, 2.0)], 80, 3), ([(float("inf"), 2.0)], 80, 10)],
+    )
+    def test_there_is_no_plot_without_points_or_room(
+        self, points: list[tuple[float, float]], width: int, height: int
+    ) -> None:
+        assert scatter(points, points, 20.0, "p95", width, height) == []
+
+    @pytest.mark.parametrize("bound", [None, 0.001, 1e9])
+    def test_every_line_fits_with_any_bound(self, bound: float | None) -> None:
+        points = [(0.5 * i, 1e6 * i) for i in range(1, 200)]
+        lines = scatter(points, points[:3], bound, "p99", 47, 9)
+        assert len(lines) == 9
+        assert max(line.cell_len for line in lines) <= 47
+
+
+class TestLive:
+    @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+    def test_the_front_is_drawn_and_nothing_overflows(self, run: FinishedRun, width: int, height: int) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=width, height=height, color_system=None)
+        shown(LiveWatcher(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic(), "some CPU"), run)
+        last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
+        lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
+        assert len([line for line in lines if line.strip()]) < len(lines) <= height
+        assert max(map(len, lines)) <= width
+        assert sum(line.count(FRONT) for line in lines) >= 4
+        assert any(BOUND in line for line in lines)
+        assert any(re.search(r"4:00 left · \d:\d\d elapsed · 11 trials", line) for line in lines)
+
+    def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
+        shown(LiveWatcher(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()), run)
+        assert FRONT not in text.getvalue()
+        assert "delay 5,000" in text.getvalue()
+
+
+class TestPlain:
+    def test_a_line_for_each_trial(self, run: FinishedRun) -> None:
+        text = io.StringIO()
+        shown(PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)), run)
+        first, *lines = text.getvalue().splitlines()
+        assert first.endswith("dlrm, p95 <= 20 ms")
+        assert len(lines) == len(run.trials)
+        assert "trial 0 (baseline): batch 256 · 1 instance · no dynamic batching: 4,994 infer/s" in lines[0]
+        assert "misses the bound" in lines[8]
+        assert re.search(r"; best so far: trial \d+, [\d,]+ infer/s; 4:00 left$", lines[-1])
+        assert "\x1b" not in text.getvalue()
+
+    def test_each_line_has_the_figures_of_its_trial(self, run: FinishedRun) -> None:
+        text, (first, second, *_) = io.StringIO(), run.trials
+        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
+            watcher.trial_started(0, first.candidate, "baseline")
+            watcher.trial_started(1, second.candidate, "dynamic_batching")
+            watcher.trial_finished(first, None)
+            watcher.trial_finished(second, None)
+        lines = [line.partition("  ")[2] for line in text.getvalue().splitlines()[1:]]
+        assert [line.partition(":")[0] for line in lines] == ["trial 0 (baseline)", "trial 1 (dynamic batching)"]
+
+    def test_the_watcher_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
+        def chosen(log: str | None, *, terminal: bool) -> type:
+            console = Console(file=io.StringIO(), force_terminal=terminal)
+            return type(make_watcher(log, console, run.problem, Budget(1.0), ""))
+
+        assert chosen(None, terminal=True) is LiveWatcher
+        assert chosen(None, terminal=False) is QuietWatcher
+        assert chosen("plain", terminal=True) is chosen("plain", terminal=False) is PlainWatcher
+        assert chosen("none", terminal=True) is QuietWatcher
+        assert read_run_arguments(["--log", "plain", "mlp"]).log == "plain"
+
+
+class TestColours:
+    @pytest.mark.parametrize(
+        ("words", "no_color", "coloured"), [((), "", True), ((), "1", False), (("--no-color",), "", False)]
+    )
+    def test_colors_can_be_disabled(
+        self,
+        run: FinishedRun,
+        words: tuple[str, ...],
+        no_color: str,
+        coloured: bool,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm-256color")
+        Parser("tune", "[options]", "").parse_args(words)
+        print_answer(Console(), run)
+        assert ("\x1b[1;32m" in capsys.readouterr().out) is coloured
+
+    def test_a_pipe_has_no_colors(
+        self, run: FinishedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        print_answer(Console(), run)
+        output = capsys.readouterr().out
+        assert "\x1b" not in output
+        assert max(map(len, output.splitlines())) <= 80
+
+    def test_every_command_takes_the_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NO_COLOR", "")
+        assert vars(Parser("tune", "[options]", "").parse_args(["--no-color"])) == {}
+
+
+def print_answer(console: Console, run: FinishedRun) -> None:
+    assert run.outcome is not None
+    folder = run.folder.path
+    print_outcome(
+        console,
+        run.outcome,
+        run.problem,
+        hardware="",
+        notes=(),
+        facts={},
+        results_dir=folder,
+        command="",
+        config_path=None,
+    )
+
+
+def places(canvas: list[str], mark: str) -> list[tuple[int, int]]:
+    return [(y, x) for y, row in enumerate(canvas) for x, character in enumerate(row) if character == mark]

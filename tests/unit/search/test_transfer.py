@@ -1,0 +1,423 @@
+"""Warm start from the study of another machine: read, selected, learned from, and never ranked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from objectives import batch_stats
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.machine.hardware import Fingerprint
+from optimizer.measure.measurer import Measurer
+from optimizer.options.run_options import RunOptions
+from optimizer.replay.engine import recorded_problem, replay
+from optimizer.results.recommendation import assess
+from optimizer.results.watchers import QuietWatcher
+from optimizer.search import make_searcher
+from optimizer.search.correction import Correction, Residuals, SourceResiduals
+from optimizer.search.optuna_samplers import MAX_TRANSFERRED
+from optimizer.search.transfer import TransferredStudy
+from optimizer.store.recording import RecordedServer, baselines, read_recording, recorded_space
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.searcher_factory import WarmStartSource, read_warm_start, select_fitting
+from optimizer.study.study import Tuner
+from tests.command_fixtures import Playground, Tune, called_tune, playground
+from tests.conftest import known_server, measurement
+
+__all__ = ["called_tune", "playground"]
+
+TABLES = Path(__file__).parents[3] / "benchmarks" / "tables"
+DATA = Path(__file__).parents[2] / "data"
+THERE = Fingerprint("Other CPU", 16, (), "embedded", "2.50.0", ("onnxruntime 1.19",))
+SPACE = SearchSpace((1, 4, 16, 64), ("off", 0, 1000), instance_count=(1, 2))
+PROBLEM = Problem("known", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
+MARK = 900_000.0  # infer/s: nothing in the known table comes near
+
+
+def trial(number: int, candidate: Candidate, throughput: float, p95_ms: float = 10.0, *, batch: int = 1) -> Trial:
+    return Trial(number, candidate, ((LoadPoint(batch, 4), measurement(throughput, p95_ms)),))
+
+
+def write(path: Path, trials: Sequence[Trial], model: str = "known") -> Path:
+    table = TrialsTable(path, model, {})
+    for one in trials:
+        for load, measured in one.measurements:
+            table.append(one, load, measured)
+    return path
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_a_table_and_a_sweep_are_read(tmp_path: Path, known_table: list[Trial]) -> None:
+    run = RunFolder(tmp_path / "known" / "1")
+    run.path.mkdir(parents=True)
+    write(run.trials, known_table)
+    run.write_info(RunOptions("known"), {"fingerprint": THERE.to_document()})
+    read = read_warm_start(str(run.path), "", 1)
+    assert (read.model, read.fingerprint, list(read.trials)) == ("known", THERE, known_table)
+    assert read_warm_start("known/1", str(tmp_path), 1).trials == read.trials
+    assert read_warm_start(str(run.trials), "", 1) == replace(read, name=str(run.trials))
+    swept = tmp_path / "swept"
+    swept.mkdir()
+    for size in (1, 8):
+        write(swept / f"trials-b{size}.csv", [trial(0, Candidate(8), size, batch=size)])
+    assert read_warm_start(str(swept), "", 8).trials[0].measurements[0][1].throughput_infer_per_sec == 8
+
+
+def test_a_table_of_five_columns_is_read() -> None:
+    assert len(read_warm_start(str(DATA / "five_columns.csv"), "", 1).trials) > 1
+
+
+def test_an_incomplete_run_is_read_up_to_its_end_and_not_changed(tmp_path: Path) -> None:
+    whole = write(tmp_path / "trials.csv", [trial(n, Candidate(8, True, n), n + 1) for n in range(3)]).read_bytes()
+    for cut in (1, 20, 50):
+        (tmp_path / "trials.csv").write_bytes(whole[:-cut])
+        (tmp_path / "run.json").write_text('{"options": {"mod')
+        read = read_warm_start(str(tmp_path), "", 1)
+        assert [one.number for one in read.trials] == [0, 1]
+        assert read.fingerprint is None
+        assert (tmp_path / "trials.csv").read_bytes() == whole[:-cut]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "it holds no measurements; give the folder of a run, or a table"),
+        (b"", "is empty; a table begins with a line that names its columns"),
+        (b"a,b\n1,2\n", "lacks the columns max_batch_size, "),
+        (b"\xff\xfe\0", "is not UTF-8 text"),
+    ],
+)
+def test_a_path_without_a_study_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "trials.csv").write_bytes(content)
+    with pytest.raises(BadInputError) as refused:
+        read_warm_start(str(tmp_path), "", 1)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_of_several_machines_is_refused(tmp_path: Path) -> None:
+    for fingerprint in ("aa", "bb"):
+        table = TrialsTable(tmp_path / "trials.csv", "m", {}, fingerprint)
+        table.append(Trial(0, Candidate(8)), LoadPoint(1, 1), measurement(1, 1))
+    with pytest.raises(BadInputError, match="has rows of 2 devices or servers; keep only those of one"):
+        read_warm_start(str(tmp_path), "", 1)
+
+
+# -- selection ----------------------------------------------------------------------------------------------------
+
+
+def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> None:
+    compared = (Candidate(128, fields=(("x", 1),)), Candidate(16, True))
+    inside, outside = trial(0, compared[1], 5.0), trial(1, Candidate(32, True), 6.0)
+    other_size = trial(2, compared[1], 7.0, batch=2)
+    source = WarmStartSource("r", (inside, outside, other_size, trial(3, compared[0], 1.0)), "other", THERE)
+    transferred, notes = select_fitting(source, problem, compared)
+    assert [one.number for one in transferred.trials] == [0, 3], "what is compared with may lie outside"
+    assert transferred.cpu_count == 16
+    assert [str(note) for note in notes] == [
+        "warm start: 2 configurations of r on Other CPU, 16 cores · embedded server 2.50.0, onnxruntime 1.19",
+        "r tuned the model other: the search learns how far its trials apply here",
+        "1 configuration of r was left out: not in this space",
+        "1 measurement of r was left out: other request batch sizes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trials", "why"),
+    [
+        ((), "it holds no measurements"),
+        ((Trial(0, Candidate(16), status="failed", reason="no memory"),), "it holds no measurements"),
+        ((trial(0, Candidate(32, True), 1.0),), "none of its configurations is in this space"),
+        ((trial(0, Candidate(16, True), 1.0, batch=2),), "its request batch sizes differ from 1"),
+    ],
+)
+def test_a_study_without_a_fitting_trial_is_refused_on_one_line(
+    problem: Problem, trials: tuple[Trial, ...], why: str
+) -> None:
+    with pytest.raises(BadInputError) as refused:
+        select_fitting(WarmStartSource("r", trials), problem, ())
+    assert str(refused.value) == f"--warm-start r: {why}; leave it out"
+
+
+def test_the_best_transferred_candidates_met_the_bounds_on_their_machine(problem: Problem) -> None:
+    slow, quick, best, missed, failed, outside = (
+        trial(0, Candidate(4, True), 10.0),
+        trial(1, Candidate(16, True), 20.0),
+        trial(2, Candidate(64, True), 30.0),
+        trial(3, Candidate(64, True, 1000), 99.0, 25.0),
+        Trial(4, Candidate(16, True, 1000), status="failed", reason="x"),
+        trial(5, Candidate(999, True), 99.0),
+    )
+    best_candidates = TransferredStudy((slow, quick, best, missed, failed, outside)).best(problem)
+    assert best_candidates == [best.candidate, quick.candidate, slow.candidate, missed.candidate]
+
+
+# -- learning ----------------------------------------------------------------------------------------------------
+
+
+def residuals(at: Sequence[float], wrong: Sequence[float]) -> Residuals:
+    """Return errors of the throughput along one setting, each in its own deployment, without errors of the tail."""
+    inputs = np.zeros((len(at), 9))
+    inputs[:, 0] = at
+    values = np.stack([np.array(wrong), np.zeros(len(at))], axis=1)
+    return Residuals(inputs, values, list(range(len(at))), np.full(len(at), 0.3), np.zeros(len(at)))
+
+
+def belief(correction: Correction, at: float, expected: float = 0.0) -> tuple[float, float]:
+    """Return mean and standard deviation of the throughput's error over all components of the posterior."""
+    inputs = np.zeros((1, 9))
+    inputs[0, 0] = at
+    predictions = correction.predict(inputs, np.array([[expected, 0.0]]))
+    odds = np.array(correction.probabilities)
+    means = np.array([own[0, 0] for own, _ in predictions])
+    spreads = np.array([spread[0, 0] for _, spread in predictions])
+    mean = float(odds @ means)
+    return mean, math.sqrt(odds @ (spreads**2 + means**2) - mean**2)
+
+
+def wrong_there(at: float) -> float:
+    return 0.3 * math.sin(4 * at)
+
+
+FEW, MANY = (0.0, 0.5, 1.0, 1.5), np.linspace(0, 3, 25).tolist()
+THERE_CORRECTION = Correction(residuals(MANY, [0.0] * len(MANY)), 0.1)
+
+
+def begun(wrong: Sequence[float]) -> Correction:
+    """Return the correction after these errors at FEW, where ``wrong_there`` are expected."""
+    expected = np.array([[wrong_there(at), 0.0] for at in FEW])
+    return Correction(residuals(FEW, wrong), 0.1, SourceResiduals(THERE_CORRECTION, expected))
+
+
+def test_a_transfer_between_similar_machines_leaves_few_trials() -> None:
+    wrong = [wrong_there(at) for at in FEW]
+    alike, alone = begun(wrong), Correction(residuals(FEW, wrong), 0.1)
+    mean, deviation = belief(alike, 2.7, wrong_there(2.7))
+    assert mean == pytest.approx(wrong_there(2.7), abs=0.07)
+    assert deviation < 0.5 * belief(alone, 2.7)[1]
+
+
+def test_a_transfer_between_different_machines_does_no_harm() -> None:
+    wrong = [-wrong_there(at) for at in FEW]
+    unlike, alone = begun(wrong), Correction(residuals(FEW, wrong), 0.1)
+    assert unlike.probabilities == [1.0]
+    assert belief(unlike, 2.0, wrong_there(2.0)) == belief(alone, 2.0)
+
+
+# -- searches -----------------------------------------------------------------------------------------------------
+
+
+def slower(trials: Sequence[Trial], factor: float) -> TransferredStudy:
+    """Return the same trials on a machine that is slower by ``factor`` in everything."""
+
+    def on(measurement: Measurement) -> Measurement:
+        times = {name: ms * factor for name, ms in asdict(measurement).items() if name.endswith("_ms") and ms}
+        executed = batch_stats.from_text(measurement.batch_stats)
+        longer = ((size, executions, round(ns * factor)) for size, executions, ns in executed)
+        return replace(
+            measurement,
+            throughput_infer_per_sec=(measurement.throughput_infer_per_sec or 0.0) / factor,
+            batch_stats=batch_stats.to_text(longer),
+            **times,
+        )
+
+    return TransferredStudy(
+        tuple(replace(one, measurements=tuple((load, on(m)) for load, m in one.measurements)) for one in trials)
+    )
+
+
+def tuned(
+    problem: Problem,
+    table: Sequence[Trial],
+    path: Path,
+    method: str,
+    transferred: TransferredStudy | None,
+    trials: int = 99,
+) -> list[Trial]:
+    """Return the trials of a run on the known table; its study and its table are stored in ``path``."""
+    server = RecordedServer(list(table))
+    kept = TrialsTable(path / "trials.csv", problem.model, {})
+    searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "s", transferred=transferred)
+    measuring = Measurer(server, server, kept, QuietWatcher())
+    return Tuner(problem, searcher, server, measuring, Budget(math.inf, trials)).run(baselines(problem.space))
+
+
+def test_the_simulated_search_needs_fewer_deployments() -> None:
+    recording = read_recording(TABLES / "wide.csv")
+    problem = recorded_problem(recording, {"p95": 16.0})
+    best = recording.best(problem)
+    assert best is not None
+    there = slower(recording.trials()[::3], 2.5)
+    alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, there))
+    assert warm.effort.deployments <= 0.75 * alone.effort.deployments
+    assert warm.regret <= alone.regret
+
+
+def test_the_first_suggestion_is_the_best_transferred_candidate(problem: Problem, known_table: list[Trial]) -> None:
+    transferred = slower(known_table, 2.5)
+    assert make_searcher("simulated", problem, transferred=transferred).suggest() == transferred.best(problem)[0]
+
+
+@pytest.mark.parametrize("method", ["tpe", "nsga2", "random"])
+def test_optunas_samplers_begin_once_with_the_best_transferred_candidates(
+    method: str, problem: Problem, known_table: list[Trial], tmp_path: Path
+) -> None:
+    transferred, storage = slower(known_table, 2.5), str(tmp_path / "study.journal")
+    searcher = make_searcher(method, problem, 0, storage, "s", transferred=transferred)
+    first_candidates: list[Candidate] = []
+    for number in range(MAX_TRANSFERRED):
+        candidate = searcher.suggest()
+        assert candidate is not None
+        first_candidates.append(candidate)
+        searcher.observe(trial(number, candidate, 1.0))
+    assert first_candidates == transferred.best(problem)[:MAX_TRANSFERRED]
+    again = make_searcher(method, problem, 0, storage, "s", transferred=transferred)
+    assert again.suggest() not in first_candidates
+    study = optuna.load_study(study_name="s", storage=optuna_storage(storage))
+    assert not [one for one in study.trials if one.state == optuna.trial.TrialState.WAITING]
+
+
+def test_grid_refuses_a_transfer(problem: Problem, known_table: list[Trial]) -> None:
+    with pytest.raises(BadInputError, match="grid measures every configuration anyway; leave one out"):
+        make_searcher("grid", problem, transferred=slower(known_table, 2.5))
+
+
+def test_transferred_failures_and_request_rates_do_no_harm(problem: Problem) -> None:
+    candidates = problem.space.candidates()
+    rated = Trial(0, candidates[3], ((LoadPoint(1, request_rate=100.0), measurement(100.0, 10.0)),))
+    failed = Trial(1, candidates[4], status="failed", reason="no memory")
+    for transferred in (TransferredStudy((rated, failed)), TransferredStudy((failed,))):
+        searcher = make_searcher("simulated", problem, transferred=transferred)
+        searcher.observe(trial(0, Candidate(1), 100.0))
+        assert searcher.suggest() in candidates
+
+
+def test_odd_figures_do_no_harm() -> None:
+    extreme = replace(measurement(1e12, 1e6), batch_stats="1:9:1 16:99:9000000000", queue_ms=1e6)
+    transferred, _ = select_fitting(
+        WarmStartSource("r", (Trial(0, Candidate(16, True), ((LoadPoint(1, 64), extreme),)),)), PROBLEM, ()
+    )
+    searcher = make_searcher("simulated", PROBLEM, transferred=transferred)
+    searcher.observe(Trial(0, Candidate(1), ((LoadPoint(1, 4), known_server(Candidate(1), 4, 1)),)))
+    assert searcher.suggest() in SPACE.candidates()
+
+
+def test_measurements_that_cannot_be_simulated_are_left_out() -> None:
+    one = trial(0, Candidate(16, True), 1.0)
+    changes: list[dict[str, Any]] = [
+        {"throughput_infer_per_sec": 0.0},
+        {"batch_stats": "17:1:1"},
+    ]
+    ((load, measured),) = one.measurements
+    odd = [(load, replace(measured, **changed)) for changed in changes] + [(LoadPoint(1, 65536), measured)]
+    for cell in odd:
+        wrong = replace(one, measurements=(cell,))
+        with pytest.raises(BadInputError, match="it holds no measurements"):
+            select_fitting(WarmStartSource("r", (wrong,)), PROBLEM, ())
+
+
+def optuna_storage(path: str) -> optuna.storages.BaseStorage:
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
+
+
+# -- never ranked -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def studies(draw: st.DrawFn) -> list[tuple[int, float, float]]:
+    """Generate studies of (candidate, throughput, p95) that look better than all candidates of this machine."""
+    one = st.tuples(st.integers(0, 13), st.floats(MARK, 2 * MARK), st.floats(0.001, 5))
+    return draw(st.lists(one, min_size=1, max_size=8))
+
+
+def check_rankings(method: str, study: list[tuple[int, float, float]], path: Path) -> None:
+    loads = (1, 2, 4, 8, 16, 32, 64)
+    candidates = SPACE.candidates()
+    table = [
+        Trial(n, one, tuple((LoadPoint(1, c), known_server(one, c, 1)) for c in loads))
+        for n, one in enumerate(candidates)
+    ]
+    problem = replace(PROBLEM, space=recorded_space({one: set(loads) for one in candidates}, 1))
+    transferred = TransferredStudy(tuple(trial(n, candidates[i], *figures) for n, (i, *figures) in enumerate(study)))
+    trials = tuned(problem, table, path, method, transferred, trials=4)
+    (_, baseline), (_, plain) = baselines(problem.space)
+    outcome = assess(trials, problem, baseline, plain)
+    assert outcome.trials == len(trials) <= 4
+    shown = [*outcome.front, *filter(None, (outcome.recommended, outcome.closest, outcome.baseline))]
+    assert shown
+    assert all(point.throughput_infer_per_sec < MARK for point in shown)
+    with (path / "trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == outcome.measurements
+    assert all(float(row["throughput_infer_per_sec"]) < MARK for row in rows)
+    kept = optuna.load_study(study_name="s", storage=optuna_storage(str(path / "study.journal")))
+    assert max(value for one in kept.trials for value in one.values or ()) < MARK
+    points = [point for one in kept.trials for point in one.user_attrs.get("points", ())]
+    assert max(point["throughput_infer_per_sec"] for point in points) < MARK
+
+
+@settings(max_examples=10)
+@given(study=studies())
+def test_tpe_ranks_and_counts_no_transferred_measurement(
+    study: list[tuple[int, float, float]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_rankings("tpe", study, tmp_path_factory.mktemp("run"))
+
+
+def test_the_simulated_search_ranks_and_counts_no_transferred_measurement(tmp_path: Path) -> None:
+    check_rankings("simulated", [(n, (1 + n / 10) * MARK, 1.0) for n in range(8)], tmp_path)
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_both(playground: Playground, called_tune: Tune) -> None:
+    for name in ("here.csv", "there.csv"):
+        (playground.here / name).write_bytes((DATA / "known.csv").read_bytes())
+    arguments = ("replay", "--sla-p95", "20ms", "--search", "tpe", "--max-trials", "5", "here.csv")
+    ended = called_tune(*arguments, "--json", "--warm-start", "there.csv")
+    assert (ended.code, ended.complaints) == (0, ["warm start: 14 configurations of there.csv"])
+    document = json.loads(ended.stdout)
+    assert set(document) == {"tpe", "tpe warm"}
+    assert document["tpe warm"]["regret"] == 0
+    for name in ("here.csv", "there.csv"):
+        (playground.here / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            "replay --warm-start nothing known.csv",
+            "tune: --warm-start nothing: no such run; give its folder",
+        ),
+        ("replay --warm-start known.csv --search grid known.csv", "tune: --warm-start: --search grid measures every"),
+        ("run --warm-start known.csv --search grid mlp", "tune: --warm-start: --search grid measures every"),
+    ],
+)
+def test_the_command_refuses(arguments: str, says: str, playground: Playground, called_tune: Tune) -> None:
+    (playground.here / "known.csv").write_bytes((DATA / "known.csv").read_bytes())
+    ended = called_tune(*arguments.split())
+    assert ended.code == 2
+    (line,) = ended.complaints
+    assert line.startswith(says)

@@ -1,0 +1,65 @@
+"""Overheads recovered from measurements of simulated servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.simulator.fitted_parameters import estimate_network_s, longest_gap_s
+from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads
+from optimizer.simulator.server_model import fit
+from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter
+from tests.played_server import simulated_measurement
+from tests.simulation import linear_times, simulate
+
+SPACE = SearchSpace((8, 32), (0, 500), ("none",), (1, 2))
+PROBLEM = Problem("m", SPACE, 1, 32, sla=Sla.from_bounds({"p95": 20.0}))
+LOADS = (4, 8, 16, 32)
+WINDOW = MeasurementInterval(warm_up_requests=500, requests=8000)
+
+
+def served(candidate: Candidate, load: int, network_s: float, gap_s: float, wake_s: float, seed: int) -> Point:
+    """Return the measurement of a simulated server with 1 ms + 0.05 ms a sample."""
+    service = linear_times(1e-3, 5e-5, candidate.max_batch_size, candidate.instance_count, contention=0.5)
+    overheads = Overheads(network_s / 2, network_s / 2, wake_s=wake_s, dispatch_s=wake_s)
+    jitter, gaps = lognormal_jitter(0.1, seed), exponential_gaps(gap_s, seed)
+    s = simulate(candidate, ClosedLoopLoad(load), service, overheads, jitter=jitter, gaps_s=gaps, window=WINDOW)
+    return Point(candidate.instance_count, candidate, LoadPoint(1, load), simulated_measurement(s, candidate))
+
+
+@pytest.mark.parametrize(("gap_s", "wake_s"), [(1e-4, 2e-5), (1e-6, 1e-4)])
+def test_gaps_and_wake_ups_are_fitted_from_measurements(gap_s: float, wake_s: float) -> None:
+    """The predictions of candidates that were not measured are correct."""
+    known = [
+        served(candidate, load, 2e-4, gap_s, wake_s, seed=7)
+        for candidate in (Candidate(8, True), Candidate(32, True))
+        for load in LOADS
+    ]
+    model = fit(known, PROBLEM, "latency-p95")
+    others = [(Candidate(8, True, 500), load) for load in LOADS] + [(Candidate(8), load) for load in LOADS]
+    for (candidate, load), predicted in zip(others, model.simulate(others), strict=True):
+        truth = served(candidate, load, 2e-4, gap_s, wake_s, seed=8).measurement
+        assert predicted.throughput_infer_per_s == pytest.approx(truth.throughput_infer_per_sec, rel=0.1)
+        assert 1e3 * predicted.latency_p95_s == pytest.approx(truth.latency_p95_ms, rel=0.15)
+
+
+def way(load: int, way_ms: float) -> Point:
+    measured = Measurement(1e3 * load / (way_ms + 6.0), queue_ms=1.0, compute_infer_ms=5.0)
+    return Point(0, Candidate(8, True), LoadPoint(1, load), measured)
+
+
+def test_the_way_is_that_of_requests_that_do_not_wait_for_each_other() -> None:
+    assert estimate_network_s([way(4, 0.9), way(8, 1.3), way(32, 3.7)]) == pytest.approx(1e-3, rel=0.1)
+    assert estimate_network_s([way(4, 0.9)]) == pytest.approx(0.9e-3)
+
+
+def test_the_network_time_is_unknown_without_latencies() -> None:
+    assert estimate_network_s([Point(0, Candidate(8), LoadPoint(1, 4), Measurement(100.0))]) is None
+
+
+def test_a_gap_leaves_room_for_the_highest_rate() -> None:
+    quick = Point(0, Candidate(8), LoadPoint(2, 4), Measurement(20_000.0))
+    assert longest_gap_s([quick, quick]) == pytest.approx(0.95e-4)

@@ -1,0 +1,712 @@
+"""The simulated batcher: schedules computed by hand, laws of queueing theory, and a literal copy of Triton's loop."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optimizer.core.trial import Candidate
+from optimizer.simulator.event_loop import compiled
+from optimizer.simulator.scenario import (
+    ClosedLoopLoad,
+    MeasurementInterval,
+    OpenLoopLoad,
+    Overheads,
+    Scenario,
+    ServiceTimes,
+    SimulatedLoad,
+)
+from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
+from tests.simulation import constant_load, linear_times, poisson_load, simulate
+
+MS, US = 1e-3, 1e-6
+ALL = MeasurementInterval(warm_up_requests=0)
+
+
+def batcher(limit: int, delay_us: int = 0, *preferred: int, instances: int = 1) -> Candidate:
+    return Candidate(limit, True, delay_us, preferred, instances)
+
+
+def constant(seconds: float, sizes: int = 64, instances: int = 4) -> ServiceTimes:
+    return ServiceTimes(np.full((sizes, instances), seconds))
+
+
+def executions(
+    candidate: Candidate, arrivals_ms: Sequence[float], service_ms: float = 10, **options: Any
+) -> list[tuple[float, int]]:
+    """Return (start in ms, requests) of each execution of an open loop without overheads."""
+    load = OpenLoopLoad(np.array(arrivals_ms) * MS)
+    log = trace(Scenario(candidate, load, constant(service_ms * MS), **options), window=ALL)
+    return list(zip((log.start_s / MS).round(6).tolist(), log.requests.tolist(), strict=True))
+
+
+# --- by hand: the model takes 10 ms for any batch, one instance unless said otherwise ---
+
+
+def test_without_delay_a_lone_request_starts_at_once_and_the_next_batch_grows_until_it_is_full() -> None:
+    assert executions(batcher(4), [0, 1, 2, 3, 4, 5]) == [(0, 1), (10, 4), (20, 1)]
+
+
+def test_with_a_delay_a_partial_batch_waits_for_all_of_it_though_the_instance_is_idle() -> None:
+    assert executions(batcher(4, 5000), [0, 1]) == [(5, 2)]
+    assert executions(batcher(4, 5000), [0, 1, 2, 3]) == [(3, 4)]
+
+
+def test_a_preferred_size_ends_the_wait() -> None:
+    assert executions(batcher(8, 9000, 2), [0, 1, 20]) == [(1, 2), (29, 1)]
+    assert executions(batcher(8, 9000, 4, 8), [0, 1, 2, 3]) == [(3, 4)]
+
+
+def test_a_request_that_leads_beyond_the_largest_preferred_size_sends_those_before_it() -> None:
+    assert executions(batcher(8, 5000, 3), [0], request_batch_size=2) == [(5, 1)]
+    assert executions(batcher(8, 5000, 3), [0, 1], request_batch_size=2) == [(1, 1), (11, 1)]
+
+
+def test_a_waiting_batch_of_the_largest_preferred_size_takes_one_more() -> None:
+    """Triton does this: server issue 8141."""
+    assert executions(batcher(8, 5000, 4), [0] * 4 + [1] * 4 + [2, 6]) == [(0, 4), (10, 5), (20, 1)]
+    assert executions(batcher(8, 0, 4), [0] * 4 + [1] * 4 + [2, 6]) == [(0, 4), (10, 4), (20, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "second"),
+    [
+        pytest.param({}, 1, id="fixed shapes: two requests do not wake the batcher that waits for three"),
+        pytest.param({"fixed_shapes": False}, 3, id="varying shapes: each request wakes it"),
+        pytest.param({"prefetch": False}, 3, id="no prefetch: the batch is formed as the instance becomes idle"),
+    ],
+)
+def test_requests_that_join_a_late_batch_behind_a_busy_instance(options: dict[str, Any], second: int) -> None:
+    schedule = executions(batcher(4, 1000), [0, 2, 4, 5], **options)
+    assert schedule[0] == (1, 1)
+    assert schedule[1] == (11, second)
+
+
+def test_a_queue_policy_turns_prefetching_off() -> None:
+    limited = replace(batcher(4, 1000), fields=(("dynamic_batching.default_queue_policy.max_queue_size", 100),))
+    assert executions(limited, [0, 2, 4, 5]) == [(1, 1), (11, 3)]
+
+
+def test_an_idle_instance_joins_batches_that_are_older_than_the_delay() -> None:
+    arrivals = [0, 2, 2, 3, 4, 4]  # the first leaves after 1 ms, 2 + 1 and 2 requests wait as two batches
+    assert executions(batcher(8, 1000, 2), arrivals) == [(1, 1), (11, 5)]
+    assert executions(batcher(4, 1000, 2), arrivals) == [(1, 1), (11, 3), (21, 2)]
+
+
+def test_batches_are_formed_ahead_up_to_two_for_each_instance() -> None:
+    # two full batches wait; the requests after them are in no batch until one leaves, so they form one together
+    arrivals = [0, *[1] * 4, *[2] * 2, *[3] * 2]
+    assert executions(batcher(2), arrivals) == [(0, 1), (10, 2), (20, 2), (30, 2), (40, 2)]
+    slow = Overheads(wake_s=12 * MS)  # the batcher runs at 12 and 24 ms
+    job = Scenario(batcher(4), OpenLoopLoad(np.array([0, *[13] * 4, 14, 15, 16]) * MS), constant(100 * MS), slow)
+    assert trace(job, window=ALL).requests.tolist() == [1, 4, 3]
+
+
+def test_two_instances_take_turns() -> None:
+    assert executions(batcher(4, instances=2), [0, 1, 2, 3]) == [(0, 1), (1, 1), (10, 2)]
+    log = trace(
+        Scenario(batcher(4, instances=2), OpenLoopLoad(np.array([0, 1, 2, 3]) * MS), constant(10 * MS)), window=ALL
+    )
+    assert log.instance.tolist() == [0, 1, 0]
+
+
+def test_without_dynamic_batching_requests_are_served_one_by_one() -> None:
+    assert executions(Candidate(8), [0, 1, 2]) == [(0, 1), (10, 1), (20, 1)]
+    assert executions(Candidate(0, instance_count=2), [0, 1, 2]) == [(0, 1), (1, 1), (10, 1)]
+
+
+def test_the_remaining_work_goes_on_at_the_speed_of_the_instances_now_busy() -> None:
+    halves = ServiceTimes(np.array([[10 * MS, 20 * MS]]))
+    log = trace(Scenario(Candidate(1, instance_count=2), OpenLoopLoad(np.array([0, 5]) * MS), halves), window=ALL)
+    # alone for 5 ms, at half speed to 15 ms, then the other alone again
+    assert log.end_s == pytest.approx([15 * MS, 20 * MS])
+
+
+def test_latencies_on_the_way() -> None:
+    over = Overheads(
+        send_s=1 * MS, receive_s=2 * MS, client_s=3 * MS, wake_s=4 * MS, dispatch_s=5 * MS, release_s=6 * MS
+    )
+    log = trace(Scenario(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over), window=MeasurementInterval(0, 2))
+    # sent, 1 ms there, 4 ms to wake, 5 ms to dispatch, 10 ms computed, 2 ms back, 3 ms until the next
+    assert log.sent_s == pytest.approx([0, 25 * MS])
+    assert log.start_s == pytest.approx([10 * MS, 35 * MS])
+    one = simulate(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over)
+    assert one.latency_p50_s == pytest.approx(22 * MS)
+    assert one.queue_avg_s == pytest.approx(9 * MS)
+    assert one.utilization == pytest.approx(10 / 25)
+    assert simulate(Candidate(1), ClosedLoopLoad(1), constant(10 * MS), over).latency_p50_s == pytest.approx(18 * MS)
+    two = simulate(Candidate(1), ClosedLoopLoad(2), constant(10 * MS), over)  # served in turn: 10 ms and 6 ms each
+    assert two.throughput_infer_per_s == pytest.approx(1 / (16 * MS))
+
+
+def test_arrivals_and_responses_keep_their_distance() -> None:
+    spaced = Overheads(spacing_s=1 * MS)
+    log = trace(Scenario(Candidate(1), OpenLoopLoad(np.zeros(3)), constant(1 * MS), spaced), window=ALL)
+    assert log.arrived_s == pytest.approx([0, 1 * MS, 2 * MS])
+    three = simulate(
+        batcher(3, 9000), ClosedLoopLoad(3), constant(10 * MS), spaced
+    )  # 10, 11, 12 ms and 2, 1, 0 of queue
+    assert three.latency_p50_s == pytest.approx(12 * MS)
+    assert three.throughput_infer_per_s == pytest.approx(3 / (12 * MS))
+
+
+def test_a_gap_delays_all_later_arrivals() -> None:
+    job = Scenario(batcher(4), OpenLoopLoad(np.zeros(4)), constant(10 * MS), Overheads(spacing_s=1 * MS))
+    slow = np.array([0, 5, 0, 0]) * MS
+    assert trace(job, gaps_s=slow, window=ALL).arrived_s == pytest.approx(np.array([0, 6, 7, 8]) * MS)
+
+
+def test_a_trace_reaches_back_to_the_first_request() -> None:
+    log = trace(Scenario(batcher(8), ClosedLoopLoad(64), constant(1 * MS)), window=MeasurementInterval(5000, 10))
+    assert log.first_request[0] == 0
+    assert len(log.arrived_s) >= sum(log.requests) >= 5010
+    assert (np.diff(log.arrived_s) >= 0).all()
+
+
+def test_quantiles_are_taken_as_by_perf_analyzer() -> None:
+    """Latencies are 1, 2, ... 10 ms, as 10 requests are served one by one; quantile q is element int(q * 9 + 0.5)."""
+    result = simulate(Candidate(1), OpenLoopLoad(np.zeros(10)), constant(1 * MS), window=ALL)
+    assert result.latency_p50_s == pytest.approx(6 * MS)
+    assert result.latency_p90_s == pytest.approx(9 * MS)
+    assert result.latency_p95_s == pytest.approx(10 * MS)
+    assert result.latency_avg_s == pytest.approx(5.5 * MS)
+    assert result.requests == 10
+    assert result.duration_s == pytest.approx(10 * MS)
+
+
+# --- the same loop, taken literally ---
+
+
+@dataclass(eq=False)
+class Request:
+    sent: int
+    arrived: int
+    number: int = -1
+
+
+@dataclass(eq=False)
+class Payload:
+    requests: list[Request] = field(default_factory=list)
+    executing: bool = False
+
+    def samples(self, each: int) -> int:
+        return len(self.requests) * each
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scenario in ns. ``service[k - 1]`` is the time of k requests; instances do not slow each other."""
+
+    candidate: Candidate
+    service: list[int]
+    each: int = 1
+    fixed: bool = True
+    prefetch: bool = True
+    concurrency: int = 0
+    arrivals: tuple[int, ...] = ()
+    send: int = 0
+    receive: int = 0
+    client: int = 0
+    spacing: int = 0
+    wake: int = 0
+    dispatch: int = 0
+    release: int = 0
+    gaps: tuple[int, ...] = (0,)
+
+    def job(self) -> Scenario:
+        times = np.repeat(np.array(self.service, float)[:, None] / 1e9, self.candidate.instance_count, axis=1)
+        latencies = (self.send, self.receive, self.client, self.spacing, self.wake, self.dispatch, self.release)
+        return Scenario(
+            self.candidate,
+            ClosedLoopLoad(self.concurrency) if self.concurrency else OpenLoopLoad(np.array(self.arrivals) / 1e9),
+            ServiceTimes(times, self.each),
+            Overheads(*(latency / 1e9 for latency in latencies)),
+            self.each,
+            self.fixed,
+            self.prefetch,
+        )
+
+
+class Triton:
+    """A literal copy of dynamic_batch_scheduler.cc, instance_queue.cc and rate_limiter.cc with objects."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.s, self.c = setting, setting.candidate
+        self.now = 0
+        self.limit = max(1, self.c.max_batch_size)
+        self.delay = 1000 * self.c.max_queue_delay_us if self.c.dynamic_batching else 0
+        self.preferred = sorted(set(self.c.preferred_batch_sizes or (self.limit,)))
+        self.queue: deque[Request] = deque()
+        self.payloads: deque[Payload] = deque()
+        self.current = Payload()
+        self.saturated, self.next_preferred, self.batcher_at = False, 0, 500_000_000
+        self.due: list[Request] = []
+        self.arrived = 0
+        self.issued, self.last_arrival, self.last_response = 0, -setting.spacing, -setting.spacing
+        for sent in setting.arrivals or [0] * setting.concurrency:
+            self.issue(sent)
+        self.sleeping = deque(range(self.c.instance_count))
+        self.waking: dict[int, int] = {}
+        self.running: dict[int, tuple[int, Payload]] = {}
+        self.releasing: dict[int, int] = {}
+        self.log: list[tuple[int, int, int, int]] = []  # instance, start, first request, requests
+
+    def issue(self, sent: int) -> None:
+        gap = self.s.gaps[self.issued % len(self.s.gaps)]
+        self.last_arrival = max(sent + self.s.send, self.last_arrival + self.s.spacing + gap)
+        self.due.append(Request(sent, self.last_arrival))
+        self.issued += 1
+
+    def run(self, count: int) -> list[tuple[int, int, int, int]]:
+        while len(self.log) < count:
+            events = [(end, 0, j) for j, (end, _) in self.running.items()]
+            events += [(end, 0, j) for j, end in self.releasing.items()]
+            events += [(self.due[0].arrived, 1, 0)] if self.due else []
+            events += [(self.batcher_at, 2, 0)]
+            events += [(at, 3, j) for j, at in self.waking.items()]
+            self.now, kind, j = min(events)
+            (self.instance_event, self.arrival, self.batcher_thread, self.instance_woken)[kind](j)
+        return self.log
+
+    # clients
+
+    def arrival(self, _: int) -> None:
+        request = self.due.pop(0)
+        request.number, self.arrived = self.arrived, self.arrived + 1
+        if not self.c.dynamic_batching:
+            self.enqueue(Payload([request]))
+            return
+        self.queue.append(request)
+        wake = self.slot_available()
+        if self.s.fixed:
+            queued = len(self.queue) * self.s.each
+            wake &= self.saturated or self.current.executing or queued >= self.next_preferred
+        if wake:
+            self.wake_batcher()
+
+    # instances
+
+    def instance_event(self, j: int) -> None:
+        if j in self.running:
+            _, payload = self.running.pop(j)
+            for _request in payload.requests if self.s.concurrency else ():
+                self.last_response = max(self.now + self.s.receive, self.last_response + self.s.spacing)
+                self.issue(self.last_response + self.s.client)
+            self.releasing[j] = self.now + self.s.release
+            if self.s.release:
+                return
+        del self.releasing[j]
+        self.wake_batcher()
+        self.dequeue(j)
+
+    def instance_woken(self, j: int) -> None:
+        del self.waking[j]
+        self.dequeue(j)
+
+    def dequeue(self, j: int) -> None:
+        if not self.payloads:
+            self.sleeping.append(j)
+            return
+        payload = self.payloads.popleft()
+        payload.executing = True
+        while self.delay > 0 and self.limit > 1 and self.payloads:
+            front = self.payloads[0]
+            if not self.now - front.requests[0].arrived > self.delay:
+                break
+            front.executing = True
+            if payload.samples(self.s.each) + front.samples(self.s.each) > self.limit:
+                break
+            payload.requests += front.requests
+            self.payloads.popleft()
+        self.wake_batcher()
+        self.running[j] = self.now + self.s.service[len(payload.requests) - 1], payload
+        self.log.append((j, self.now, payload.requests[0].number, len(payload.requests)))
+
+    def enqueue(self, payload: Payload) -> None:
+        self.payloads.append(payload)
+        if self.sleeping:
+            self.waking[self.sleeping.popleft()] = self.now + self.s.dispatch
+
+    def slot_available(self) -> bool:
+        if self.s.prefetch:
+            return len(self.payloads) < 2 * self.c.instance_count
+        return len(self.sleeping) + len(self.waking) - len(self.payloads) > 0
+
+    # the batcher's thread
+
+    def wake_batcher(self) -> None:
+        if self.c.dynamic_batching:
+            self.batcher_at = min(self.batcher_at, self.now + self.s.wake)
+
+    def batcher_thread(self, _: int) -> None:
+        while True:
+            if self.saturated or self.current.executing:
+                self.current, self.saturated, self.next_preferred = Payload(), False, 0
+            if not self.queue or not self.slot_available():
+                self.batcher_at = self.now + 500_000_000
+                return
+            wait_us, pending = self.dynamic_batch()
+            if wait_us > 0:
+                self.batcher_at = self.now + 1000 * wait_us + self.s.wake
+                return
+            fresh = not self.current.requests
+            for _ in range(pending):
+                self.current.requests.append(self.queue.popleft())
+            if pending and fresh:
+                self.enqueue(self.current)
+
+    def dynamic_batch(self) -> tuple[int, int]:
+        """Return (time to wait in µs, requests to take)."""
+        each, size = self.s.each, self.current.samples(self.s.each)
+        pending = best = count = best_count = 0
+        send_now = False
+        for _ in self.queue:
+            if size + pending != 0:
+                if size + pending + each > self.preferred[-1] and best == 0:
+                    best, best_count, self.saturated = pending, count, True
+                if size + pending + each > self.limit:
+                    send_now = True
+                    break
+            pending += each
+            count += 1
+            if size + pending in self.preferred:
+                best, best_count = pending, count
+        age = self.now - self.queue[0].arrived
+        late = self.delay != 0 and (age >= self.delay or count == 0)
+        if best != 0 and not late:
+            if self.delay == 0:
+                self.saturated = True
+            return 0, best_count
+        if count == 0:
+            return 0, 0
+        if send_now or size + pending >= self.preferred[-1]:
+            self.saturated = True
+            return 0, count
+        if late or self.delay == 0:
+            return 0, count
+        above = [p for p in self.preferred if p > size + pending]
+        self.next_preferred = (above[0] if above else self.preferred[0]) - size
+        if not self.saturated and size != 0 and size not in self.preferred:
+            return 0, count
+        return (self.delay - age) // 1000, count
+
+
+@st.composite
+def settings_of_triton(draw: st.DrawFn) -> Setting:
+    each = draw(st.sampled_from([1, 1, 2, 3]))
+    limit = draw(st.integers(each, 10 * each))
+    dynamic = draw(st.sampled_from([True, True, True, False]))
+    preferred = draw(st.lists(st.integers(1, limit), max_size=3, unique=True)) if dynamic else []
+    delay = draw(st.sampled_from([0, 1, 7, 20, 100])) if dynamic else 0
+    instances = draw(st.integers(1, 3))
+    times = draw(st.lists(st.integers(1, 60), min_size=limit // each, max_size=limit // each))
+    step = draw(st.sampled_from([1000, 137]))  # on whole microseconds many things coincide
+    latency = st.sampled_from([0, 0, step, 3 * step, 11 * step])
+    closed = draw(st.booleans())
+    gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 30]), min_size=1, max_size=40))
+    return Setting(
+        Candidate(limit, dynamic, delay, tuple(sorted(preferred)), instances),
+        [step * time for time in sorted(times)],
+        each,
+        fixed=draw(st.booleans()),
+        prefetch=draw(st.sampled_from([True, True, False])),
+        concurrency=draw(st.integers(1, 25)) if closed else 0,
+        arrivals=() if closed else tuple(step * int(t) for t in np.cumsum(gaps)),
+        send=draw(latency),
+        receive=draw(latency),
+        client=draw(latency),
+        spacing=draw(latency),
+        wake=draw(latency),
+        dispatch=draw(latency),
+        release=draw(latency),
+        gaps=draw(st.sampled_from([(0,), (0, 0, 40 * step), (step, 0, 9 * step, 2 * step, 0)])),
+    )
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(settings_of_triton())
+def test_the_compiled_loop_agrees_with_the_reference_implementation(setting: Setting) -> None:
+    log = trace(setting.job(), gaps_s=np.array(setting.gaps) / 1e9, window=MeasurementInterval(0, 60))
+    got = list(
+        zip(
+            log.instance.tolist(),
+            (log.start_s * 1e9).round().astype(int).tolist(),
+            log.first_request.tolist(),
+            log.requests.tolist(),
+            strict=True,
+        )
+    )
+    assert got == Triton(setting).run(len(got))
+    assert max(log.requests) * setting.each <= setting.candidate.max_batch_size
+    assert log.first_request.tolist() == [0, *np.cumsum(log.requests)[:-1].tolist()]  # each once, in order
+    if setting.arrivals:
+        assert sum(log.requests) == len(setting.arrivals)
+        assert not np.isnan(log.end_s).any()
+
+
+# --- laws ---
+
+
+def random_candidate(seed: int) -> Candidate:
+    chance = np.random.default_rng(seed)
+    limit = int(chance.choice([1, 2, 4, 8, 16]))
+    sizes = tuple(sorted({int(size) for size in chance.integers(1, limit + 1, chance.integers(0, 3))}))
+    if chance.random() < 0.2:
+        return Candidate(limit, instance_count=int(chance.integers(1, 5)))
+    return Candidate(limit, True, int(chance.choice([0, 500, 3000])), sizes, int(chance.integers(1, 5)))
+
+
+TYPICAL = linear_times(2 * MS, 0.3 * MS, 16, 4, contention=0.4)
+LATENCIES = Overheads(50 * US, 80 * US, 20 * US, 5 * US, 40 * US, 30 * US, 10 * US)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.booleans())
+def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed: bool) -> None:
+    """The clients are the completions per second times the time from one send to the next."""
+    result = simulate(
+        random_candidate(seed),
+        ClosedLoopLoad(concurrency),
+        TYPICAL,
+        LATENCIES,
+        fixed_shapes=fixed,
+        jitter=lognormal_jitter(0.1, seed),
+        window=MeasurementInterval(500, 6000),
+    )
+    assert result.throughput_infer_per_s * (result.latency_avg_s + 20 * US) == pytest.approx(concurrency, rel=0.02)
+    assert 0 < result.utilization <= 1
+    assert 0 <= result.queue_avg_s < result.latency_avg_s
+    assert result.latency_p50_s <= result.latency_p90_s <= result.latency_p95_s <= result.latency_p99_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_throughput_of_an_open_loop_below_capacity_is_its_rate(seed: int) -> None:
+    candidate = random_candidate(seed)
+    rate = 0.5 / TYPICAL.seconds[0, candidate.instance_count - 1] * candidate.instance_count
+    result = simulate(candidate, poisson_load(rate, 3000, seed), TYPICAL, LATENCIES, window=MeasurementInterval(0))
+    assert not result.overloaded
+    assert result.requests == 3000
+    assert result.throughput_infer_per_s == pytest.approx(3000 / result.duration_s)
+    assert result.throughput_infer_per_s == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("candidate", [Candidate(1), Candidate(0), batcher(1), batcher(1, 1000)])
+def test_one_instance_without_batching_is_an_m_d_1_queue(candidate: Candidate, load: float) -> None:
+    service = 2 * MS
+    result = simulate(candidate, poisson_load(load / service, 400_000), constant(service))
+    expected = service + load * service / (2 * (1 - load))
+    assert result.latency_avg_s == pytest.approx(expected, rel=0.03)
+    assert result.utilization == pytest.approx(load, rel=0.02)
+
+
+def test_instances_that_share_one_processor_are_a_processor_sharing_queue() -> None:
+    """In M/G/1-PS the mean time in the system is service / (1 - load), for any distribution of service times."""
+    service, load, instances = 2 * MS, 0.5, 40
+    shared = ServiceTimes(np.array([[service * busy for busy in range(1, instances + 1)]]))
+    arrivals = poisson_load(load / service, 200_000, 2)
+    for relative_std in (0.0, 0.8):
+        result = simulate(
+            Candidate(1, instance_count=instances), arrivals, shared, jitter=lognormal_jitter(relative_std, 3)
+        )
+        assert result.latency_avg_s == pytest.approx(service / (1 - load), rel=0.04)
+
+
+@pytest.mark.parametrize("instances", [1, 2, 3])
+def test_at_saturation_every_batch_is_full(instances: int) -> None:
+    times = linear_times(1 * MS, 0.1 * MS, 8, instances)
+    for candidate in (batcher(8, instances=instances), batcher(8, 2000, instances=instances)):
+        result = simulate(candidate, ClosedLoopLoad(64 * instances), times)
+        assert result.mean_batch_size == 8
+        assert result.throughput_infer_per_s == pytest.approx(instances * 8 / (1.8 * MS), rel=0.001)
+        assert result.utilization == pytest.approx(1)
+
+
+def test_an_open_loop_above_capacity_says_so() -> None:
+    capacity = 8 / (1.8 * MS)
+    times = linear_times(1 * MS, 0.1 * MS, 8)
+    for rate, overloaded in ((0.5, False), (0.9, False), (1.05, True), (1.5, True), (5.0, True)):
+        for arrivals in (
+            constant_load(rate * capacity, 3000),
+            poisson_load(rate * capacity, 6000, 5),
+        ):
+            result = simulate(batcher(8), arrivals, times)
+            assert result.overloaded is overloaded, rate
+            assert result.throughput_infer_per_s == pytest.approx(min(rate, 1) * capacity, rel=0.05)
+
+
+def test_more_never_hurts_where_nothing_contends() -> None:
+    times = constant(2 * MS, 16, 8)
+    rates = [
+        simulate(Candidate(16), ClosedLoopLoad(c), times, LATENCIES).throughput_infer_per_s for c in range(1, 12)
+    ]
+    assert rates == sorted(rates)
+    for candidate in (batcher(16), Candidate(16)):
+        loads = [
+            simulate(replace(candidate, instance_count=n), ClosedLoopLoad(32), times, LATENCIES) for n in range(1, 9)
+        ]
+        rates = [result.throughput_infer_per_s for result in loads]
+        assert all(after >= 0.98 * before for before, after in pairwise(rates))
+    slower = [simulate(batcher(16), ClosedLoopLoad(32), constant(s * MS, 16)).latency_p95_s for s in (1, 2, 3)]
+    assert slower == sorted(slower)
+
+
+def test_samples_and_requests_are_distinguished() -> None:
+    single = simulate(batcher(8, 1000), ClosedLoopLoad(6), TYPICAL, LATENCIES)
+    coarse = ServiceTimes(TYPICAL.seconds, step=100)  # the same times for a hundred times the samples
+    bulk = simulate(batcher(800, 1000), ClosedLoopLoad(6), coarse, LATENCIES, request_batch_size=100)
+    assert bulk.throughput_infer_per_s == pytest.approx(100 * single.throughput_infer_per_s)
+    assert bulk.latency_p95_s == single.latency_p95_s
+    assert bulk.mean_batch_size == pytest.approx(100 * single.mean_batch_size)
+
+
+def test_one_late_request_separates_clients_that_shared_a_batch() -> None:
+    """Both states are stable, and one is a third faster."""
+    candidate, times = batcher(8, 5000), linear_times(20 * MS, 0.5 * MS, 8)
+    together = simulate(candidate, ClosedLoopLoad(4), times, LATENCIES)
+    assert together.mean_batch_size == 4
+    late = np.array([0.0, 0.0, 9 * MS, 9 * MS] + [0.0] * 9999)
+    parted = simulate(candidate, ClosedLoopLoad(4), times, LATENCIES, gaps_s=late)
+    assert parted.mean_batch_size == 2
+    assert parted.throughput_infer_per_s < 0.75 * together.throughput_infer_per_s
+
+
+# --- how it is called ---
+
+
+def many_jobs() -> list[Scenario]:
+    loads: list[SimulatedLoad] = [
+        ClosedLoopLoad(1),
+        ClosedLoopLoad(7),
+        ClosedLoopLoad(30),
+        poisson_load(300, 500),
+        constant_load(900, 700),
+    ]
+    return [Scenario(random_candidate(seed), load, TYPICAL, LATENCIES) for seed in range(20) for load in loads]
+
+
+def test_equal_input_gives_equal_output_alone_and_in_threads() -> None:
+    jobs, jitter = many_jobs(), lognormal_jitter(0.2, 7)
+    together = simulate_many(jobs, jitter=jitter)
+    assert [simulate_many([job], jitter=jitter)[0] for job in jobs] == together
+    assert simulate_many(jobs, jitter=jitter, threads=3) == together
+    assert simulate_many(jobs[:2], jitter=jitter, threads=8) == together[:2]
+    assert simulate_many([]) == []
+    assert simulate_many(jobs, jitter=lognormal_jitter(0.2, 8)) != together
+
+
+def test_jitter_has_the_requested_mean_and_spread() -> None:
+    drawn = lognormal_jitter(0.3)
+    assert drawn.mean() == pytest.approx(1, abs=0.02)
+    assert drawn.std() == pytest.approx(0.3, abs=0.03)
+    steady, noisy = (
+        simulate(Candidate(1), poisson_load(300, 5000), constant(2 * MS), jitter=jitter)
+        for jitter in (None, lognormal_jitter(0.5))
+    )
+    assert noisy.latency_p99_s > steady.latency_p99_s
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL, request_batch_size=5), "requests of 5 samples are refused"),
+        (
+            Scenario(Candidate(0), ClosedLoopLoad(1), TYPICAL, request_batch_size=2),
+            "requests of 2 samples are refused",
+        ),
+        (Scenario(batcher(32), ClosedLoopLoad(32), TYPICAL), "up to 16 samples, but a batch can have 32"),
+        (Scenario(batcher(4, instances=5), ClosedLoopLoad(9), TYPICAL), "up to 4 busy instances, but 5 can be busy"),
+        (Scenario(batcher(4), ClosedLoopLoad(1), ServiceTimes(TYPICAL.seconds, step=3)), "in steps of 3 samples"),
+        (Scenario(batcher(4), ClosedLoopLoad(0), TYPICAL), "load: no requests"),
+        (Scenario(batcher(4), OpenLoopLoad(np.array([])), TYPICAL), "load: no requests"),
+        (Scenario(batcher(4), OpenLoopLoad(np.array([1.0, 0.5])), TYPICAL), "not ascending"),
+        (Scenario(batcher(4, instances=0), ClosedLoopLoad(1), TYPICAL), "instance_count: must be at least 1"),
+    ],
+)
+def test_a_scenario_that_cannot_be_simulated_is_refused(job: Scenario, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate_many([job])
+
+
+def test_bad_numbers_are_refused() -> None:
+    for seconds in (np.zeros((2, 2)), np.ones(3), np.full((1, 1), math.nan), np.ones((0, 2))):
+        with pytest.raises(ValueError, match="service times"):
+            ServiceTimes(seconds)
+    with pytest.raises(ValueError, match="wake_s is -1"):
+        Overheads(wake_s=-1)
+    with pytest.raises(ValueError, match="jitter"):
+        simulate(batcher(1), ClosedLoopLoad(1), TYPICAL, jitter=np.zeros(3))
+    with pytest.raises(ValueError, match="gaps"):
+        simulate(batcher(1), ClosedLoopLoad(1), TYPICAL, gaps_s=np.array([-1.0]))
+    with pytest.raises(ValueError, match="no request is left to measure"):
+        simulate(batcher(1), OpenLoopLoad(np.zeros(5)), TYPICAL, window=MeasurementInterval(5))
+
+
+def test_service_times_need_cover_no_more_than_can_happen() -> None:
+    assert simulate(batcher(64, instances=9), ClosedLoopLoad(3), TYPICAL).requests >= 2000
+
+
+def test_it_is_much_faster_than_the_loop_in_python() -> None:
+    setting = Setting(
+        batcher(16, 2000, 4, 12, instances=2), [1_000_000 + 50_000 * k for k in range(16)], concurrency=24
+    )
+    job, window = setting.job(), MeasurementInterval(0, 20_000)
+    count = len(trace(job, window=window).requests)
+
+    def fastest(work: Callable[[], object], times: int) -> float:
+        """Return the shortest CPU time: a garbage collection or another thread makes single ones longer."""
+        took = []
+        for _ in range(times):
+            started = time.process_time()
+            work()
+            took.append(time.process_time() - started)
+        return min(took)
+
+    literal = fastest(lambda: Triton(setting).run(count), 1)
+    assert fastest(lambda: simulate_many([job], window=window), 10) < literal / 10
+
+
+def test_the_compiler_is_loaded_where_something_is_simulated_only() -> None:
+    code = (
+        "import sys; from optimizer.simulator.simulate import trace; assert 'numba' not in sys.modules;"
+        "from optimizer.simulator import event_loop; assert 'numba' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_machine_code_is_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    assert compiled(doubled)(21) == 42
+    assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    assert compiled(doubled)(21) == 42

@@ -1,0 +1,200 @@
+"""The folder of a run: write errors lose no data, and options hold in another current folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.files import write_atomically
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.options.option_reader import move_options
+from optimizer.options.run_options import RunOptions
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from tests.conftest import measurement
+
+# -- write errors -----------------------------------------------------------------------------------------------
+
+LIMITED = """\
+import resource, sys
+from pathlib import Path
+from optimizer.core.errors import EnvironmentFault
+from tests.unit.store.test_run_folder import {writer} as write
+
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+try:
+    write(Path(sys.argv[1]))
+except EnvironmentFault as fault:
+    print(fault)
+"""
+
+
+def refused(writer: str, path: Path, limit: int) -> str:
+    """Return the error message of a process in which files are limited to ``limit`` bytes."""
+    command = [sys.executable, "-c", LIMITED.format(writer=writer, limit=limit), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def write_much(path: Path) -> None:
+    write_atomically(path, 100_000 * "x")
+
+
+def append_a_row(path: Path) -> None:
+    table(path).append(Trial(0, Candidate(8)), LoadPoint(1, 2), measurement(1, 1))
+
+
+def table(path: Path) -> TrialsTable:
+    return TrialsTable(path, "m", {})
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, "old")
+    said = refused("write_much", path, 50_000)
+    assert said == f"cannot write {path}: File too large; check that disk, then continue with `tune --resume`\n"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_row_of_which_half_was_written_is_cut_off_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    table(path).append(Trial(0, Candidate(8)), LoadPoint(1, 1), measurement(1, 1))
+    before = path.read_bytes()
+    assert f"cannot write {path}: File too large" in refused("append_a_row", path, len(before) + 20)
+    assert len(path.read_bytes()) == len(before) + 20
+    (trial,) = table(path).read()
+    assert [load.concurrency for load, _ in trial.measurements] == [1]
+    assert path.read_bytes() == before
+    append_a_row(path)
+    (trial,) = table(path).read()
+    assert [load.concurrency for load, _ in trial.measurements] == [1, 2]
+
+
+def test_a_full_disk_is_named_with_its_mend() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(EnvironmentFault) as caught:
+        append_a_row(full)
+    assert str(caught.value) == (
+        "cannot write /dev/full: No space left on device; free space there, then continue with `tune --resume`"
+    )
+
+
+# -- options in another folder ----------------------------------------------------------------------------------
+
+GIVEN = RunOptions("models/mine", {"p95": 10.0})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder of a run, with a model, a profile, and a profile that is given by its name."""
+    project = tmp_path / "project"
+    for folder in ("models/mine", "configs", "results/mine/run"):
+        (project / folder).mkdir(parents=True)
+    for file in ("mine.yaml", "recorded.txt"):
+        (project / file).touch()
+    (project / "configs" / "named.yaml").touch()
+    monkeypatch.chdir(project)
+    return project
+
+
+def started(project: Path, options: RunOptions) -> RunFolder:
+    folder = RunFolder(Path("results/mine/run"))
+    folder.write_info(options, {"status": "running"})
+    assert folder.read_options() == options
+    return RunFolder(project / folder.path)
+
+
+ELSEWHERE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "a model's folder": ({}, {"model": "{project}/models/mine"}),
+    "a profile": ({"model": "./mine.yaml"}, {"model": "{project}/mine.yaml"}),
+    "a profile's name": ({"model": "named"}, {"model": "{project}/configs/named.yaml"}),
+    "a name that comes with tune": ({"model": "dlrm"}, {"model": "dlrm"}),
+    "a repository": (
+        {"model": "mine", "model_repository": "models"},
+        {"model": "mine", "model_repository": "{project}/models"},
+    ),
+    "recorded arrivals": (
+        {"model": "dlrm", "arrivals": "recorded.txt"},
+        {"model": "dlrm", "arrivals": "{project}/recorded.txt"},
+    ),
+    "samples": ({"model": "dlrm", "input_data": "a.npz"}, {"model": "dlrm", "input_data": "{project}/a.npz"}),
+    "random requests": ({"model": "dlrm", "input_data": "random"}, {"model": "dlrm", "input_data": "random"}),
+    "a journal": ({"model": "dlrm", "storage": "a/study"}, {"model": "dlrm", "storage": "{project}/a/study"}),
+    "sqlite": (
+        {"model": "dlrm", "storage": "sqlite:///study.db"},
+        {"model": "dlrm", "storage": "sqlite:///{project}/study.db"},
+    ),
+    "a database elsewhere": (
+        {"model": "dlrm", "storage": "postgresql://u@h/db"},
+        {"model": "dlrm", "storage": "postgresql://u@h/db"},
+    ),
+    "absolute": (
+        {"model": "/models/mine", "storage": "sqlite:////study.db"},
+        {"model": "/models/mine", "storage": "sqlite:////study.db"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_paths_are_seen_from_where_the_run_was_started(
+    case: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, expected = (
+        {name: text.format(project=project) for name, text in side.items()} for side in ELSEWHERE[case]
+    )
+    folder = started(project, replace(GIVEN, **options))  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    assert folder.read_options() == replace(GIVEN, **expected)  # type: ignore[arg-type]
+
+
+def test_a_project_that_was_moved_takes_its_runs_along(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(project, GIVEN)
+    monkeypatch.chdir(tmp_path)
+    moved = project.rename(tmp_path / "moved")
+    options = RunFolder(moved / "results/mine/run").read_options()
+    assert options == replace(GIVEN, model=f"{moved}/models/mine")
+
+
+def test_a_run_of_an_earlier_version_has_paths_from_here(project: Path) -> None:
+    folder = started(project, GIVEN)
+    info = json.loads(folder.info.read_text())
+    del info["started_in"]
+    folder.info.write_text(json.dumps(info))
+    assert folder.read_options() == GIVEN
+
+
+@pytest.mark.parametrize("started_in", [5, ["a"], "a\0b"])
+def test_an_invalid_starting_folder_is_reported_on_one_line(started_in: object, project: Path) -> None:
+    folder = started(project, GIVEN)
+    folder.info.write_text(json.dumps(json.loads(folder.info.read_text()) | {"started_in": started_in}))
+    with pytest.raises(BadInputError, match=r"run\.json: not the record of a run") as caught:
+        folder.read_options()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_inputs_of_a_run_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "began/results/m/1").mkdir(parents=True)
+    (tmp_path / "began/other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, path in (("other", "began/other"), ("m/1", "began/results/m/1")):
+        assert move_options(Path("began"), RunOptions("m", warm_start=name)).warm_start == path
+    assert move_options(Path("began"), RunOptions("m")).warm_start is None
+
+
+def test_a_run_that_is_not_there_is_named_on_one_short_line(project: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        RunFolder.find("a\x85b\nc" + "d" * 5000, "results")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000

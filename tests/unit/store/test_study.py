@@ -1,0 +1,147 @@
+"""Storages of studies, and the messages for those that cannot be opened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.samplers import RandomSampler
+
+from objectives.metrics import METRICS
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.options.addresses import redact
+from optimizer.store.optuna_study import open_study
+
+PROBLEM = Problem("m", SearchSpace((4, 8)), 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
+
+
+def reopened(storage: str | None, problem: Problem = PROBLEM, name: str = "s") -> optuna.Study:
+    return open_study(storage, name, problem, RandomSampler(seed=0))
+
+
+@pytest.fixture(params=["journal", "sqlite"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a path in a folder that does not exist yet, or a database URL."""
+    return str(tmp_path / "run" / "study.journal") if request.param == "journal" else f"sqlite:///{tmp_path}/s.db"
+
+
+def test_a_study_is_continued(storage: str) -> None:
+    reopened(storage).add_trial(optuna.create_trial(value=1.0))
+    assert [trial.value for trial in reopened(storage).trials] == [1.0]
+    assert reopened(storage, name="other").trials == []
+
+
+def test_a_study_can_be_kept_in_memory() -> None:
+    assert reopened(None).trials == []
+
+
+def test_directions_are_those_of_the_objectives() -> None:
+    problem = replace(PROBLEM, objectives=(METRICS["throughput"], METRICS["memory"], METRICS["latency-p95"]))
+    assert [d.name for d in reopened(None, problem).directions] == ["MAXIMIZE", "MINIMIZE", "MINIMIZE"]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (
+            {"space": SearchSpace((4, 8, 16))},
+            r"parameters \(max_batch_size\); use the options that it was started with, or another",
+        ),
+        ({"request_batch_size": 2}, r"request_batch_size \(1 there, 2 here\);"),
+        ({"objectives": (METRICS["latency-p95"],)}, r"objectives \(throughput there, latency-p95 here\);"),
+        ({"sla": Sla()}, r"constraints \(p95 <= 20 ms there, none here\);"),
+        ({"model": "n"}, r"model \(m there, n here\);"),
+    ],
+)
+def test_a_study_of_another_problem_is_refused(tmp_path: Path, change: dict[str, object], difference: str) -> None:
+    storage = str(tmp_path / "study.journal")
+    reopened(storage)
+    with pytest.raises(BadInputError, match=f"study 's' differs in {difference}"):
+        reopened(storage, replace(PROBLEM, **change))  # type: ignore[arg-type]
+
+
+def test_half_a_line_left_by_a_killed_process_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    reopened(str(path)).add_trial(optuna.create_trial(value=1.0))
+    with path.open("a") as file:
+        file.write('{"op_code":4,"worker')
+    reopened(str(path)).add_trial(optuna.create_trial(value=2.0))
+    assert [trial.value for trial in reopened(str(path)).trials] == [1.0, 2.0]
+
+
+def test_a_lock_left_by_a_killed_process_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.store.optuna_study.LOCK_SECONDS", 3)
+    monkeypatch.chdir(tmp_path)
+    reopened("study.journal")
+    tmp_path.joinpath("study.journal.lock").symlink_to(tmp_path / "study.journal")
+    reopened("study.journal").add_trial(optuna.create_trial(value=1.0))
+    assert len(reopened("study.journal").trials) == 1
+
+
+@pytest.mark.parametrize("content", ["garbage\n", '{"op_code": 99, "worker_id": "x"}\nnull\n'])
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "study.journal"
+    path.write_text(content)
+    with pytest.raises(BadInputError, match=r"study.journal: is not an intact study"):
+        reopened(str(path))
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r": the study cannot be opened: .*Is a directory"):
+        reopened(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("oracel://me:secret@host/db", r"^oracel://me:\*\*\*@host/db: unknown kind of database"),
+        ("sqlite:////nowhere/at/all.db", "^sqlite:////nowhere/at/all.db: the study cannot be opened: unable to open"),
+        ("postgresql://me:secret@127.0.0.1:1/db", r"^postgresql://me:\*\*\*@127.0.0.1:1/db: "),
+        ("postgresql+psycopg2://me:se@cret@host/db", r"^postgresql\+psycopg2://me:\*\*\*@host/db: "),
+        ("postgresql://me:secret@host:nonumber/db", r"^postgresql://me:\*\*\*@host:nonumber/db: "),
+        ("mysql://me:secret@127.0.0.1:1/db?password=secret", r"^mysql://me:\*\*\*@127.0.0.1:1/db\?password=\*\*\*: "),
+    ],
+)
+def test_an_unavailable_database_is_reported_on_one_line_without_the_password(storage: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message) as error:
+        reopened(storage)
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+    assert "cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("driver", "storage", "mend"),
+    [
+        ("psycopg", "postgres://me:secret@host/db", r"pip install 'tritune\[postgresql\]'"),
+        ("pymysql", "mysql://host/db", "pip install pymysql"),
+        ("nodriver", "sqlite+nodriver:///x.db", None),
+    ],
+)
+def test_a_missing_driver_is_named_with_its_mend(
+    monkeypatch: pytest.MonkeyPatch, driver: str, storage: str, mend: str | None
+) -> None:
+    for module in (driver, "psycopg2", "MySQLdb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("optimizer.store.optuna_study.find_spec", lambda _: None)
+    message = f"its database driver is not installed; {mend}" if mend else "unknown kind of database"
+    with pytest.raises(BadInputError, match=message):
+        reopened(storage)
+
+
+def test_passwords_are_removed_from_every_part_of_a_message() -> None:
+    assert redact("mysql://u:p@ss:w/rd@h/db?Password=p2&x=1") == "mysql://u:***@h/db?Password=***&x=1"
+    assert redact("postgresql://user@h/db") == "postgresql://user@h/db"
+    assert redact("runs/study.journal") == "runs/study.journal"
+
+
+def test_optuna_is_imported_only_when_a_search_is_made() -> None:
+    modules = "optimizer.search, optimizer.config.search_space, optimizer.config.model_config"
+    code = f"import sys, {modules}\nsys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

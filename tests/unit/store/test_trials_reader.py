@@ -1,0 +1,96 @@
+"""Every column of a trials table is held to its range by the one reader behind all commands."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.errors import BadInputError
+from optimizer.results.finished_run import read_run
+from optimizer.store.recording import read_recording
+from optimizer.store.trials_reader import COLUMNS, NUMBERS, WHOLE_NUMBERS
+from optimizer.store.trials_table import TrialsTable, read_run_table
+
+SAMPLE = Path("tests/data/dlrm/sample")
+THREADS = "parameters.intra_op_thread_count.string_value"
+READERS: dict[str, Callable[[Path], object]] = {
+    "a run that is continued, verified or swept": lambda run: TrialsTable(
+        run / "trials.csv", "dlrm", {THREADS: ("1", "2")}
+    ).read(),
+    "a finished run": read_run,
+    "a warm start": lambda run: read_run_table(run / "trials.csv"),
+    "a recorded table": lambda run: read_recording(run / "trials.csv"),
+}
+LARGE = "9" * 40
+MILLISECONDS = (("-1", "nan", "inf", "1e8", "fast", "1_000"), "not a number from 0 to 10000000")
+FIGURE = (("-5", "nan", "inf", LARGE, "fast"), "not a number from 0 to 1e+15")
+SHARE = (("-0.1", "1.1", "nan"), "not a number from 0 to 1")
+INT32 = (("-1", "1.5", "nan", LARGE, "2147483648", "?"), "not a whole number from 0 to 2147483647")
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "trial": INT32,
+    "max_batch_size": INT32,
+    "dynamic_batching": (("yes", "2"), "neither true nor false"),
+    "max_queue_delay_us": INT32,
+    "preferred_batch_sizes": (
+        ("0", "-8", "half", "8 9999999999"),
+        "not a list of whole numbers from 1 to",
+    ),
+    "instance_count": (("0", "-1", "999999999", "1.5"), "not a whole number from 1 to 1024"),
+    "request_batch_size": (("0", "-4", "nan", "0.5", LARGE), "not a number from 1 to 2147483647"),
+    "concurrency": (("0", "-7", "65537", "nan"), "not a whole number from 1 to 65536"),
+    "request_rate": (("0", "-1", "nan", LARGE), "not a number from 1e-06 to 1e+15"),
+    "batch_stats": (("8:3", "8:1:1000000000000000"), "not a list of size:executions:compute_ns"),
+    "requests": INT32,
+    "requests_over_ms": (("-1", "20", "20:x", "nan:3", "20:9999999999"), "not a list of bounds in ms and counts"),
+    "latency_sketch": (("x", "AAAA", "8:3"), "not a latency sketch that tune wrote"),
+    **dict.fromkeys(("stable", "overloaded"), (("maybe",), "neither true nor false")),
+    "confirmation": (("0", "-1", "x"), "not a whole number from 1 to 2147483647"),
+    "deploy_seconds": FIGURE,
+    "load_generator": (("wrk",), "neither empty nor perf_analyzer"),
+    "status": (("lost",), "neither ok nor failed"),
+    "score": (("nan", "inf", LARGE), "not a number from -1e+15 to 1e+15"),
+    **dict.fromkeys(("gpu_utilization", "other_cpu_share", "late_request_share", "confirmation_error"), SHARE),
+}
+FREE_TEXTS = {"model", "gpu_throttling", "reason", "fingerprint"}
+
+
+def wrong_values(column: str) -> tuple[tuple[str, ...], str]:
+    return WRONG.get(column) or (MILLISECONDS if column.endswith("_ms") else FIGURE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_value_outside_the_range_of_its_column_is_reported_on_one_line(reader: str, run: Path) -> None:
+    path = run / "trials.csv"
+    with path.open() as file:
+        header, *rows = csv.reader(file)
+    missing = [column for column in COLUMNS if column not in header]  # columns that the sample lacks
+    for column in (*header, *missing):
+        if column in FREE_TEXTS or column not in COLUMNS:
+            continue
+        values, rule = wrong_values(column)
+        for value in values:
+            own, table = dict.fromkeys((*header, column), ""), [list(row) for row in rows]
+            own.update(zip(header, table[1], strict=True))
+            with path.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(own)
+                for number, row in enumerate(table):
+                    cells = dict.fromkeys(own, "") | dict(zip(header, row, strict=True))
+                    writer.writerow((cells | ({column: value} if number == 1 else {})).values())
+            with pytest.raises(BadInputError) as caught:
+                READERS[reader](run)
+            assert str(caught.value).startswith(f"{path}:3: {column}: '{value}' is {rule}"), (column, value)
+            assert "\n" not in str(caught.value)
+
+
+def test_every_column_has_a_range_or_is_a_text() -> None:
+    assert set(COLUMNS) == {*WHOLE_NUMBERS, *NUMBERS, *WRONG, *FREE_TEXTS}

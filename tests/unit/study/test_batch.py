@@ -1,0 +1,348 @@
+"""Tests for the batch runner with runs copied from the sample in results/, and for its reports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from objectives.sla import Sla
+from optimizer.cli.batch import exit_code
+from optimizer.core.errors import BadInputError, ServerFault
+from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.batch.batch_runner import BatchRunner
+from optimizer.study.batch.entry_state import describe_entry, expected_improvement
+from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
+from optimizer.study.batch.reports import junit, print_batch, write_index
+from optimizer.study.batch.suite import Suite, read_suite
+
+SAMPLE = Path("tests/data/dlrm/sample")
+SUITE = "name: nightly\nbudget: {budget}s\nentries: [{{model: [{models}], sla: {{p95: 20ms}}}}]\n"
+
+
+@dataclass
+class SampleRuns:
+    """A ``RunEntry`` that writes as many of the sample's rows into the run's folder as fit the granted time.
+
+    ``now`` advances with the rows. A model in ``broken`` raises; ``interrupts`` is interrupted after its first rows.
+    """
+
+    broken: dict[str, Exception] = field(default_factory=dict)
+    interrupts: str = ""
+    now: float = 0.0
+    calls: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def __call__(self, options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
+        started = self.now
+        self.calls.append((options.model, options.budget_seconds, confirm_share))
+        if options.model in self.broken:
+            raise self.broken[options.model]
+        rows = list(csv.DictReader((SAMPLE / "trials.csv").read_text().splitlines()))
+        written = list(csv.DictReader(folder.trials.read_text().splitlines())) if folder.trials.exists() else []
+        spent = _seconds(written)
+        left = [row for row in rows if row not in written and bool(row["confirmation"]) == (confirm_share > 0)]
+        for row in left:
+            new = row["trial"] not in {known["trial"] for known in written}
+            if new and len({known["trial"] for known in written}) == options.max_trials:
+                break
+            written.append(row)
+            self.now = started + _seconds(written) - spent
+            if _seconds(written) >= options.budget_seconds or options.model == self.interrupts:
+                break
+        searched = all(row in written for row in rows if not row["confirmation"])
+        interrupted = options.model == self.interrupts
+        status = "interrupted" if interrupted else "found"
+        self._write(folder, written, options, status, "converged" if searched else "budget")
+        return status
+
+    def _write(
+        self, folder: RunFolder, rows: list[dict[str, str]], options: RunOptions, status: str, search_ended: str
+    ) -> None:
+        with folder.trials.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        sample_info = json.loads((SAMPLE / "run.json").read_text())
+        facts: dict[str, object] = {"options": None, "status": status, "search_ended": search_ended, "times": {}}
+        folder.write_info(options, {**sample_info, **facts})
+        info = json.loads(folder.info.read_text())
+        info["options"] = {**json.loads((SAMPLE / "run.json").read_text())["options"], "model": options.model}
+        folder.info.write_text(json.dumps(info))
+        folder.report.write_text("the run's own page")
+
+
+def _seconds(rows: list[dict[str, str]]) -> float:
+    deployed = {row["trial"]: float(row["deploy_seconds"] or 0) for row in rows}
+    return sum(deployed.values()) + sum(float(row["measure_seconds"] or 0) for row in rows)
+
+
+def suite_of(folder: Path, *models: str, budget: float = 600) -> Suite:
+    path = folder / "nightly.yaml"
+    path.write_text(SUITE.format(budget=budget, models=", ".join(models)))
+    return read_suite(path)
+
+
+def by_model(improvements: dict[str, float]) -> Callable[[FinishedRun], float]:
+    return lambda run: improvements[run.options.model]
+
+
+def run(suite: Suite, sample_runs: SampleRuns, folder: BatchFolder, record: BatchRecord | None = None) -> BatchRecord:
+    record = record or new_record(suite, suite.budget_seconds)
+    lines: list[str] = []
+    improvement = by_model({entry.options.model: 0.1 for entry in suite.entries})
+    return BatchRunner(suite, folder, record, sample_runs, lines.append, improvement, lambda: sample_runs.now).run()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> BatchFolder:
+    return BatchFolder.create(str(tmp_path / "results"), "nightly")
+
+
+def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> None:
+    sample_runs = SampleRuns()
+    batch = run(suite_of(tmp_path, "a", "b"), sample_runs, folder)
+    assert batch.status == "finished"
+    assert [entry.state for entry in batch.entries] == ["found", "found"]
+    result = json.loads((SAMPLE / "run.json").read_text())["result"]
+    (first, _) = batch.entries
+    assert first.figure is not None
+    assert first.figure.value == pytest.approx(result["recommended"]["throughput_infer_per_sec"])
+    assert [first.figure.low, first.figure.high] == pytest.approx(result["confirmation"]["throughput_infer_per_sec"])
+    assert first.verdict == "PASS"
+    assert first.speedup == pytest.approx(result["speedup"])
+    assert first.trials == result["trials"]
+    assert folder.read() == batch
+    assert exit_code(batch) == 0
+
+
+def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, folder: BatchFolder) -> None:
+    (entry,) = run(suite_of(tmp_path, "a"), SampleRuns(), folder).entries
+    assert entry.figure is not None
+    assert entry.figure.low is not None
+    table = folder.path / entry.folder / "trials.csv"
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    for row in rows:
+        row |= {"stable": "false", "reason": "others took 40 % of the CPUs"} if row["confirmation"] else {}
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    figure = describe_entry(entry, read_run(folder.path / entry.folder)).figure
+    assert figure is not None
+    assert (figure.low, figure.high) == (None, None)
+    assert "others took 40 % of the CPUs" in figure.unsure
+
+
+def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
+    sample_runs = SampleRuns()
+    run(suite_of(tmp_path, "a", "b"), sample_runs, folder)
+    assert [model for model, _, _ in sample_runs.calls[:2]] == ["a", "b"]
+    shares = [share for _, _, share in sample_runs.calls]
+    assert shares == sorted(shares)
+    assert shares.count(1.0) == 2
+
+
+def test_the_rest_goes_to_the_largest_expected_improvement(tmp_path: Path, folder: BatchFolder) -> None:
+    suite, sample_runs = suite_of(tmp_path, "a", "b", budget=150), SampleRuns()
+    record = new_record(suite, suite.budget_seconds)
+    improvement = by_model({"a": 0.01, "b": 0.2})
+    batch = BatchRunner(
+        suite, folder, record, sample_runs, lambda _: None, improvement, lambda: sample_runs.now
+    ).run()
+    assert [model for model, _, share in sample_runs.calls if share == 0] == ["a", "b", "b"]
+    assert batch.spent_seconds <= 150 + 3 * 5  # the last measurement of each slice
+
+
+def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolder) -> None:
+    broken = {"b": ServerFault("the server is gone"), "c": RuntimeError("a bug")}
+    batch = run(suite_of(tmp_path, "a", "b", "c", "d"), SampleRuns(broken), folder)
+    assert [entry.state for entry in batch.entries] == ["found", "failed", "failed", "found"]
+    assert batch.entries[1].reason == "the server is gone"
+    assert batch.entries[2].reason == "a fault of tune itself: RuntimeError: a bug"
+    assert exit_code(batch) == 3
+
+
+def test_a_resume_repeats_failed_entries_only(tmp_path: Path, folder: BatchFolder) -> None:
+    suite = suite_of(tmp_path, "a", "b")
+    before = run(suite, SampleRuns({"b": BadInputError("no model b")}), folder)
+    sample_runs = SampleRuns()
+    after = run(suite, sample_runs, folder, resumed_record(folder.read(), suite, None))
+    assert {model for model, _, _ in sample_runs.calls} == {"b"}
+    assert [entry.state for entry in after.entries] == ["found", "found"]
+    assert after.entries[0] == before.entries[0]
+
+
+def test_an_interrupted_batch_is_resumed_where_it_stopped(tmp_path: Path, folder: BatchFolder) -> None:
+    suite = suite_of(tmp_path, "a", "b", "c")
+    batch = run(suite, SampleRuns(interrupts="b"), folder)
+    assert batch.status == "interrupted"
+    assert [entry.state for entry in batch.entries] == ["searched", "waiting", "waiting"]
+    assert batch.entries[1].trials == 1
+    assert exit_code(batch) == 130
+    measured = (folder.path / batch.entries[1].folder / "trials.csv").read_text()
+    after = run(suite, SampleRuns(), folder, resumed_record(folder.read(), suite, None))
+    assert [entry.state for entry in after.entries] == ["found"] * 3
+    assert (folder.path / batch.entries[1].folder / "trials.csv").read_text().startswith(measured)
+
+
+def test_a_missed_sla_or_a_regression_is_exit_code_1(tmp_path: Path) -> None:
+    record = new_record(suite_of(tmp_path, "a"), 60.0)
+    for changed in ({"state": "none"}, {"state": "found", "verdict": "PASS", "regressed": True}):
+        entries = tuple(replace(entry, **changed) for entry in record.entries)
+        assert exit_code(replace(record, status="finished", entries=entries)) == 1
+
+
+def test_the_exit_code_is_that_of_the_worst_entry(tmp_path: Path) -> None:
+    record = replace(new_record(suite_of(tmp_path, "a"), 60.0), status="finished")
+    (entry,) = record.entries
+    entries = {
+        3: replace(entry, state="failed"),
+        1: replace(entry, state="none", verdict="FAIL"),
+        4: replace(entry, state="found", verdict="UNDECIDED"),
+        0: replace(entry, state="found", verdict="PASS"),
+    }
+    for place, code in enumerate(entries):
+        no_worse = list(entries.values())[place:]
+        assert exit_code(replace(record, entries=tuple(no_worse))) == code
+        assert exit_code(replace(record, entries=tuple(reversed(no_worse)))) == code
+    assert exit_code(replace(record, status="interrupted", entries=tuple(entries.values()))) == 130
+
+
+def test_an_entry_without_a_confirmation_is_undecided(tmp_path: Path, folder: BatchFolder) -> None:
+    (entry,) = run(suite_of(tmp_path, "a"), SampleRuns(), folder).entries
+    table = folder.path / entry.folder / "trials.csv"
+    rows = [row for row in csv.DictReader(table.read_text().splitlines()) if not row["confirmation"]]
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    described = describe_entry(entry, read_run(folder.path / entry.folder))
+    assert (described.verdict, described.is_undecided) == ("UNDECIDED", True)
+    assert described.headline.startswith("UNDECIDED at ")
+
+
+def test_a_changed_suite_is_refused(tmp_path: Path, folder: BatchFolder) -> None:
+    record = new_record(suite_of(tmp_path, "a", "b"), 60.0)
+    with pytest.raises(BadInputError, match=r"nightly\.yaml: b · p95 <= 20 ms was removed since"):
+        resumed_record(record, suite_of(tmp_path, "a"), None)
+    with pytest.raises(BadInputError, match="c · p95 <= 20 ms is new since"):
+        resumed_record(record, suite_of(tmp_path, "a", "b", "c"), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"suite": "a", "started": "", "budget_seconds": "x", "entries": []}'],
+)
+def test_a_damaged_record_is_refused_in_one_line(text: str, folder: BatchFolder) -> None:
+    folder.record.write_text(text)
+    with pytest.raises(BadInputError, match=r"batch\.json: not the record of a batch") as caught:
+        folder.read()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("folder", "../up"), ("figure", {"metric": "speed", "value": 1.0})])
+def test_a_record_with_impossible_values_is_refused(
+    name: str, value: object, tmp_path: Path, folder: BatchFolder
+) -> None:
+    folder.write(new_record(suite_of(tmp_path, "a"), 60.0))
+    record = json.loads(folder.record.read_text())
+    record["entries"][0][name] = value
+    folder.record.write_text(json.dumps(record))
+    with pytest.raises(BadInputError, match="not the record of a batch"):
+        folder.read()
+
+
+# -- reports -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, folder: BatchFolder) -> BatchRecord:
+    """Return a batch with an entry in each state."""
+    batch = run(suite_of(tmp_path, "a", "b"), SampleRuns({"b": ServerFault("gone \x00 & <away>")}), folder)
+    one, failed = batch.entries
+    none = replace(one, model="c", state="none", figure=None, headline="no configuration meets p95 <= 20 ms")
+    lost = Change("lost", "2026-11-01", "lost 6% since 2026-11-01", -0.06)
+    regressed = replace(one, model="d", change=lost, regressed=True)
+    waiting = replace(one, model="<i>e</i>", state="waiting", figure=None, speedup=None)
+    undecided = replace(one, model="f", verdict="UNDECIDED", headline="UNDECIDED at 9 infer/s: the servers <differ>")
+    return replace(batch, entries=(one, failed, none, regressed, waiting, undecided), gone=("old",))
+
+
+def test_junit_has_a_case_for_each_entry(mixed: BatchRecord) -> None:
+    """Elements, attributes and counts follow the schema of Jenkins (junit-10.xsd)."""
+    root = ElementTree.fromstring(junit(mixed))
+    assert root.tag == "testsuites"
+    (suite,) = root
+    assert suite.tag == "testsuite"
+    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "6", "failures": "2", "errors": "1", "skipped": "2"}
+    assert set(suite.attrib) <= {"name", "tests", "failures", "errors", "skipped", "time", "timestamp"}
+    assert [case.tag for case in suite] == ["testcase"] * 6
+    kinds = [[child.tag for child in case if child.tag != "system-out"] for case in suite]
+    assert kinds == [[], ["error"], ["failure"], ["failure"], ["skipped"], ["skipped"]]
+    for case in suite:
+        assert set(case.attrib) == {"classname", "name", "time"}
+        assert float(case.get("time", "")) >= 0
+        assert all(set(child.attrib) <= {"type", "message"} for child in case)
+    assert suite[5][0].get("message") == "UNDECIDED at 9 infer/s: the servers <differ>"
+    assert suite[1][0].get("message") == "gone \\x00 & <away>"
+
+
+def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, folder: BatchFolder) -> None:
+    write_index(folder, mixed)
+    page = folder.index.read_text()
+    assert f'href="{mixed.entries[0].folder}/report.html"' in page
+    assert (folder.path / mixed.entries[0].folder / "report.html").exists()
+    assert mixed.entries[1].folder not in page
+    assert "&lt;i&gt;e&lt;/i&gt;" in page
+    assert '<td class="doubt">UNDECIDED</td>' in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_table_fits_80_columns(mixed: BatchRecord, folder: BatchFolder) -> None:
+    console = Console(width=80, record=True)
+    with console.capture() as captured:
+        print_batch(console, mixed, folder)
+    lines = captured.get().splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith(("index", "next")))
+    assert lines[0] == "nightly: 2 of 6 runs passed, 1 undecided, 1 found none, 1 failed, 1 regressed"
+    assert any("UNDECIDED" in line for line in lines)
+    assert f"next    tune verify {folder.path / mixed.entries[-1].folder} --budget 3m" in lines
+    assert any("13,315 infer/s" in line and "PASS" in line for line in lines)
+
+
+# -- expected improvement ---------------------------------------------------------------------------
+
+
+def sample(search: str, trials: int) -> FinishedRun:
+    run = read_run(SAMPLE)
+    return replace(run, options=replace(run.options, search=search), trials=run.trials[:trials])
+
+
+def test_other_methods_expect_their_recent_gains() -> None:
+    assert expected_improvement(sample("tpe", 2)) > 0.5  # default dynamic batching over the baseline
+    assert 0 <= expected_improvement(sample("tpe", 11)) < 0.02
+
+
+def test_expectation_falls_while_nothing_meets_the_bounds() -> None:
+    run = sample("tpe", 4)
+    none = replace(run, problem=replace(run.problem, sla=Sla.from_bounds({"p95": 0.1})))
+    assert expected_improvement(none) == pytest.approx(1 / 5)
+    assert expected_improvement(replace(none, trials=())) == 1.0
+
+
+def test_the_simulated_search_has_its_own_estimate() -> None:
+    """The sample written converged, so little is expected. Fewer candidates make the test faster."""
+    run = sample("simulated", 11)
+    few = replace(run.problem.space, max_queue_delay_us=(0,), preferred_batch_sizes=("none",))
+    assert 0 < expected_improvement(replace(run, problem=replace(run.problem, space=few))) < 0.02

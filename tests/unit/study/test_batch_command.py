@@ -1,0 +1,81 @@
+"""Tests for ``tune batch`` with missing models: the whole command except its runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from optimizer.cli.batch import main
+from optimizer.core.errors import BadInputError
+
+SUITE = "budget: 1m\nentries: [{model: [nowhere, nothing], sla: {p95: 20ms}}]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def only_batch(folder: Path) -> Path:
+    (batch,) = (folder / "results" / "batches" / "suite").iterdir()
+    return batch
+
+
+def test_failed_runs_are_recorded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suite.yaml", "--json"]) == 3
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert [entry["state"] for entry in document["entries"]] == ["failed", "failed"]
+    assert all("no model 'no" in entry["reason"] for entry in document["entries"])
+    batch = only_batch(folder)
+    assert json.loads((batch / "batch.json").read_text()) == document
+    assert ElementTree.fromstring((batch / "junit.xml").read_bytes()).get("errors") == "2"
+    assert "2 failed" in (batch / "index.html").read_text()
+    assert "nowhere · p95 <= 20 ms: failed: no model 'nowhere'" in output.err
+    assert not list(batch.glob(".*"))
+
+
+def test_the_next_batch_is_compared_with_the_last(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["suite.yaml"])
+    first = only_batch(folder)
+    record = json.loads((first / "batch.json").read_text())
+    (first / "batch.json").write_text(json.dumps({**record, "started": "2026-11-01T04:00:00+0000"}))
+    assert main(["suite.yaml", "--fail-on-regression", "5%"]) == 3
+    shown = capsys.readouterr().out
+    assert "failed on 2026-11-01" in shown
+    assert max(len(line) for line in shown.splitlines() if not line.startswith("index")) <= 80
+
+
+def test_the_newest_unfinished_batch_is_resumed(folder: Path) -> None:
+    main(["suite.yaml"])
+    batch = only_batch(folder)
+    record = json.loads((batch / "batch.json").read_text())
+    (batch / "batch.json").write_text(json.dumps({**record, "status": "running"}))
+    assert main(["suite.yaml", "--resume"]) == 3
+    assert only_batch(folder) == batch
+    assert json.loads((batch / "batch.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "required: SUITE.yaml; `tune batch --help`"),
+        ("nowhere.yaml", "nowhere.yaml: cannot be read: No such file"),
+        ("suite.yaml --budget 5", "--budget 5: a unit is missing: 5m?"),
+        ("suite.yaml --fail-on-regression much", "--fail-on-regression much: write a share such as 5%"),
+        ("suite.yaml --fail-on-regression 5", "--fail-on-regression 5: write a share such as 5%"),
+        ("suite.yaml --fail-on-regression -5%", "--fail-on-regression -5%: write a share such as 5%"),
+        ("suite.yaml --against nowhere", "--against nowhere: no batch.json there"),
+        ("suite.yaml --resume nowhere", "--resume nowhere: no batch.json there"),
+        ("suite.yaml --resume", "--resume: no unfinished batch of suite in results"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(arguments: str, message: str, folder: Path) -> None:
+    with pytest.raises(BadInputError, match=message):
+        main(arguments.split())
+    assert not (folder / "results").exists()

@@ -1,0 +1,135 @@
+"""Tests for the changes since an earlier batch: losses, noise, and what cannot be compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.study.batch.entry_state import compare_batches, compare_entries, percent
+from optimizer.study.batch.record import BatchRecord, EntryRecord, EntryStatus, Estimate
+
+CONDITIONS = {"hardware": "a CPU, 2 cores", "load": "concurrency"}
+SINCE = "2026-11-01"
+
+
+def entry(
+    value: float | None, half: float | None = 1.0, *, state: EntryStatus = "found", model: str = "bert"
+) -> EntryRecord:
+    """Return an entry with ``value`` and half the width of its interval; None if it was not confirmed."""
+    figure = None
+    if value is not None:
+        figure = Estimate("throughput", value, unsure="the machine was busy")
+    if value is not None and half is not None:
+        figure = Estimate("throughput", value, value - half, value + half)
+    return EntryRecord(model, "", "", "tune bert", model, state=state, figure=figure, conditions=CONDITIONS)
+
+
+def batch(*entries: EntryRecord) -> BatchRecord:
+    return BatchRecord("nightly", f"{SINCE}T04:00:00+0000", 60.0, entries, status="finished")
+
+
+def change_text(before: EntryRecord | None, now: EntryRecord) -> str:
+    return compare_entries(before, now, SINCE).told
+
+
+def test_a_loss_is_reported_with_its_interval() -> None:
+    change = compare_entries(entry(100.0), entry(94.0), SINCE)
+    assert change.kind == "lost"
+    assert change.told == "lost 6% since 2026-11-01 (between 4% and 7.9%)"
+    assert change.share == pytest.approx(-0.06)
+
+
+def test_a_loss_within_the_intervals_is_noise() -> None:
+    assert change_text(entry(100.0, 5.0), entry(94.0, 2.0)) == "-6% since 2026-11-01, within noise"
+
+
+def test_a_gain() -> None:
+    assert change_text(entry(100.0), entry(150.0)).startswith("gained 50% since 2026-11-01")
+
+
+def test_lower_is_better_for_a_latency() -> None:
+    slow, quick = (
+        replace(entry(1.0), figure=Estimate("latency-p95", value, value - 0.1, value + 0.1)) for value in (12.0, 10.0)
+    )
+    assert compare_entries(slow, quick, SINCE).kind == "gained"
+    assert compare_entries(quick, slow, SINCE).kind == "lost"
+
+
+@pytest.mark.parametrize(("before", "now", "which"), [(None, 1.0, "then"), (1.0, None, "now")])
+def test_an_unconfirmed_change_may_be_noise(before: float | None, now: float | None, which: str) -> None:
+    change = compare_entries(entry(100.0, before), entry(50.0, now), SINCE)
+    assert change.kind == "undecided"
+    assert change.told == f"-50% since 2026-11-01, which may be noise ({which}: the machine was busy)"
+
+
+def test_another_machine_is_no_comparison() -> None:
+    other = replace(entry(50.0), conditions={**CONDITIONS, "hardware": "another CPU"})
+    assert change_text(entry(100.0), other) == (
+        "not comparable with 2026-11-01: other hardware, a CPU, 2 cores then and another CPU now"
+    )
+
+
+def test_other_changes_are_reported_with_it() -> None:
+    before = replace(entry(100.0), baseline=Estimate("throughput", 50.0), circumstances={"tritonserver": "2.50.0"})
+    now = replace(entry(80.0), baseline=Estimate("throughput", 40.0), circumstances={"tritonserver": "2.51.0"})
+    assert change_text(before, now).endswith("; its baseline -20%; tritonserver 2.50.0 -> 2.51.0")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "kind"),
+    [
+        (None, entry(100.0), "new"),
+        (entry(None, state="waiting"), entry(100.0), "new"),
+        (entry(None, state="none"), entry(100.0), "met"),
+        (entry(None, state="failed"), entry(None, state="none"), "same"),
+        (entry(100.0), entry(None, state="none"), "missed"),
+        (entry(100.0), entry(None, state="failed"), "failed"),
+    ],
+)
+def test_entries_without_a_result(before: EntryRecord | None, now: EntryRecord, kind: str) -> None:
+    assert compare_entries(before, now, SINCE).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("now", "share", "regressed"),
+    [
+        (entry(94.0), 0.05, True),
+        (entry(94.0), 0.07, False),
+        (entry(94.0), None, False),
+        (entry(94.0, 10.0), 0.05, False),  # the intervals explain it
+        (entry(50.0, None), 0.05, False),
+        (entry(150.0), 0.05, False),
+    ],
+)
+def test_regressions(now: EntryRecord, share: float | None, regressed: bool) -> None:
+    assert compare_batches(batch(now), batch(entry(100.0)), share).entries[0].regressed is regressed
+
+
+def test_entries_are_matched_by_their_label() -> None:
+    before = batch(entry(100.0), entry(10.0, model="old"))
+    result = compare_batches(batch(entry(1.0, model="new"), entry(90.0)), before, 0.05)
+    assert [compared.change.kind for compared in result.entries if compared.change] == ["new", "lost"]
+    assert result.gone == ("old",)
+
+
+def test_unfinished_entries_are_not_compared() -> None:
+    assert compare_batches(batch(entry(None, state="searched")), batch(entry(100.0)), 0.05).entries[0].change is None
+
+
+@given(st.floats(1, 1e6), st.floats(0, 0.5), st.floats(1, 1e6), st.floats(0, 0.5), st.floats(0.01, 0.5))
+def test_only_disjoint_intervals_are_a_change(a: float, i: float, b: float, j: float, share: float) -> None:
+    before, now = entry(a, a * i), entry(b, b * j)
+    change = compare_entries(before, now, SINCE)
+    apart = a - a * i > b + b * j or b - b * j > a + a * i  # rounded as the ends of the intervals
+    assert (change.kind in ("lost", "gained")) == apart
+    if compare_batches(batch(now), batch(before), share).entries[0].regressed:
+        assert b + b * j < a - a * i
+        assert b <= a * (1 - share) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.06, "6%"), (-0.0583, "5.8%"), (0.0043, "0.43%"), (1.2, "120%")])
+def test_shares_in_percent(share: float, text: str) -> None:
+    assert percent(share) == text

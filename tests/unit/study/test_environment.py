@@ -1,0 +1,68 @@
+"""Tests for the facts that a run records about its server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from optimizer.core.notes import ShareOfNode
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import SERVER_CPUS
+from optimizer.deploy.target_factory import VisibleGpus
+from optimizer.machine import cpus
+from optimizer.machine.cpus import CpuPlacement, CpuTopology
+from optimizer.machine.hardware import Hardware
+from optimizer.options.run_options import RunOptions
+from optimizer.study import environment as environment_module
+from optimizer.study.environment import Environment
+from optimizer.study.task import Task
+
+HOST = Hardware((), "Some CPU", 16, 1 << 34)
+
+
+def task_with(*server_cpus: str, on_gpu: bool = False) -> Task:
+    fields: dict[str, Any] = {SERVER_CPUS: server_cpus} if server_cpus else {}
+    task = SimpleNamespace(problem=SimpleNamespace(space=SimpleNamespace(fields=fields)), on_gpu=on_gpu)
+    return cast("Task", task)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Environment:
+    """An environment on a host of 16 CPUs without a quota."""
+    monkeypatch.setattr(environment_module, "usable_cpus", lambda: frozenset(range(16)))
+    cores = tuple(frozenset({cpu}) for cpu in range(16))
+    monkeypatch.setattr(cpus, "topology", lambda _: CpuTopology(cores, (frozenset(range(16)),)))
+    monkeypatch.setattr(cpus, "quota", lambda: None)
+    return Environment(RunOptions("m"), HOST, VisibleGpus(), Stopwatch(), print)
+
+
+def test_server_and_load_generator_have_cpus_of_their_own(environment: Environment) -> None:
+    server = environment.server_resources(task_with())
+    assert (server.server_cpus, server.server_cpu_list, server.client_cpu_list) == (12, "0-11", "12-15")
+    assert (server.client_shares_cpus, server.cpu_quota, server.server_uses_gpus) == (False, None, False)
+
+
+def test_a_quota_is_what_the_server_had(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "quota", lambda: 1.5)
+    server = replace(environment, cpu_quota=1.5).server_resources(task_with())
+    assert (server.server_cpus, server.cpu_quota, server.client_shares_cpus) == (1.5, 1.5, True)
+
+
+def test_a_share_of_a_cluster_is_what_the_server_had(environment: Environment) -> None:
+    share = CpuPlacement(frozenset({6, 7, 8}), frozenset({9}), ShareOfNode("4 CPUs", 1))
+    server = replace(environment, node_placement=share).server_resources(task_with())
+    assert (server.server_cpus, server.client_shares_cpus) == (3, False)
+    assert server.server_cpu_list == server.client_cpu_list == "", "they differ between the nodes"
+
+
+def test_cpus_to_choose_from_count_together(environment: Environment) -> None:
+    assert environment.server_resources(task_with("0-3", "2-5")).server_cpu_list == "0-5"
+
+
+def test_nothing_is_known_of_a_remote_server(environment: Environment) -> None:
+    remote = replace(environment, options=RunOptions("m", target="remote", url="192.0.2.1:8001"))
+    assert remote.server_resources(task_with()).server_cpus is None

@@ -1,0 +1,106 @@
+"""Test which load generator confirms a closed loop, and why it is perf_analyzer in some cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from objectives.sla import Sla
+from optimizer.core.timing import Stopwatch
+from optimizer.deploy import runtime
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_wrappers import IndexHintLoadGenerator
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.options.run_options import RunOptions
+from optimizer.store.run_folder import RunFolder
+from optimizer.study import load_generators
+from optimizer.study.load_generators import PerfAnalyzerReason, make_load_generators, why_perf_analyzer
+from optimizer.study.task import Task
+
+OPTIONS = RunOptions("m")
+
+
+def task_with(input_data: str = "random", concurrent: tuple[str, ...] = (), open_loop: bool = False) -> Task:
+    problem = SimpleNamespace(
+        open_loop=open_loop, request_mix=None, sla=Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
+    )
+    source = SimpleNamespace(concurrent=concurrent, name="m")
+    requests: dict[str, Any] = {"input_data": input_data, "shapes": (), "unbounded": (), "concurrent": {}}
+    return cast("Task", SimpleNamespace(problem=problem, source=source, **requests))
+
+
+def data_file(folder: Path, entries: int) -> str:
+    path = folder / "data.json"
+    path.write_text('{"data": [' + ", ".join(['{"x": [1]}'] * entries) + "]}")
+    return str(path)
+
+
+def test_the_own_client_confirms_what_it_can_send(tmp_path: Path) -> None:
+    for input_data in ("random", "zero", data_file(tmp_path, 5)):
+        assert why_perf_analyzer(OPTIONS, task_with(input_data)) is None
+    for url in ("triton:8001", "grpcs://triton:8001", "127.0.0.1:8001"):
+        assert why_perf_analyzer(replace(OPTIONS, target="remote", url=url), task_with()) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (replace(OPTIONS, protocol="http"), PerfAnalyzerReason.HTTP),
+        (replace(OPTIONS, target="remote", url="http://127.0.0.1:8000"), PerfAnalyzerReason.HTTP),
+        (replace(OPTIONS, perf_analyzer_image="triton-sdk"), PerfAnalyzerReason.IMAGE),
+    ],
+)
+def test_perf_analyzer_confirms_a_load_that_the_own_client_cannot_send(
+    options: RunOptions, reason: PerfAnalyzerReason
+) -> None:
+    assert why_perf_analyzer(options, task_with()) is reason
+
+
+def test_perf_analyzer_confirms_several_models_and_large_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_perf_analyzer(OPTIONS, task_with(concurrent=("other",))) is PerfAnalyzerReason.SEVERAL_MODELS
+    monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)
+    assert why_perf_analyzer(OPTIONS, task_with(data_file(tmp_path, 4))) is None
+    assert why_perf_analyzer(OPTIONS, task_with(data_file(tmp_path, 5))) is PerfAnalyzerReason.INPUT_DATA
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    installed = SimpleNamespace(perf_analyzer=tmp_path / "perf_analyzer", perf_analyzer_libraries=tmp_path)
+    monkeypatch.setattr(runtime, "ensure", lambda _: installed)
+    return RunFolder.create(str(tmp_path), "m")
+
+
+def make(options: RunOptions, task: Task, folder: RunFolder) -> load_generators.LoadGenerators:
+    return make_load_generators(options, task, folder, frozenset({0}), Stopwatch(), print)
+
+
+def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
+    made = make(OPTIONS, task_with(), folder)
+    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search.load_generator, PerfAnalyzer)
+    assert isinstance(made.confirmation, ClosedLoopGenerator)
+    assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
+    assert made.cross_checking is made.search
+    assert made.reason is None
+
+
+def test_perf_analyzer_confirms_over_http(folder: RunFolder) -> None:
+    made = make(replace(OPTIONS, protocol="http"), task_with(), folder)
+    assert made.confirmation is made.search
+    assert made.cross_checking is None
+    assert made.reason is PerfAnalyzerReason.HTTP
+
+
+def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
+    assert why_perf_analyzer(replace(OPTIONS, protocol="http"), task_with(open_loop=True)) is None
+    made = make(OPTIONS, task_with(open_loop=True), folder)
+    assert made.confirmation is made.search
+    assert made.cross_checking is None
+    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search.load_generator, OpenLoopGenerator)

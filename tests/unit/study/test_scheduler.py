@@ -1,0 +1,125 @@
+"""Tests for the scheduler with several trials running at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import ServerFault
+from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.search import make_searcher
+from optimizer.search.candidate_selector import CandidateSelector
+from optimizer.study.scheduler import Scheduler
+
+BASELINE, PLAIN = Candidate(1), Candidate(32, dynamic_batching=True)
+COMPARISONS = (("baseline", BASELINE), ("dynamic_batching", PLAIN))
+SPACE = SearchSpace((1, 2, 4, 8, 16, 32), ("off", 0, 100, 500, 2000), ("none", "max/2"), (1, 2, 3, 4))
+PROBLEM = Problem("m", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
+
+
+def make_scheduler(search: str = "simulated", problem: Problem = PROBLEM, max_trials: int | None = None) -> Scheduler:
+    searcher = make_searcher(search, problem, 0)
+    return Scheduler(problem, searcher, Budget(math.inf, max_trials), Stopwatch(), COMPARISONS)
+
+
+def measured(trial: Trial) -> Trial:
+    """Return ``trial`` measured at two loads of an invented server."""
+    candidate = trial.candidate
+    batching = candidate.max_batch_size**0.4 if candidate.dynamic_batching else 1.0
+    speed = 200.0 * candidate.instance_count**0.5 * batching
+    measurements = []
+    for concurrency in (4, 16):
+        throughput = speed * min(1.0, concurrency / 8)
+        p95_ms = 1.3e3 * concurrency / throughput + candidate.max_queue_delay_us / 1e3
+        load = LoadPoint(1, concurrency)
+        measurements.append((load, Measurement(throughput, latency_p95_ms=p95_ms, requests=500, stable=True)))
+    return replace(trial, measurements=tuple(measurements))
+
+
+def start_trials(scheduler: Scheduler, count: int, running: Sequence[Trial] = ()) -> list[Trial]:
+    """Return up to ``count`` running trials, including those that run already."""
+    trials = list(running)
+    while len(trials) < count and (scheduled := scheduler.next(trials)) is not None:
+        trials.append(scheduled[1])
+    return trials
+
+
+def gain_with_running(running: Sequence[tuple[Candidate, int]]) -> float:
+    trials = [measured(Trial(0, BASELINE)), measured(Trial(1, PLAIN))]
+    tried = {BASELINE, PLAIN, *(candidate for candidate, _ in running)}
+    decision = CandidateSelector(PROBLEM).decide(trials, tried, running)
+    assert decision is not None
+    return decision.gain
+
+
+@pytest.mark.parametrize("search", ["simulated", "tpe", "random", "grid", "nsga2"])
+def test_no_candidate_runs_twice_at_once(search: str) -> None:
+    scheduler = make_scheduler(search)
+    running = start_trials(scheduler, 12)
+    assert [trial.number for trial in running] == list(range(12))
+    assert len({trial.candidate for trial in running}) == 12
+    scheduler.finished(measured(running.pop(3)))  # a later one may end first
+    after = start_trials(scheduler, 12, running)
+    assert after[-1].number == 12
+    assert len({trial.candidate for trial in after}) == 12
+
+
+def test_the_first_parallel_candidates_are_far_apart() -> None:
+    searched = [trial.candidate for trial in start_trials(make_scheduler(), 8)[2:]]
+    assert len({candidate.instance_count for candidate in searched}) >= 3
+    assert len({candidate.max_batch_size for candidate in searched}) >= 3
+
+
+def test_running_trials_lower_the_expected_gain_of_similar_candidates() -> None:
+    trials = [measured(Trial(0, BASELINE)), measured(Trial(1, PLAIN))]
+    first = CandidateSelector(PROBLEM).decide(trials, {BASELINE, PLAIN})
+    assert first is not None
+    assert first.gain > 0.2
+    assert gain_with_running([(first.candidate, first.load)]) < 0.7 * first.gain
+    assert gain_with_running([]) == first.gain
+
+
+def test_the_search_waits_for_running_trials_before_it_ends() -> None:
+    small = replace(PROBLEM, space=SearchSpace((1, 32), ("off", 0), ("none",), (1,)))
+    scheduler = make_scheduler("grid", small)
+    running = start_trials(scheduler, 99)
+    assert len(running) == len(small.space)
+    assert scheduler.next(running) is None
+    assert [scheduler.search_ended] == ["budget"], "a running trial may change the answer"
+    for trial in running:
+        scheduler.finished(measured(trial))
+    assert scheduler.next() is None
+    assert [scheduler.search_ended] == ["exhausted"]
+
+
+def test_a_search_in_which_nothing_could_be_deployed_is_no_missed_sla() -> None:
+    scheduler = make_scheduler("random", max_trials=2)
+    first, second = start_trials(scheduler, 2)
+    scheduler.finished(replace(first, status="failed", reason="loading took longer than 20 s"))
+    assert scheduler.next([second]) is None
+    scheduler.finished(replace(second, status="failed", reason="loading took longer than 20 s"))
+    with pytest.raises(ServerFault, match="no configuration can be deployed: loading took longer than 20 s"):
+        scheduler.next()
+
+
+def test_running_trials_count_towards_max_trials() -> None:
+    scheduler = make_scheduler("random", max_trials=5)
+    assert len(start_trials(scheduler, 99)) == 5
+
+
+def test_only_failures_of_this_session_end_the_search() -> None:
+    failed = [
+        Trial(n, candidate, status="failed", reason="no memory") for n, candidate in enumerate(SPACE.candidates()[:4])
+    ]
+    resumed = make_scheduler("random")
+    resumed.resume(failed[:3])
+    assert resumed.next() is not None
+    with pytest.raises(ServerFault, match="no configuration can be deployed: no memory"):
+        resumed.finished(failed[3])

@@ -1,0 +1,398 @@
+"""Tests for ``tune sweep`` without a server: arguments, measurements and output."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from objectives.metrics import Measurement
+from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
+from optimizer.core.errors import BadInputError, ServerCrashed
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.measure.measurer import Measurer
+from optimizer.options.values import parse_rates, parse_whole_numbers
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.recording import RecordedServer, read_recording
+from optimizer.store.run_folder import RunFolder
+from optimizer.study import sweep_output
+from optimizer.study.sweep_output import print_sweep
+from optimizer.study.sweep_plan import SweepCell, SweepChoices, SweepPlan, configurations, sweep_cells
+from optimizer.study.sweeper import Sweeper, SweepTables
+
+OWN = Candidate(8)
+THREADS = "parameters.intra_op_thread_count.string_value"
+STATIC, DYNAMIC = Candidate(8), Candidate(8, True)
+
+
+def parse(words: str) -> SweepArguments:
+    return read_sweep_arguments(words.split())
+
+
+def measurement(throughput: float, **more: Any) -> Measurement:
+    stable = {"stable": True}
+    return Measurement(
+        throughput,
+        latency_avg_ms=10.0,
+        latency_p90_ms=11.0,
+        latency_p95_ms=12.345,
+        latency_p99_ms=13.0,
+        client_send_ms=0.004,
+        network_ms=0.2,
+        queue_ms=1234.5678,
+        compute_infer_ms=5.0,
+        **(stable | more),
+    )
+
+
+# -- arguments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1", (1,)),
+        ("1,2, 4", (1, 2, 4)),
+        ("4,1,4", (4, 1)),
+        ("2:16:2", (2, 4, 6, 8, 10, 12, 14, 16)),
+        ("1:3", (1, 2, 3)),
+        ("1:8:3", (1, 4, 7)),
+        ("1..256", (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+        ("3..20,1", (3, 6, 12, 20, 1)),
+        ("7..7", (7,)),
+        ("65536", (65536,)),
+    ],
+)
+def test_lists_of_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_whole_numbers(text, 1, 65536) == numbers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "x",
+        "1,,2",
+        "4:2",
+        "1:9:0",
+        "1..",
+        "0..4",
+        "8..2",
+        "1..8:2",
+        "-1",
+        "1.5",
+        "65537",
+        "9" * 30,
+        "1:2:3:4",
+    ],
+)
+def test_bad_lists_of_numbers_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write whole numbers from 1 to 65,536 as 1,2,4 or start:end:step"):
+        parse_whole_numbers(text, 1, 65536)
+
+
+def test_lists_have_at_most_1000_values() -> None:
+    with pytest.raises(ValueError, match="more than 1,000 values"):
+        parse_whole_numbers("1:9999999999", 1, 10**10)
+
+
+def test_rates_may_be_fractions() -> None:
+    assert parse_rates("2.5:10:2.5,100") == (2.5, 5.0, 7.5, 10.0, 100.0)
+
+
+def test_configurations_are_the_product_without_duplicates() -> None:
+    arguments = parse(
+        "--max-batch-size 1,8 --max-queue-delay off,0,5ms --preferred-batch-size none,4+8 --instances 1,2 m"
+    )
+    candidates = configurations(OWN, arguments.request.choices)
+    static = [candidate for candidate in candidates if not candidate.dynamic_batching]
+    assert len(static) == 2 * 2, "without dynamic batching, delay and preferred sizes have no effect"
+    assert Candidate(8, True, 5000, (4, 8), 2) in candidates
+    assert len(candidates) == len(set(candidates))
+
+
+def test_unlisted_settings_are_the_models_own() -> None:
+    own = Candidate(16, True, 100, (4, 16), 3, ((THREADS, "2"),))
+    assert configurations(own, SweepChoices()) == (own,)
+    assert configurations(own, SweepChoices(max_batch_size=(8,))) == (
+        replace(own, max_batch_size=8, preferred_batch_sizes=(4,)),
+    )
+    (one, two) = configurations(own, SweepChoices(fields={THREADS: ("1", "2")}))
+    assert (one, two) == (replace(own, fields=((THREADS, "1"),)), own)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--concurrency 1 --rates 5 m", "--concurrency and --rates are two kinds of load"),
+        ("--max-queue-delay soon m", "--max-queue-delay soon: write a positive time such as 20ms"),
+        ("--max-queue-delay 1h m", "longer than Triton's maximum queue delay"),
+        ("--preferred-batch-size many m", "is no policy"),
+        ("--instances 0 m", "--instances 0: write whole numbers from 1"),
+        ("--config nothing m", "--config nothing: write the path of a field and its values"),
+        ("--config no.such=1 m", "no field 'no'"),
+        ("--config max_batch_size=1 m", "use its name in the space"),
+        ("--config optimization.graph.level=high m", "'high' does not fit; it takes a whole number"),
+        ("--repeat 0 m", "--repeat 0: write a whole number from 1 to 100"),
+        ("--sla-p95 5ms m", "--sla-p95: `tune sweep` measures only the listed cells"),
+        ("--search grid m", "--search: `tune sweep` measures only the listed cells"),
+        ("--rates 5 --protocol http m", "--load rate sends requests by gRPC only"),
+        ("--csv nowhere/x.csv m", "--csv nowhere/x.csv: write the name of a file in a folder that exists"),
+        ("--resume nowhere", "--resume nowhere: no such folder"),
+        ("--resume nowhere m", "leave m out"),
+        ("--max-batchsize 4 m", "`tune sweep --help` shows the options"),
+        ("--concurrency 1", "MODEL is missing"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(words: str, message: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        parse(words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_preferred_sizes_need_dynamic_batching() -> None:
+    with pytest.raises(BadInputError, match="add --max-queue-delay 0"):
+        configurations(OWN, parse("--preferred-batch-size 4 m").request.choices)
+    with pytest.raises(BadInputError, match="max/3 is not an integer for max_batch_size 8"):
+        configurations(OWN, parse("--preferred-batch-size max/3 --max-queue-delay 0 m").request.choices)
+
+
+def test_options_of_a_run_are_accepted() -> None:
+    arguments = parse("-b 2 --protocol http --measurement-interval 800ms --concurrency-range 2:4:2 --json --out o m")
+    assert (arguments.options.protocol, arguments.options.measurement_interval_ms, arguments.options.out) == (
+        "http",
+        800.0,
+        "o",
+    )
+    assert (arguments.request.request_batch_size, arguments.request.concurrency, arguments.as_json) == (
+        (2,),
+        (2, 4),
+        True,
+    )
+    assert parse("--rates 100 m").options.load == "rate"
+    mixed = parse("--rates 100 -b 1*9|8 m")
+    assert (mixed.request.request_batch_size, mixed.options.request_batch_size) == ((), "1*9|8")
+
+
+def test_a_sweep_is_resumed_with_its_arguments(tmp_path: Path) -> None:
+    words = "--max-queue-delay off,0 --concurrency 1,2 mlp"
+    (tmp_path / sweep_output.FILE).write_text(json.dumps({"words": words.split()}))
+    resumed = parse(f"--resume {tmp_path} --json")
+    assert resumed == replace(parse(words), resumed=RunFolder(tmp_path), as_json=True)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"words": [1]}', '{"words": "mlp"}', '{"words": ["--resume", "."]}'])
+def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / sweep_output.FILE).write_text(text)
+    with pytest.raises(BadInputError, match="not the record of a sweep"):
+        parse(f"--resume {tmp_path}")
+
+
+# -- measurements -------------------------------------------------------------------------------------
+
+
+def plan(*sizes: int, repeat: int = 1) -> SweepPlan:
+    loads = tuple(LoadPoint(size, concurrency) for size in sizes or (1,) for concurrency in (1, 4))
+    return SweepPlan((STATIC, DYNAMIC, Candidate(1)), loads, repeat)
+
+
+def test_cells_without_measurements_have_a_reason() -> None:
+    trials = [
+        Trial(0, STATIC, ((LoadPoint(1, 1), measurement(100)), (LoadPoint(1, 4), Measurement(reason="crashed")))),
+        Trial(1, DYNAMIC, status="failed", reason="no memory"),
+    ]
+    cells = sweep_cells(plan(1, 8), trials)
+    assert len(cells) == 3 * 4
+    reasons = [cell.measurement.reason for cell in cells]
+    assert reasons[:4] == ["", "crashed", "not measured", "not measured"]
+    assert reasons[4:8] == ["no memory"] * 4
+    assert reasons[8:] == ["not measured"] * 2 + ["max_batch_size 1 admits no requests of 8 samples"] * 2
+    assert len(plan(1, 8)) == 4 + 4 + 2
+
+
+def test_the_median_of_several_measurements_counts() -> None:
+    load = LoadPoint(1, 1)
+    values = (measurement(90), Measurement(reason="lost"), measurement(300), measurement(100))
+    taken = tuple((load, value) for value in values)
+    (cell, *_) = sweep_cells(plan(repeat=4), [Trial(0, STATIC, taken)])
+    assert (cell.measurement.throughput_infer_per_sec, cell.measured) == (100, 4)
+
+
+def test_missing_loads() -> None:
+    half = Trial(0, STATIC, ((LoadPoint(1, 1), measurement(1)),))
+    assert plan().missing(half, 1) == [LoadPoint(1, 4)]
+    assert plan().missing(half, 2) == [LoadPoint(1, 1), LoadPoint(1, 4)]
+    assert plan().missing(replace(half, status="failed"), 2) == []
+
+
+@pytest.mark.parametrize(("sizes", "names"), [((1,), ["trials.csv"]), ((1, 8), ["trials-b1.csv", "trials-b8.csv"])])
+def test_tables_are_readable_as_tables_of_a_run(tmp_path: Path, sizes: tuple[int, ...], names: list[str]) -> None:
+    sweep_plan = plan(*sizes)
+    tables = SweepTables(RunFolder(tmp_path), "m", sweep_plan, {})
+    expected = []
+    for number, candidate in enumerate(sweep_plan.configurations[:2]):
+        trial = Trial(number, candidate)
+        for load in sweep_plan.loads:
+            tables.append(trial, load, measurement(100 * (number + 1) * load.concurrency))
+            trial = replace(
+                trial, measurements=(*trial.measurements, (load, measurement(100 * (number + 1) * load.concurrency)))
+            )
+        expected.append(trial)
+    failed = Trial(2, Candidate(1), status="failed", reason="no memory")
+    tables.append_failure(failed)
+    assert tables.read() == [*expected, failed]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    for name, size in zip(names, sizes, strict=True):
+        recording = read_recording(tmp_path / name)
+        assert recording.request_batch_size == size
+        assert len([row for row in recording.rows if row.load]) == 4
+    other = SweepPlan((DYNAMIC, STATIC), sweep_plan.loads)
+    with pytest.raises(BadInputError, match="trial 0 belongs to another sweep"):
+        SweepTables(RunFolder(tmp_path), "m", other, {}).read()
+
+
+class Server(RecordedServer):
+    """A server that serves every load; each of ``crashes`` and ``interrupts`` raises once."""
+
+    def __init__(
+        self, *crashes: LoadPoint, interrupts: Sequence[LoadPoint] = (), broken: Candidate | None = None
+    ) -> None:
+        taken = tuple((LoadPoint(1, concurrency), measurement(100.0 * concurrency)) for concurrency in (1, 4))
+        served = [Trial(0, candidate, taken) for candidate in (STATIC, DYNAMIC, Candidate(1)) if candidate != broken]
+        failed = [Trial(0, broken, status="failed", reason="no memory")] if broken else []
+        super().__init__(served + failed)
+        self.deployments: list[Candidate] = []
+        self._crashes, self._interrupts = list(crashes), list(interrupts)
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        self.deployments.append(candidate)
+        with super().deploy(candidate) as endpoint:
+            yield endpoint
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        if load in self._interrupts:
+            self._interrupts.remove(load)
+            raise KeyboardInterrupt
+        if load in self._crashes:
+            self._crashes.remove(load)
+            raise ServerCrashed("died")
+        return super().measure(endpoint, load, seconds)
+
+
+def sweep_on(server: Server, folder: Path, sweep_plan: SweepPlan) -> list[SweepCell]:
+    tables = SweepTables(RunFolder(folder), "m", sweep_plan, {})
+    with contextlib.suppress(KeyboardInterrupt):
+        Sweeper(sweep_plan, server, Measurer(server, server, tables, QuietWatcher())).run()
+    return sweep_cells(sweep_plan, tables.read())
+
+
+def test_failures_are_rows_and_the_sweep_continues(tmp_path: Path) -> None:
+    server = Server(LoadPoint(1, 1), broken=DYNAMIC)
+    cells = sweep_on(server, tmp_path, plan())
+    assert [cell.measurement.reason for cell in cells] == ["died", "", "no memory", "no memory", "", ""]
+    assert server.deployments == [STATIC, STATIC, DYNAMIC, Candidate(1)], "after a crash on another server"
+
+
+def test_each_round_measures_all_configurations(tmp_path: Path) -> None:
+    server = Server()
+    cells = sweep_on(server, tmp_path, plan(repeat=2))
+    assert server.deployments == [STATIC, DYNAMIC, Candidate(1)] * 2
+    assert [cell.measured for cell in cells] == [2] * 6
+
+
+def test_a_resumed_sweep_measures_what_is_missing(tmp_path: Path) -> None:
+    first = sweep_on(Server(interrupts=(LoadPoint(1, 4),)), tmp_path, plan())
+    assert [cell.measured for cell in first] == [1, 0, 0, 0, 0, 0]
+    again = Server()
+    assert [cell.measured for cell in sweep_on(again, tmp_path, plan())] == [1] * 6
+    assert sweep_on(again, tmp_path, plan())
+    assert again.deployments == [STATIC, DYNAMIC, Candidate(1)], "complete configurations are not deployed again"
+
+
+# -- output ---------------------------------------------------------------------------------------------
+
+
+def printed(cells: list[SweepCell], status: str = "done") -> list[str]:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    document = {
+        "model": {"name": "mo[red]del"},
+        "hardware": "a CPU",
+        "notes": sweep_output.notes(cells),
+        "status": status,
+        "results_dir": "results/m/1",
+    }
+    print_sweep(console, cells, document)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_the_tables_fit_80_columns() -> None:
+    trials = [
+        Trial(
+            0, STATIC, ((LoadPoint(2, 1), measurement(975.048)), (LoadPoint(2, 4), measurement(1000, stable=False)))
+        ),
+        Trial(
+            1,
+            DYNAMIC,
+            ((LoadPoint(2, 1), measurement(998.1)), (LoadPoint(2, 4), measurement(3187.76, other_cpu_share=0.3))),
+        ),
+    ]
+    lines = printed(sweep_cells(SweepPlan((STATIC, DYNAMIC), (LoadPoint(2, 1), LoadPoint(2, 4))), trials))
+    assert lines[0] == "mo[red]del on a CPU"
+    start = lines.index("batch 8 · 1 instance · no dynamic batching")
+    assert lines[start + 1 : start + 11] == [
+        "requests of 2 samples",
+        "             Throughput   Avg   p90   p95   p99",
+        "Concurrency     infer/s    ms    ms    ms    ms",
+        "          1         975  10.0  11.0  12.3  13.0",
+        "          4      1,000*  10.0  11.0  12.3  13.0",
+        "",
+        "                      Network+",
+        "             Client     Server     Server  Compute  Compute  Compute  Client",
+        "Concurrency    Send  Send/Recv      Queue    Input    Infer   Output    Recv",
+        "          1   0.004      0.200  1,234.568        –    5.000        –       –",
+    ]
+    side = next(i for i, line in enumerate(lines) if line.startswith("comparison:"))
+    assert lines[side + 3].split()[:6] == ["1,000", "1.00x", "10.0", "12.3", "12.3", "4"]
+    assert lines[side + 5].split()[:2] == ["3,188", "3.19x"]
+    text = " ".join(lines)
+    assert "note: unstable, marked *: 1 of 4 cells" in text
+    assert "disturbed: 1 of 4 cells, while other processes or machines took up to 30%" in text
+    assert lines[-1] == "results  results/m/1"
+
+
+def test_rows_are_request_batch_sizes_if_only_these_vary() -> None:
+    sweep_plan = SweepPlan((STATIC,), (LoadPoint(1, 1), LoadPoint(4096, 1)))
+    lines = printed(
+        sweep_cells(sweep_plan, [Trial(0, STATIC, ((LoadPoint(1, 1), measurement(402.5)),))]), "interrupted"
+    )
+    assert "concurrency 1, rows by request batch size" in lines
+    assert "Batch  Throughput   Avg   p90   p95   p99" in lines
+    assert "batch size 4,096: max_batch_size 8 admits no requests of 4096 samples" in lines
+    assert not any(line.startswith("comparison:") for line in lines), "there is only one configuration"
+    assert "resume   tune sweep --resume results/m/1" in lines
+
+
+def test_the_csv_has_every_cell(tmp_path: Path) -> None:
+    cells = sweep_cells(plan(1, 8), [Trial(0, STATIC, ((LoadPoint(1, 1), measurement(100)),))])
+    sweep_output.write_csv(tmp_path / "cells.csv", cells)
+    with (tmp_path / "cells.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(cells) == 12
+    assert (rows[0]["dynamic_batching"], rows[0]["stable"], rows[0]["queue_ms"]) == ("false", "true", "1234.5678")
+    assert rows[1]["throughput_infer_per_sec"] == ""
+    assert rows[-1]["reason"] == "max_batch_size 1 admits no requests of 8 samples"

@@ -1,0 +1,324 @@
+"""Tests for the tuning loop on a recorded table: trials, recommendation, resume and faults."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint, LoadGenerator, ResourceUsage, Target
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.measure.measurer import Measurer
+from optimizer.results.recommendation import Outcome, assess
+from optimizer.search import make_searcher
+from optimizer.store.recording import RecordedServer
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.study import Tuner
+
+BASELINE = Candidate(max_batch_size=1)
+PLAIN = Candidate(max_batch_size=64, dynamic_batching=True)
+COMPARISONS = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
+
+
+class RecordingObserver:
+    """An observer that records roles and loads."""
+
+    def __init__(self) -> None:
+        self.roles: list[str] = []
+        self.loads: list[tuple[int, LoadPoint]] = []
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        self.roles.append(role)
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
+        self.loads.append((number, load))
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        pass
+
+
+class Session:
+    """A run in a folder; each call of ``run`` makes a new tuner, as a resumed session does."""
+
+    def __init__(self, folder: Path, problem: Problem, table: RecordedServer, search: str = "grid") -> None:
+        self.folder, self.problem, self.search = folder, problem, search
+        self.target: Target = table
+        self.load_generator: LoadGenerator = table
+        self.telemetry = table
+        self.log = RecordingObserver()
+
+    def tuner(self, **budget: float) -> Tuner:
+        return Tuner(
+            problem=self.problem,
+            searcher=make_searcher(self.search, self.problem, 0, str(self.folder / "study.journal"), "known"),
+            target=self.target,
+            measurer=Measurer(
+                self.load_generator, self.telemetry, TrialsTable(self.folder / "trials.csv", "known", {}), self.log
+            ),
+            budget=Budget(**({"seconds": 600} | budget)),  # type: ignore[arg-type]
+        )
+
+    def run(self, **budget: float) -> Outcome:
+        trials = self.tuner(**budget).run(COMPARISONS)
+        return assess(trials, self.problem, BASELINE, PLAIN)
+
+
+@pytest.fixture
+def study(tmp_path: Path, problem: Problem, known_table: list[Trial]) -> Session:
+    return Session(tmp_path, problem, RecordedServer(known_table))
+
+
+def best_in_table(trials: list[Trial]) -> float:
+    return max(
+        m.throughput_infer_per_sec or 0
+        for trial in trials
+        for _, m in trial.measurements
+        if (m.latency_p95_ms or 99) <= 20
+    )
+
+
+@pytest.mark.parametrize("search", ["simulated", "grid", "tpe", "random", "nsga2"])
+def test_every_search_ends_near_the_best_of_the_table(study: Session, known_table: list[Trial], search: str) -> None:
+    study.search = search
+    outcome = study.run()
+    assert outcome.recommended is not None
+    assert outcome.recommended.measurement.throughput_infer_per_sec >= 0.93 * best_in_table(known_table)  # type: ignore[operator]
+    assert outcome.recommended.measurement.latency_p95_ms <= 20  # type: ignore[operator]
+    tried = [trial.candidate for trial in TrialsTable(study.folder / "trials.csv", "known", {}).read()]
+    assert len(set(tried)) == len(tried) == outcome.trials, "each candidate once"
+    if search == "simulated":
+        assert 2 < outcome.trials < len(study.problem.space), "it stops when no trial is worth its time"
+    else:
+        assert outcome.trials == len(study.problem.space)
+
+
+def test_the_comparisons_come_first(study: Session) -> None:
+    outcome = study.run()
+    assert study.log.roles[:3] == ["baseline", "dynamic_batching", "search"]
+    assert outcome.baseline is not None
+    assert outcome.baseline.candidate == BASELINE
+    assert outcome.dynamic_batching is not None
+    assert outcome.speedup is None, "only fresh servers show a gain"
+
+
+def test_max_trials_counts_every_configuration(study: Session) -> None:
+    assert study.run(max_trials=4).trials == 4
+
+
+def test_a_spent_budget_still_measures_the_baseline_once(study: Session) -> None:
+    outcome = study.run(seconds=1e-9)
+    assert (outcome.trials, outcome.measurements) == (1, 1)
+    assert outcome.untried == {"dynamic_batching"}
+
+
+def test_nothing_meets_the_sla(study: Session) -> None:
+    study.problem = replace(study.problem, sla=Sla.from_bounds({"p95": 1.0}))
+    outcome = study.run()
+    assert outcome.recommended is None
+    assert outcome.closest is not None
+    assert outcome.holds_back == "a single inference takes 1.47 ms"
+    assert outcome.speedup is None
+
+
+def test_a_bounded_latency_that_was_never_measured_is_named(problem: Problem) -> None:
+    bounded = replace(problem, sla=Sla.from_bounds({"p99": 20.0}))
+    trials = [Trial(0, BASELINE, ((LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True)),))]
+    outcome = assess(trials, bounded, BASELINE, PLAIN)
+    assert outcome.recommended is None
+    assert outcome.holds_back == "latency-p99 could not be measured"
+
+
+def test_an_interrupted_run_continues_with_at_most_the_measurement_in_flight_lost(
+    study: Session, tmp_path: Path, known_table: list[Trial]
+) -> None:
+    whole = study.run()
+    (tmp_path / "cut").mkdir()
+    for after in range(1, whole.measurements, 3):
+        folder = tmp_path / "cut" / str(after)
+        folder.mkdir()
+        cut = Session(folder, study.problem, _Interrupting(known_table, after))
+        with pytest.raises(KeyboardInterrupt):
+            cut.run()
+        assert len(cut.log.loads) == after
+        resumed = Session(folder, study.problem, RecordedServer(known_table))
+        outcome = resumed.run()
+        assert outcome.recommended == whole.recommended
+        assert len(resumed.log.loads) <= whole.measurements - after + 1
+
+
+class _Interrupting(RecordedServer):
+    def __init__(self, trials: list[Trial], after: int) -> None:
+        super().__init__(trials)
+        self.left = after
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super().measure(endpoint, load, seconds)
+
+
+def test_a_failed_deployment_is_recorded_and_the_search_continues(study: Session, known_table: list[Trial]) -> None:
+    broken = replace(known_table[5], status="failed", reason="out of memory", measurements=())
+    table = RecordedServer([*known_table[:5], broken, *known_table[6:]])
+    study.target = study.load_generator = study.telemetry = table
+    tuner = study.tuner()
+    trials = tuner.run(COMPARISONS)
+    failed = [trial for trial in trials if trial.status == "failed"]
+    assert [trial.reason for trial in failed] == ["out of memory"]
+    assert len(trials) == len(study.problem.space)
+    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
+
+
+def test_a_baseline_that_the_server_refuses_is_bad_input(study: Session, known_table: list[Trial]) -> None:
+    class Refusing(RecordedServer):
+        refused = BASELINE
+
+        @contextlib.contextmanager
+        def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+            if candidate == self.refused:
+                raise LoadRefused("load failed for model 'known': no such weights")
+            with super().deploy(candidate) as endpoint:
+                yield endpoint
+
+    study.target = study.load_generator = study.telemetry = table = Refusing(known_table)
+    with pytest.raises(BadInputError, match=r"^the server refuses the model as it is configured: .*no such weights"):
+        study.run()
+    assert [trial.status for trial in TrialsTable(study.folder / "trials.csv", "known", {}).read()] == ["failed"]
+    assert study.log.roles == ["baseline"]
+    table.refused = PLAIN
+    (study.folder / "trials.csv").unlink()
+    assert study.run().recommended is not None, "the search continues if it refuses another configuration"
+
+
+def test_a_failed_measurement_is_recorded_and_the_search_continues(study: Session, known_table: list[Trial]) -> None:
+    class Failing(RecordedServer):
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if endpoint.candidate.instance_count == 2:
+                raise MeasurementError("perf_analyzer ended with exit code 99")
+            return super().measure(endpoint, load, seconds)
+
+    study.target = study.load_generator = study.telemetry = Failing(known_table)
+    outcome = study.run()
+    assert outcome.recommended is not None
+    assert outcome.recommended.candidate.instance_count == 1
+    assert "exit code 99" in (study.folder / "trials.csv").read_text()
+
+
+def test_three_crashes_make_a_candidate_infeasible_despite_its_measurements(
+    study: Session, known_table: list[Trial]
+) -> None:
+    class Crashing(RecordedServer):
+        crashes = 0
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if endpoint.candidate.instance_count == 2 and load.concurrency > 8:
+                self.crashes += 1
+                raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    study.target = study.load_generator = study.telemetry = table = Crashing(known_table)
+    tuner = study.tuner()
+    trials = tuner.run(COMPARISONS)
+    failed = [trial for trial in trials if trial.status == "failed"]
+    assert failed
+    assert table.crashes == 3 * len(failed)
+    for trial in failed:
+        assert trial.reason == "crashed 3 times: tritonserver died (SIGSEGV) while measuring"
+        assert trial.measurements == ()
+    best = tuner.scheduler.best()
+    assert best is not None
+    assert best.candidate.instance_count == 1
+    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
+
+
+def test_a_crash_at_the_end_of_the_budget_keeps_the_measurements(study: Session, known_table: list[Trial]) -> None:
+    class Crashing(RecordedServer):
+        measured = 0
+
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            self.measured += 1
+            if endpoint.candidate == PLAIN and self.measured > 3:
+                tuner.budget.seconds = 0
+                raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
+            return super().measure(endpoint, load, seconds)
+
+    study.target = study.load_generator = study.telemetry = Crashing(known_table)
+    study.search = "random"
+    tuner = study.tuner()
+    trials = tuner.run(COMPARISONS)
+    assert [trial.status for trial in trials] == ["ok", "ok"]
+    assert trials[1].measurements
+
+
+def test_telemetry_is_part_of_the_measurement(study: Session, known_table: list[Trial]) -> None:
+    class Metered(RecordedServer):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            yield ResourceUsage(server_memory_bytes=5e8)
+
+    study.telemetry = Metered(known_table)
+    outcome = study.run(max_trials=2)
+    assert outcome.recommended is not None
+    assert outcome.recommended.measurement.server_memory_bytes == 5e8
+
+
+@pytest.mark.parametrize(("search", "objectives"), [("simulated", ("throughput", "energy")), ("tpe", ("energy",))])
+def test_energy_is_an_objective(
+    study: Session, known_table: list[Trial], search: str, objectives: tuple[str, ...]
+) -> None:
+    """Power grows with the instances only, so one instance needs the least energy for 1,000 inferences."""
+
+    class Metered(RecordedServer):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            yield ResourceUsage(gpu_power_watts=100.0 * endpoint.candidate.instance_count)
+
+    study.telemetry, study.search = Metered(known_table), search
+    study.problem = replace(study.problem, objectives=tuple(METRICS[name] for name in objectives))
+    best = study.run().recommended
+    assert best is not None
+    throughput = best.measurement.throughput_infer_per_sec or 0
+    energy = METRICS["energy"].value(best.measurement)
+    assert energy == pytest.approx(1e5 * best.candidate.instance_count / throughput)
+    assert best.candidate.instance_count == (2 if objectives[0] == "throughput" else 1)
+
+
+def test_a_hopeless_deployment_ends_after_its_warm_up_window(study: Session, known_table: list[Trial]) -> None:
+    class HopelessWarmUp(RecordedServer):
+        def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:  # type: ignore[override]
+            bad = endpoint.candidate not in (BASELINE, PLAIN)
+            return Measurement(1.0 if bad else 1e6, latency_p95_ms=900.0 if bad else 1.0, requests=9)
+
+    study.load_generator, study.search = HopelessWarmUp(known_table), "random"
+    trials = study.tuner(max_trials=6).run(COMPARISONS)
+    for trial in trials[2:]:
+        ((load, measurement),) = trial.measurements
+        assert not measurement.stable
+        assert measurement.reason == "given up after a first short window"
+        assert (trial.number, load) in study.log.loads
+    assert all(m.stable for trial in trials[:2] for _, m in trial.measurements)
+    stored = TrialsTable(study.folder / "trials.csv", "known", {}).read()
+    assert [t.measurements for t in stored] == [t.measurements for t in trials]
+
+
+def test_the_time_of_the_search_is_recorded(study: Session, known_table: list[Trial]) -> None:
+    class Slow(RecordedServer):
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            time.sleep(0.005)
+            return super().measure(endpoint, load, seconds)
+
+    study.load_generator = Slow(known_table)
+    tuner = study.tuner()
+    tuner.run(COMPARISONS)
+    times = tuner.stopwatch.report()
+    assert (times["search_seconds"] or 0) > 0

@@ -1,0 +1,45 @@
+"""Tests of runs whose test cannot continue. None of them needs a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import Trial
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.tuning_run import continue_confirmation
+from tests.run_folders import CANDIDATE, CLOSED, MEASURED, write_run
+
+
+def refusal(path: Path) -> str:
+    run = RunFolder(path)
+    with pytest.raises(BadInputError) as refused:
+        continue_confirmation(run, run.read_options(), 1.0, print, lambda *_: QuietWatcher())
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_confirmations_without_a_plan_are_not_continued(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    TrialsTable(path / "trials.csv", "doubler", {}).append(Trial(0, CANDIDATE), CLOSED, MEASURED, 1, 0.005)
+    assert refusal(path) == (
+        f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
+        f"`tune verify --fresh {path}`"
+    )
+
+
+def test_a_run_without_trials_is_not_continued(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    (path / "trials.csv").unlink()
+    assert refusal(path) == f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`"
+
+
+def test_a_changed_bound_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(write_run(tmp_path))
+    run.refuse_other_bounds(["p95 <= 20 ms"])
+    with pytest.raises(BadInputError, match="the run had p95 <= 20 ms, but its profile now has none; restore the"):
+        run.refuse_other_bounds([])
