@@ -19,6 +19,7 @@ from optimizer.core.interfaces import Endpoint, OutputCheck
 from optimizer.core.notes import Note, OfModels, OutputsNotCompared
 from optimizer.core.safe_text import one_line
 from optimizer.measure import inference
+from optimizer.measure.load_wrappers import index_hint
 from optimizer.measure.output_comparison import (
     ModelOutputs,
     OutputDifference,
@@ -139,8 +140,9 @@ class NoOutputCheck:
 class BaselineOutputCheck:
     """Compares each deployment's outputs with those of the unbatched baseline for the same requests.
 
-    The requests follow from ``input_data`` and ``shapes``, as those of the load. ``file`` keeps requests and outputs
-    and is read if it exists. Raises BadInputError if it is not a file of reference outputs.
+    The requests follow from ``input_data`` and ``shapes``, as those of the load; the inputs ``unbounded`` have random
+    integers of the whole range of their type. ``file`` keeps requests and outputs and is read if it exists. Raises
+    BadInputError if it is not a file of reference outputs.
     """
 
     def __init__(
@@ -150,9 +152,11 @@ class BaselineOutputCheck:
         input_data: str,
         shapes: Sequence[str],
         request_batch_size: int,
+        unbounded: tuple[str, ...] = (),
         tolerance: Tolerance | None = None,
     ) -> None:
         self._file = file
+        self._unbounded = unbounded
         self._input_data = input_data
         self._shapes = tuple(shapes)
         self._request_batch_size = request_batch_size
@@ -176,7 +180,8 @@ class BaselineOutputCheck:
         """Send each request to the baseline twice, one at a time, and keep its outputs.
 
         ``note`` reports if the baseline fails, does not repeat its outputs, or no requests can be generated. Raises
-        LoadRefused if the model fails every request, and EnvironmentFault if the file cannot be written.
+        LoadRefused if the model fails every request, BadInputError if their random indexes are the cause, and
+        EnvironmentFault if the file cannot be written.
         """
         self._attempts += 1
         requests = list[bytes]()
@@ -191,6 +196,8 @@ class BaselineOutputCheck:
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
             elif requests and all(_is_refused(endpoint, request) for request in requests[:_CHUNK]):
+                if hint := index_hint(str(error), self._unbounded):
+                    raise BadInputError(f"{error}; {hint}") from error
                 raise LoadRefused(
                     f"it loads, but {error}, as all others; if the data of the requests are the cause, change them "
                     "with --input-data"

@@ -38,6 +38,7 @@ from optimizer.measure.output_check import BaselineOutputCheck, CombinedOutputCh
 from optimizer.measure.score import read_scorer
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
+from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
@@ -251,17 +252,18 @@ class Environment:
         if not self.options.output_check:
             return NoOutputCheck(OutputsNotCompared())
 
-        def make_check(file: Path, input_data: str, shapes: tuple[str, ...]) -> BaselineOutputCheck:
-            size = task.problem.space.request_batch_size
+        def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
             return BaselineOutputCheck(
-                file, input_data=input_data, shapes=shapes, request_batch_size=size, tolerance=task.tolerance
+                file,
+                input_data=requests.input_data,
+                shapes=requests.shapes,
+                request_batch_size=task.problem.space.request_batch_size,
+                unbounded=requests.unbounded,
+                tolerance=task.tolerance,
             )
 
-        own = make_check(folder.reference, task.input_data, task.shapes)
+        own = make_check(folder.reference, task)
         if not task.concurrent:
             return own
-        others = {
-            name: make_check(folder.reference_of(name), requests.input_data, requests.shapes)
-            for name, requests in task.concurrent.items()
-        }
+        others = {name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()}
         return CombinedOutputCheck({task.source.name: own, **others})

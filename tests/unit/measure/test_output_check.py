@@ -117,12 +117,9 @@ class Served:
         self.endpoint = endpoint
         self.file = file
 
-    def guard(
-        self, input_data: str = "random", shapes: tuple[str, ...] = (), tolerance: Tolerance | None = None
-    ) -> BaselineOutputCheck:
-        return BaselineOutputCheck(
-            self.file, input_data=input_data, shapes=shapes, request_batch_size=1, tolerance=tolerance
-        )
+    def guard(self, **options: Any) -> BaselineOutputCheck:
+        given = {"input_data": "random", "shapes": (), "request_batch_size": 1, **options}
+        return BaselineOutputCheck(self.file, **given)
 
     def referred(self) -> BaselineOutputCheck:
         guard = self.guard()
@@ -208,6 +205,14 @@ def test_a_baseline_that_fails_every_request_is_refused(served: Served) -> None:
     served.server.model = fails
     with pytest.raises(LoadRefused, match=r"index 12345 out of range, as all others; .* --input-data"):
         served.guard().record_reference(served.endpoint)
+
+
+def test_a_baseline_that_fails_every_random_index_is_refused_with_a_hint(served: Served) -> None:
+    served.server.model = fails
+    with pytest.raises(
+        BadInputError, match=r"12345 out of range; the random data of x, .*--input-range x:0\.\."
+    ):
+        served.guard(unbounded=("x",)).record_reference(served.endpoint)
 
 
 def test_requests_that_cannot_be_generated_are_noted(served: Served) -> None:
