@@ -60,7 +60,7 @@ from optimizer.results.confirmation_plan import (
 FloatArray: TypeAlias = NDArray[np.float64]
 
 ALLOWED = 0.05  # p95
-CONFIRMATION_SECONDS = 130.0  # of the default budget of 240 s
+CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
 AUTOCORRELATION = 0.6  # of the speed of neighboring windows
 EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
 CROSS_CHECK_SECONDS = CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS  # of perf_analyzer

@@ -98,7 +98,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--budget",
         metavar="TIME",
-        help="Wall time of all runs together: 20m, 2h (default: that of the suite, else 4m per run)",
+        help="Wall time of all runs together: 20m, 2h (default: that of the suite, else 3m per run)",
     )
     parser.add_argument(
         "--resume",

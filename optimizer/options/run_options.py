@@ -61,7 +61,7 @@ class RunOptions:
     min_score: float | None = None
     confidence: float = CONFIDENCE
     output_check: bool = True
-    budget_seconds: float = 240.0
+    budget_seconds: float = 180.0
     max_trials: int | None = None
     max_instances: int | None = None  # of one model
     confirmation: bool = True

@@ -209,9 +209,7 @@ def test_a_baseline_that_fails_every_request_is_refused(served: Served) -> None:
 
 def test_a_baseline_that_fails_every_random_index_is_refused_with_a_hint(served: Served) -> None:
     served.server.model = fails
-    with pytest.raises(
-        BadInputError, match=r"12345 out of range; the random data of x, .*--input-range x:0\.\."
-    ):
+    with pytest.raises(BadInputError, match=r"12345 out of range; the random data of x, .*--input-range x:0\.\."):
         served.guard(unbounded=("x",)).record_reference(served.endpoint)
 
 

@@ -67,7 +67,7 @@ def test_paths_start_from_the_suite(tmp_path: Path) -> None:
 
 def test_without_a_budget_each_has_that_of_a_run(tmp_path: Path) -> None:
     suite = read_suite(write(tmp_path, "entries: [{model: a}, {model: b}]"))
-    assert (suite.name, suite.budget_seconds) == ("suite", 480.0)
+    assert (suite.name, suite.budget_seconds) == ("suite", 360.0)
 
 
 def test_a_name_tells_two_apart(tmp_path: Path) -> None:
