@@ -15,12 +15,14 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 FIRST_FOLDERS = ("stack", "contract", "cli", "study")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Restore the default signal handlers, and give hypothesis examples no deadline.
 
-    The shell of a background job ignores signals, and commands under test would inherit that.
+    The shell of a background job ignores signals, and commands under test would inherit that. Only ``--long`` draws
+    new examples each time, so that a change is not blamed for a fault that another one made.
     """
-    settings.register_profile("tritune", deadline=None, max_examples=50)
+    repeatable = not config.getoption("--long")
+    settings.register_profile("tritune", deadline=None, max_examples=50, derandomize=repeatable)
     settings.load_profile("tritune")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):

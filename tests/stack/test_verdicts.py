@@ -1,4 +1,4 @@
-"""The verdict on a real model whose latency is so far inside the bound that the simulated test always passes."""
+"""Verdicts on real servers: far inside the bound, and on a machine that becomes slower after the search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from objectives.confidence import Verdict, judge_share, pool_server_spread
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE
-from tests.command_fixtures import Playground, Run, run_tune
+from optimizer.deploy import runtime
+from tests.command_fixtures import UNDECIDED, Playground, Run, run_tune
+from tests.repositories import write_python_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -21,6 +23,23 @@ from verdict_procedure import ALLOWED, Configuration, Machine, Scenario, counts
 SLA_MS = 1000.0
 NOISY = Scenario(server_cv=0.1, window_cv=0.12, epochs=True)  # the noisiest one of benchmarks/verdict_procedure.md
 RUNS = 2000
+SLOW_SLA_MS = 100.0
+SLOWDOWN = 1.4
+# Executions take 2 ms per sample, and SLOWDOWN times that once the file exists, as on a machine that became slower.
+SLOWING_PROGRAM = f"""\
+import time
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        seconds = 0.002 * sum(len(x.as_numpy()) for x in inputs)
+        time.sleep(seconds * ({SLOWDOWN} if Path("SLOW_FILE").exists() else 1))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
+"""
 
 
 def simulated_passes(share_of_bound: float) -> float:
@@ -49,3 +68,20 @@ def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
         pytest.skip("other processes disturbed the windows, whatever the latency")
     assert (run.document["verdict"], run.document["undecided_cause"]) == ("PASS", None), run.document["confirmation"]
     assert (run.ended.code, run.ended.stderr) == (0, "")
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="no models in Python here")
+def test_on_a_machine_that_became_slower_a_lower_load_passes(playground: Playground) -> None:
+    slow = playground.root / "slow"
+    write_python_model(playground.here / "models", "slowing", SLOWING_PROGRAM.replace("SLOW_FILE", str(slow)))
+    arguments = ["--sla-p95", f"{SLOW_SLA_MS:.0f}ms", "--budget", "60s", "--max-trials", "1", "--no-confirmation"]
+    searched = Run(playground, run_tune(playground, *arguments, "--json", "models/slowing"))
+    assert searched.ended.code == UNDECIDED, searched.ended
+    slow.touch()
+    verified = run_tune(playground, "verify", "--budget", "2m", searched.folder, "--json")
+    before, after = searched.document["recommended"], Run(playground, verified).document["recommended"]
+    assert (verified.code, verified.stderr) == (0, ""), verified
+    assert after["latency_p95_ms"] <= SLOW_SLA_MS
+    assert after["concurrency"] * SLOWDOWN == pytest.approx(before["concurrency"], rel=0.25)
+    assert after["throughput_infer_per_sec"] * SLOWDOWN == pytest.approx(before["throughput_infer_per_sec"], rel=0.1)
