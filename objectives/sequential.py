@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 LOOKS = (4, 6, 9, 13, 19, 28)  # servers after which the verdict is judged; each look has about 1.5 times the data
-_GRID = np.linspace(-9.0, 9.0, 1801)  # standard deviations
+_GRID, _PARTS = np.linspace(-9.0, 9.0, 1801), 20  # standard deviations
 
 
 def spent_error(error: float, servers: int) -> float:
@@ -38,9 +38,10 @@ def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float,
         wide = _GRID * np.sqrt(look)
         step = wide[1] - wide[0]
         scale = np.sqrt(look - before)
-        kernel = np.exp(-0.5 * np.square((wide[:, None] - sums[None, :]) / scale)) / (scale * np.sqrt(2 * np.pi))
         width = sums[1] - sums[0] if before else 1.0
-        density = (kernel * density).sum(1) * width
+        weights = density * width / (scale * np.sqrt(2 * np.pi))
+        parts = np.array_split(wide, _PARTS)  # the whole matrix would take 26 MB, and its temporary copies as much
+        density = np.concatenate([np.exp(-0.5 * ((part[:, None] - sums) / scale) ** 2) @ weights for part in parts])
         above = (np.cumsum(density[::-1])[::-1] - density / 2) * step
         spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)
         bound = float(np.interp(-np.log(spend), -np.log(np.maximum(above, 1e-300)), wide))

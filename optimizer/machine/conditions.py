@@ -227,7 +227,7 @@ def _read_bounded(path: Path, limit: int = 4096) -> str:
 
 SPEED_VARIATION_LIMIT = 1.25  # slowest over fastest probe; beyond it, measurements are not comparable
 MAX_THREADS = 8  # each copies 16 MB arrays, which do not fit the caches
-REST_SECONDS = 0.02  # pause before a probe, in which the previous load ends
+REST_SECONDS = 0.02  # pause before a probe, in which the previous load ends; none after another probe
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -238,13 +238,16 @@ class SpeedProbe:
         threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(threads)
         self._work = [(np.full(1_000_000, 2.0), np.zeros(1_000_000)) for _ in range(threads)]
+        self._ended = -math.inf
 
     def seconds(self) -> float:
         """Run the probe once and return its wall time."""
-        time.sleep(REST_SECONDS)
+        if time.perf_counter() - self._ended > REST_SECONDS:
+            time.sleep(REST_SECONDS)
         started = time.perf_counter()
         list(self._pool.map(_work, self._work))
-        return time.perf_counter() - started
+        self._ended = time.perf_counter()
+        return self._ended - started
 
 
 @dataclass

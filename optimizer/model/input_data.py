@@ -11,6 +11,7 @@ four bytes.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import struct
@@ -97,6 +98,16 @@ def read_entries(path: Path) -> list[Any]:
     if not entries:
         raise BadInputError(f"{file}: has no entries")
     return entries
+
+
+def count_entries(path: Path) -> int:
+    """Return the number of entries; parse a file again only if it has changed. Raises BadInputError."""
+    return _count_entries(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache
+def _count_entries(path: Path, _: int) -> int:
+    return len(read_entries(path))
 
 
 def to_json(samples: Sequence[InputSample], *, with_shapes: bool = True) -> bytes:

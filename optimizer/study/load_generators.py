@@ -19,7 +19,7 @@ from optimizer.measure.load_client.generator import MAX_SENT_ENTRIES, ClosedLoop
 from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH
 from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator
 from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
-from optimizer.model.input_data import read_entries
+from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
@@ -119,7 +119,7 @@ def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | N
         return PerfAnalyzerReason.IMAGE
     if task.input_data not in GENERATED_INPUT:
         file = Path(task.input_data)
-        if file.stat().st_size > MAX_MESSAGE_BYTES or len(read_entries(file)) > MAX_SENT_ENTRIES:
+        if file.stat().st_size > MAX_MESSAGE_BYTES or count_entries(file) > MAX_SENT_ENTRIES:
             return PerfAnalyzerReason.INPUT_DATA
     return None
 

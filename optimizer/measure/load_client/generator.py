@@ -31,7 +31,7 @@ from optimizer.measure.load_client.judgement import (
 )
 from optimizer.measure.load_client.launcher import LoadClientGenerator
 from optimizer.measure.load_client.plan import SendRecord
-from optimizer.model.input_data import read_entries
+from optimizer.model.input_data import count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
 GENERATED_INPUT = ("random", "zero")  # input data without a file
@@ -110,5 +110,5 @@ class ClosedLoopGenerator(LoadClientGenerator):
         """Return the number of requests after which the entries of the data file start over."""
         if self.input_data in GENERATED_INPUT:
             return super()._wanted_messages(load)
-        entries = min(len(read_entries(Path(self.input_data))), MAX_SENT_ENTRIES)
+        entries = min(count_entries(Path(self.input_data)), MAX_SENT_ENTRIES)
         return entries // math.gcd(entries, round(load.request_batch_size))
