@@ -96,9 +96,12 @@ FILE: KeyTable = {
     **_ignored(_TOKENS, "model_type"),
     **_unsupported(_TOKENS, "genai_perf_flags"),
     **_unsupported(
-        "give them with --server-arg (--target local); choices go under `space.server`", "triton_server_flags"
+        "give them with --server-arg (--target local or docker); choices go under `space.server`",
+        "triton_server_flags",
     ),
-    **_unsupported("set them where `tune` is started: the server inherits them", "triton_server_environment"),
+    **_unsupported(
+        "set them where `tune` is started: an embedded or local server inherits them", "triton_server_environment"
+    ),
     **_ignored(
         "trials run on tune's own server, or on the --target: local, docker, remote",
         *("triton_launch_mode", "triton_server_path", "triton_install_path", "triton_http_endpoint"),
@@ -202,8 +205,8 @@ PERF_ANALYZER_FLAGS: KeyTable = {
         *("triton-server-directory", "latency-report-file", "verbose", "extra-verbose", "verbose-csv"),
         *("collect-metrics", "metrics-url", "metrics-interval"),
     ),
-    **_ignored(
-        "server and load generator are on one machine, without TLS",
+    **_unsupported(
+        "give a grpcs:// or https:// --url with --tls-ca, --tls-cert and --tls-key (--target remote)",
         *("ssl-grpc-use-ssl", "ssl-grpc-root-certifications-file", "ssl-grpc-private-key-file"),
         *("ssl-grpc-certificate-chain-file", "ssl-https-verify-peer", "ssl-https-verify-host"),
         *("ssl-https-ca-certificates-file", "ssl-https-client-certificate-type"),
@@ -217,7 +220,8 @@ PERF_ANALYZER_FLAGS: KeyTable = {
     ),
     **_unsupported("each request gets one response", "streaming"),
     **_unsupported("requests contain their data", "shared-memory", "output-shared-memory-size"),
-    **_unsupported("requests are sent without compression and headers", "grpc-compression-algorithm", "http-header"),
+    **_unsupported("requests are sent without compression", "grpc-compression-algorithm"),
+    **_unsupported("give it with --header (--target remote)", "http-header"),
     **_unsupported("version_policy in config.pbtxt selects the version", "model-version"),
     **_unsupported("the server is Triton", "model-signature-name"),
     **_mapped("`model.bls_composing_models`", "bls-composing-models"),
