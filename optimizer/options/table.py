@@ -105,7 +105,10 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             also="PB",
         ),
         Option(
-            "min-score", _SCORE, "Lower bound on the score on the profile's labelled data (see README)", also="PB"
+            "min-score",
+            _SCORE,
+            "Lower bound on the score on the profile's labelled data (see docs/output-check.md)",
+            also="PB",
         ),
         Option("confidence", _SHARE, "Confidence level of the verdict on the SLA: 99%, 99.9%", also="PB"),
         Option(
@@ -167,7 +170,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             stored_as="measurement_interval_ms",
             default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate",
         ),
-        Option("server-cpus", _CPUS, "CPUs for the server, such as 0-3 (see README)"),
+        Option("server-cpus", _CPUS, "CPUs for the server, such as 0-3 (see docs/running.md)"),
         Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
     ),
     REQUESTS: (

@@ -153,7 +153,9 @@ def _check_instances(space: SearchSpace, source: ModelSource, options: RunOption
 def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | None, options: RunOptions) -> None:
     if score is None and (options.min_score is not None or "score" in options.objectives):
         flag = "--min-score" if options.min_score is not None else "--objective score"
-        raise BadInputError(f"{flag}: labelled data are missing; write a profile with a score: section (see README)")
+        raise BadInputError(
+            f"{flag}: labelled data are missing; write a profile with a score: section (see docs/output-check.md)"
+        )
     option = "--request-batch-size" if options.request_batch_size else "request.batch_size"
     if batch.largest > max(source.config.max_batch_size, 1):
         raise BadInputError(
