@@ -1,4 +1,4 @@
-"""Run each command of the pages in docs/, in a folder with the files that the pages name."""
+"""Run each command of the README and of the pages in docs/, in a folder with the files that the pages name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNS, TABLE = Path("results/dlrm"), "benchmarks/tables/dlrm.csv"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
 BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check", "--no-report")

@@ -1,0 +1,83 @@
+"""Check the README and the pages of docs/ and benchmarks/: links, the commands of the README, the shown result."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli.run import read_run_arguments
+from optimizer.results import formatting, summary
+from optimizer.results.finished_run import read_run
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [
+    *(README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def prose(page: Path) -> str:
+    """Return the text of a page without its fenced blocks."""
+    return FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCED.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which links refer to the headings of a page on GitHub."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> list[str]:
+    return [line for text in blocks(page, "sh", "bash") for line in text.splitlines() if line.startswith("tune ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_link_of_the_page_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in re.findall(r"\]\(([^()\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("command", commands(README))
+def test_each_command_of_the_readme_can_be_given(command: str) -> None:
+    words = shlex.split(command, comments=True)[1:]
+    if words[0].startswith(("-", "./")):  # others name a command
+        assert read_run_arguments(words).options.model
+
+
+def test_the_readme_has_the_line_that_ci_runs() -> None:
+    lines = [line for text in blocks(README, "sh") for line in text.splitlines()]
+    (tests,) = (line for line in lines if re.match("python3 -m venv .* -m pytest ", line))
+    assert "'.[test]'" in tests
+    (tune,) = (line for line in lines if re.match("python3 -m venv .* .venv/bin/tune ", line))
+    assert tune.endswith("&& .venv/bin/tune --sla-p95 20ms dlrm")
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs/reading-results.md"], ids=lambda page: page.stem)
+def test_the_shown_result_is_that_of_the_sample(page: Path) -> None:
+    run = read_run(ROOT / "results/dlrm/sample")
+    assert run.outcome is not None
+    assert run.outcome.recommended is not None
+    texts = [
+        summary.headline(run.outcome, run.problem),
+        *formatting.triton_lines(run.outcome.recommended.candidate),
+        summary.verdict(run.outcome),
+        *(" ".join(row) for row in summary.comparisons(run.outcome, run.problem)),
+    ]
+    shown = " ".join(blocks(page, "text")[0].split())
+    for text in texts:
+        assert " ".join(text.split()) in shown
