@@ -104,11 +104,11 @@ def _methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
 
 def main(words: list[str]) -> int:
     """Run ``tune replay`` and return its exit code. Raises TuneError."""
+    arguments = read_replay_arguments(words)
     from pathlib import Path
 
     from rich.console import Console
 
-    arguments = read_replay_arguments(words)
     from optimizer.replay.engine import Comparison, closest, compare, document, print_comparison, recorded_problem
     from optimizer.store.recording import read_recordings
     from optimizer.study.searcher_factory import read_transfer

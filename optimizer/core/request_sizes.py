@@ -15,10 +15,11 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DISTRIBUTION_MARKS = ("*", "|", "..")  # a DIM with one of these has several sizes
 MAX_SIZE = 2**31 - 1
@@ -59,6 +60,8 @@ class SizeDistribution:
         The distribution is divided into ``count`` equally likely parts, and one size is drawn from each (stratified
         sampling). So the sizes follow the distribution closely for every seed.
         """
+        import numpy as np  # the options are parsed without it, so that help and errors of the command are fast
+
         lows, highs, weights = (np.array(column) for column in zip(*self.choices, strict=True))
         edges = np.cumsum(weights) / weights.sum()
         places = (rng.permutation(count) + rng.random(count)) / count
