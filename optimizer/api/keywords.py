@@ -30,18 +30,17 @@ class RunKeywords(TypedDict, total=False):
     max_instances: int
     model_warmup: bool
     from_model_analyzer: str | Path
-    protocol: Literal["grpc", "http"]
     load: Literal["concurrency", "rate"]
     arrivals: str | Path
-    measurement_interval: str
-    server_cpus: str
-    client_cpus: str
     request_batch_size: str | int
     input_data: str | Path
     shape: list[str]
     input_range: list[str]
     string_data: str
     string_length: int
+    protocol: Literal["grpc", "http"]
+    measurement_interval: str
+    client_cpus: str
     target: Literal["embedded", "local", "docker", "remote"]
     tritonserver: str | Path
     backend_directory: str | Path
@@ -58,17 +57,18 @@ class RunKeywords(TypedDict, total=False):
     docker_shm_size: str
     docker_ulimit: list[str]
     perf_analyzer_image: str
-    cluster: str
-    cluster_cpus: int
+    server_cpus: str
     budget: str
     max_trials: int
     no_confirmation: bool
     search: Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
     seed: int
     warm_start: str | Path
-    out: str | Path
     resume: str | Path
     storage: str
     join: str
+    cluster: str
+    cluster_cpus: int
+    out: str | Path
     no_report: bool
     log: Literal["live", "plain", "none"]

@@ -15,7 +15,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
-from optimizer.options.table import SLA_OPTIONS
+from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.capacity_plan import CapacityQuestion
 from optimizer.plan.fleet import MOST_REPLICAS
@@ -120,7 +120,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "names", nargs="+", metavar="MODEL|RUN", help="A model, whose newest run is used, or folders of runs"
     )
-    question = parser.add_argument_group("question")
+    question = parser.add_argument_group("Question")
     question.add_argument(
         "--rate", metavar="RATE", help="Rate to sustain: 40000/s (inferences) or 500req/s (requests)"
     )
@@ -134,7 +134,7 @@ def _parser() -> Parser:
         help="Hourly cost; computes the rate that it sustains, or with --rate the latency bound",
     )
     parser.add_options(SLA_OPTIONS)
-    traffic = parser.add_argument_group("traffic")
+    traffic = parser.add_argument_group("Traffic")
     traffic.add_argument(
         "--traffic", choices=TRAFFIC, help="Distribution of the requests over time (default: poisson)"
     )
@@ -147,7 +147,7 @@ def _parser() -> Parser:
     traffic.add_argument(
         "--balancer", choices=BALANCERS, default=BALANCERS[0], help=f"Load balancer (default: {BALANCERS[0]})"
     )
-    results = parser.add_argument_group("results")
+    results = parser.add_argument_group(OUTPUT)
     results.add_argument(
         "--gpu-hour-cost",
         action="append",

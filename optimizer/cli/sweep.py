@@ -17,7 +17,7 @@ from optimizer.core.trial import FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME, OPTIONS, RESULTS
+from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
 from optimizer.options.values import (
     LARGEST_INT32,
     parse_optional,
@@ -112,7 +112,7 @@ def _parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
-    configurations = parser.add_argument_group("configurations")
+    configurations = parser.add_argument_group("Configurations")
     configurations.add_argument("--max-batch-size", metavar="LIST", help="Values of max_batch_size: 1,8")
     configurations.add_argument(
         "--max-queue-delay",
@@ -131,7 +131,7 @@ def _parser() -> Parser:
         action="append",
         help="Values of any other field of ModelConfig, by its path; repeatable",
     )
-    loads = parser.add_argument_group("loads")
+    loads = parser.add_argument_group(LOAD)
     loads.add_argument(
         "--concurrency",
         "--concurrency-range",
@@ -150,7 +150,7 @@ def _parser() -> Parser:
     loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
     shared = {option.name for option in OPTIONS if "S" in option.also} - {"request-batch-size"}
     groups = parser.add_options(shared, hidden=BY_NAME.keys() - shared - {"request-batch-size"})
-    groups[RESULTS].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
+    groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
     return parser
 
 

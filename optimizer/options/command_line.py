@@ -6,16 +6,18 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.option import Option
-from optimizer.options.option_reader import written_values
+from optimizer.options.option_reader import did_you_mean, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
-from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path
+from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path, quote
+
+_NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 
 class _NoColor(argparse.Action):
@@ -26,9 +28,12 @@ class _NoColor(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser with one-line errors; every command takes ``--no-color``."""
+    """An argparse parser with one-line errors; every command takes ``--no-color``.
 
-    def __init__(self, prog: str, usage: str, description: str, epilog: str = "") -> None:
+    Without ``add_help`` the caller adds ``--help`` itself.
+    """
+
+    def __init__(self, prog: str, usage: str, description: str, epilog: str = "", *, add_help: bool = True) -> None:
         super().__init__(
             prog=prog,
             usage=f"{prog} {usage}".strip(),
@@ -36,6 +41,7 @@ class Parser(argparse.ArgumentParser):
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            add_help=add_help,
         )
         self.add_argument(
             "--no-color",
@@ -48,14 +54,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise BadInputError in place of argparse's exit."""
-        raise BadInputError(f"{one_line(message, QUOTE_LENGTH)}; `{self.prog} --help` shows the options")
+        raise BadInputError(f"{one_line(message, QUOTE_LENGTH)}; {self._advice()}")
 
     def read(self, words: list[str]) -> argparse.Namespace:
         """Return the parsed words; negative values may follow their flag as words of their own.
 
         Raises BadInputError for a wrong word, and if ``--out`` or ``--output`` is no path.
         """
-        namespace = self.parse_args(_join_negative_values(words))
+        words = _join_negative_values(words)
+        self._refuse_unknown_flags(words)
+        namespace = self.parse_args(words)
         for name in ("out", "output"):
             parse_optional(f"--{name}", getattr(namespace, name, None), parse_path)
         return namespace
@@ -80,6 +88,28 @@ class Parser(argparse.ArgumentParser):
                 text = option.help_text((defaults or {}).get(option.name, ""))
                 _add_option(groups[title], option, text.replace("%", "%%"))
         return groups
+
+    def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
+        """Raise BadInputError for the first flag that the command does not have, with the flags spelled most like it.
+
+        argparse reports it only after missing arguments, and together with the words behind it.
+        """
+        known = self._option_string_actions
+        takes_value = False  # argparse itself reports a flag in place of a value
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--":
+                return
+            if _is_flag(word) and flag not in known and word[:2] not in known and not takes_value:
+                shown = (name for name, action in known.items() if action.help != argparse.SUPPRESS)
+                advice = f"{did_you_mean(flag, shown)} {self._advice()}".lstrip()
+                raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}")
+            action = known.get(word)
+            takes_value = action is not None and action.nargs is None
+
+    def _advice(self) -> str:
+        flag = "--help-all" if "--help-all" in self._option_string_actions else "--help"
+        return f"`{self.prog} {flag}` shows the options"
 
 
 def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -> None:
@@ -114,11 +144,16 @@ def command_line(options: RunOptions) -> str:
     return shlex.join([*words, *(["--"] if options.model.startswith("-") else []), options.model])
 
 
+def _is_flag(word: str) -> bool:
+    """Return whether argparse takes ``word`` for a flag."""
+    return len(word) > 1 and word.startswith("-") and " " not in word and not _NEGATIVE.match(word)
+
+
 def _join_negative_values(words: list[str]) -> list[str]:
     """Return ``--budget -5m`` as ``--budget=-5m``, because argparse takes -5m for a flag."""
     joined: list[str] = []
     for word in words:
-        if joined and re.match(r"-\.?[0-9]", word) and re.fullmatch("--[a-z][a-z0-9-]*", joined[-1]):
+        if joined and _NEGATIVE.match(word) and re.fullmatch("--[a-z][a-z0-9-]*", joined[-1]):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -51,6 +51,7 @@ class Option:
         from_model_analyzer: Model Analyzer's file may set it, so the reproduced command always has it.
         always_written: The reproduced command has it even if it is the default.
         group: The heading under which help shows it.
+        is_common: ``tune run --help`` shows it, and not only ``tune run --help-all``.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Option:
     from_model_analyzer: bool = False
     always_written: bool = False
     group: str = ""
+    is_common: bool = False
 
     @property
     def field(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS
 from optimizer.options.values import OptionError, move_model, quote
 
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
+LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
+MOST_PROPOSALS = 5  # flags that are equally similar
+LONGEST_FLAG = 100  # further characters are not compared
 
 
 def check_options(options: RunOptions, explicit: Collection[str]) -> None:
@@ -147,12 +151,27 @@ def parse_values(
     for name, value in values.items():
         option = BY_NAME.get(name)
         if option is None or not is_known(option):
-            similar = difflib.get_close_matches(name, filter(lambda other: is_known(BY_NAME[other]), BY_NAME), 1)
-            advice = f"did you mean --{similar[0]}?" if similar else "`tune --help` shows the options"
+            similar = did_you_mean(name, (other.flag for other in OPTIONS if is_known(other)))
+            advice = similar or "`tune run --help-all` shows the options"
             raise OptionError(name, f"--{quote(name)}: unknown option; {advice}")
         if value is not None and value is not False:
             parsed[name] = _parse(option, value)
     return parsed
+
+
+def did_you_mean(flag: str, known: Iterable[str]) -> str:
+    """Return the question after the ``known`` flags that are spelled most like ``flag``; empty if none is similar.
+
+    Case, dashes and underscores do not count.
+    """
+    word = _letters(flag[:LONGEST_FLAG])
+    similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in known}
+    highest = max(similarity.values(), default=0.0)
+    nearest = [other for other, value in similarity.items() if value == highest]
+    if highest < LEAST_SIMILARITY:
+        return ""
+    *others, last = nearest[:MOST_PROPOSALS]
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
 def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:
@@ -217,6 +236,10 @@ def move_options(folder: Path, options: RunOptions) -> RunOptions:
         if move is not None and (value := getattr(options, option.field)) is not None:
             moved[option.field] = move(folder, value, options)
     return replace(options, **moved)  # type: ignore[arg-type]  # fields of text
+
+
+def _letters(flag: str) -> str:
+    return re.sub("[-_]", "", flag).lower()
 
 
 def _parse(option: Option, value: object) -> Any:

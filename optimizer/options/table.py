@@ -25,10 +25,8 @@ from optimizer.options.addresses import (
 from optimizer.options.option import Option, ValueType
 from optimizer.options.run_options import LOGS, SEARCHERS, SLA_METRICS, TARGETS, TargetName
 
-REQUIREMENTS, MODEL, REQUESTS = "requirements", "model and load", "requests"
-TARGET, CLUSTER = "target", "Ray cluster (see docs/cluster.md)"
-SEARCH, RESULTS = "search", "results"
-GROUPS: Final = (REQUIREMENTS, MODEL, REQUESTS, TARGET, CLUSTER, SEARCH, RESULTS)
+SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load", "Server", "Search", "Output"
+GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)
 
 
 def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
@@ -77,9 +75,102 @@ def _moved(metavar: str) -> ValueType:
 _LOCAL: tuple[TargetName, ...] = ("local",)
 _DOCKER: tuple[TargetName, ...] = ("docker",)
 _REMOTE: tuple[TargetName, ...] = ("remote",)
+# the options of the target, which `tune verify --fresh` takes too
+_TARGET_OPTIONS: Final = (
+    Option(
+        "target",
+        _CHOICE,
+        "Server that runs the trials. embedded: installed by tune; local: a tritonserver program; "
+        "docker: an image; remote: a running server",
+        choices=TARGETS,
+        is_common=True,
+    ),
+    Option(
+        "tritonserver",
+        _program("PATH"),
+        "the tritonserver program",
+        default="the one on PATH",
+        targets=_LOCAL,
+        is_common=True,
+    ),
+    Option(
+        "backend-directory",
+        _program("DIR"),
+        "folder of the backends",
+        default="next to the program, else /opt/tritonserver/backends",
+        targets=_LOCAL,
+    ),
+    Option(
+        "server-arg",
+        ValueType("ARG", values.parse_server_arg),
+        "argument of tritonserver, as --server-arg=--x=y; repeatable",
+        stored_as="server_args",
+        repeatable=True,
+        targets=("local", "docker"),
+    ),
+    Option(
+        "url",
+        ValueType("URL", _checked(server_address)),
+        "HOST:PORT of gRPC, or a URL with grpcs://, http:// or https://",
+        default=DEFAULT_URL,
+        targets=_REMOTE,
+        is_common=True,
+    ),
+    Option(
+        "metrics-url",
+        ValueType("HOST:PORT", parse_metrics_address),
+        "address of the server's metrics, which report GPUs",
+        default="host of --url, port 8002",
+        targets=_REMOTE,
+    ),
+    Option(
+        "header",
+        ValueType("NAME:VALUE", values.parse_header, redact_header),
+        "header of each request; $VARIABLE in its value is expanded when it is sent; repeatable",
+        stored_as="headers",
+        repeatable=True,
+        targets=_REMOTE,
+        also="PBSR",
+    ),
+    Option("tls-ca", _program("FILE"), "CA certificates that verify the server (PEM file)", targets=_REMOTE),
+    Option("tls-cert", _program("FILE"), "client certificate (PEM file)", targets=_REMOTE),
+    Option("tls-key", _program("FILE"), "client private key (PEM file)", targets=_REMOTE),
+    Option(
+        "docker-image",
+        _text("IMAGE"),
+        "image of the server, such as nvcr.io/nvidia/tritonserver:…-py3",
+        targets=_DOCKER,
+        is_common=True,
+    ),
+    Option(
+        "docker-gpus",
+        _text("GPUS"),
+        "GPUs that the container gets (all, none, or 0,1)",
+        targets=_DOCKER,
+        is_common=True,
+    ),
+    Option(
+        "docker-mount",
+        _text("SRC:DST"),
+        "another folder to mount in the container; repeatable",
+        stored_as="docker_mounts",
+        repeatable=True,
+        targets=_DOCKER,
+    ),
+    Option("docker-shm-size", _text("SIZE"), "size of the container's shared memory, such as 1g", targets=_DOCKER),
+    Option(
+        "docker-ulimit",
+        _text("NAME=N"),
+        "resource limit of the container, such as memlock=-1; repeatable",
+        stored_as="docker_ulimits",
+        repeatable=True,
+        targets=_DOCKER,
+    ),
+    Option("perf-analyzer-image", _text("IMAGE"), "Docker image whose perf_analyzer is used, such as Triton's SDK"),
+)
 
 _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
-    REQUIREMENTS: (
+    SLA: (
         *(
             Option(
                 f"sla-{metric}",
@@ -88,6 +179,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
                 stored_as="sla_ms",
                 key=metric,
                 also="P",
+                is_common=metric in ("p95", "p99"),
             )
             for metric in SLA_METRICS
         ),
@@ -103,6 +195,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "Upper bound on the memory of the GPU, or of the server without a GPU: 4GiB",
             stored_as="max_memory_bytes",
             also="PB",
+            is_common=True,
         ),
         Option(
             "min-score",
@@ -125,10 +218,11 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             stored_as="objectives",
             from_model_analyzer=True,
             also="PB",
+            is_common=True,
         ),
     ),
     MODEL: (
-        Option("model-repository", _moved("DIR"), "Triton model repository that contains MODEL"),
+        Option("model-repository", _moved("DIR"), "Triton model repository that contains MODEL", is_common=True),
         Option("bls-composing-models", _MODELS, "Models that MODEL, a Python model, calls, separated by commas"),
         Option("concurrent-models", _MODELS, "Models that get the same load at the same time, separated by commas"),
         Option("variants", _MODELS, "Models that may be served in place of MODEL, separated by commas"),
@@ -137,6 +231,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             _number("N", 1, values.LARGEST_INT32),
             "Largest number of instances of a model that a configuration may have",
             default="64, fewer if memory is short",
+            is_common=True,
         ),
         Option("model-warmup", None, "Let the server run each batch size once before it accepts requests"),
         Option(
@@ -144,11 +239,13 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             _moved("FILE"),
             "Model Analyzer configuration file; MODEL is one of its models",
             also="PS",
+            is_common=True,
         ),
         Option(
             "print-profile", None, "Print the Model Analyzer file as a profile.yaml and exit", stored_as="", also=""
         ),
-        Option("protocol", _CHOICE, "Protocol of the requests", choices=("grpc", "http"), from_model_analyzer=True),
+    ),
+    LOAD: (
         Option(
             "load",
             _CHOICE,
@@ -156,6 +253,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             choices=("concurrency", "rate"),
             from_model_analyzer=True,
             also="PB",
+            is_common=True,
         ),
         Option(
             "arrivals",
@@ -164,26 +262,17 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             from_model_analyzer=True,
         ),
         Option(
-            "measurement-interval",
-            _INTERVAL,
-            "Length of a perf_analyzer window; a measurement has three",
-            stored_as="measurement_interval_ms",
-            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate",
-        ),
-        Option("server-cpus", _CPUS, "CPUs for the server, such as 0-3 (see docs/running.md)"),
-        Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
-    ),
-    REQUESTS: (
-        Option(
             "request-batch-size",
             ValueType("N", values.parse_batch_size, annotation="str | int"),
             "Samples in each request; with --load rate also a mix of sizes such as 1*9|8*1",
+            is_common=True,
         ),
         Option(
             "input-data",
             ValueType("DATA", values.parse_input_data, annotation="str | Path", move=values.move_input_data),
             "random, zero, JSON file or folder of perf_analyzer, or a .npz, .npy, .csv or .parquet file",
             default="random",
+            is_common=True,
         ),
         Option(
             "shape",
@@ -192,6 +281,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "or the same for several inputs a,b:16..128; repeatable",
             stored_as="shapes",
             repeatable=True,
+            is_common=True,
         ),
         Option(
             "input-range",
@@ -202,112 +292,43 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option("string-data", ValueType("TEXT", values.parse_string_data), "Value of each string tensor"),
         Option("string-length", _number("N", 1, values.LONGEST_STRING), "Length of random strings", default="128"),
-    ),
-    TARGET: (
         Option(
-            "target",
+            "protocol",
             _CHOICE,
-            "Server that runs the trials. embedded: installed by tune; local: a tritonserver program; "
-            "docker: an image; remote: a running server",
-            choices=TARGETS,
+            "Protocol of the requests",
+            choices=("grpc", "http"),
+            from_model_analyzer=True,
+            is_common=True,
         ),
         Option(
-            "tritonserver", _program("PATH"), "the tritonserver program", default="the one on PATH", targets=_LOCAL
+            "measurement-interval",
+            _INTERVAL,
+            "Length of a perf_analyzer window; a measurement has three",
+            stored_as="measurement_interval_ms",
+            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate",
         ),
-        Option(
-            "backend-directory",
-            _program("DIR"),
-            "folder of the backends",
-            default="next to the program, else /opt/tritonserver/backends",
-            targets=_LOCAL,
-        ),
-        Option(
-            "server-arg",
-            ValueType("ARG", values.parse_server_arg),
-            "argument of tritonserver, as --server-arg=--x=y; repeatable",
-            stored_as="server_args",
-            repeatable=True,
-            targets=("local", "docker"),
-        ),
-        Option(
-            "url",
-            ValueType("URL", _checked(server_address)),
-            "HOST:PORT of gRPC, or a URL with grpcs://, http:// or https://",
-            default=DEFAULT_URL,
-            targets=_REMOTE,
-        ),
-        Option(
-            "metrics-url",
-            ValueType("HOST:PORT", parse_metrics_address),
-            "address of the server's metrics, which report GPUs",
-            default="host of --url, port 8002",
-            targets=_REMOTE,
-        ),
-        Option(
-            "header",
-            ValueType("NAME:VALUE", values.parse_header, redact_header),
-            "header of each request; $VARIABLE in its value is expanded when it is sent; repeatable",
-            stored_as="headers",
-            repeatable=True,
-            targets=_REMOTE,
-            also="PBSR",
-        ),
-        Option("tls-ca", _program("FILE"), "CA certificates that verify the server (PEM file)", targets=_REMOTE),
-        Option("tls-cert", _program("FILE"), "client certificate (PEM file)", targets=_REMOTE),
-        Option("tls-key", _program("FILE"), "client private key (PEM file)", targets=_REMOTE),
-        Option(
-            "docker-image",
-            _text("IMAGE"),
-            "image of the server, such as nvcr.io/nvidia/tritonserver:…-py3",
-            targets=_DOCKER,
-        ),
-        Option("docker-gpus", _text("GPUS"), "all, none, or 0,1", targets=_DOCKER),
-        Option(
-            "docker-mount",
-            _text("SRC:DST"),
-            "another folder to mount in the container; repeatable",
-            stored_as="docker_mounts",
-            repeatable=True,
-            targets=_DOCKER,
-        ),
-        Option(
-            "docker-shm-size", _text("SIZE"), "size of the container's shared memory, such as 1g", targets=_DOCKER
-        ),
-        Option(
-            "docker-ulimit",
-            _text("NAME=N"),
-            "resource limit of the container, such as memlock=-1; repeatable",
-            stored_as="docker_ulimits",
-            repeatable=True,
-            targets=_DOCKER,
-        ),
-        Option(
-            "perf-analyzer-image", _text("IMAGE"), "Docker image whose perf_analyzer is used, such as Triton's SDK"
-        ),
+        Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
     ),
-    CLUSTER: (
-        Option(
-            "cluster",
-            ValueType("ADDRESS", parse_cluster_address),
-            "Run the trials on a Ray cluster: auto (the cluster of this machine) or ray://host:port",
-            also="PR",
-        ),
-        Option(
-            "cluster-cpus",
-            _number("N", 1, values.LARGEST_COUNT),
-            "CPUs of each trial, which then gets no GPU",
-            default="one GPU, else a whole node",
-            also="P",
-        ),
+    SERVER: (
+        *_TARGET_OPTIONS,
+        Option("server-cpus", _CPUS, "CPUs for the server, such as 0-3 (see docs/running.md)"),
     ),
     SEARCH: (
-        Option("budget", _BUDGET, "Wall time of the whole search: 5m, 90s", stored_as="budget_seconds", also="PR"),
+        Option(
+            "budget",
+            _BUDGET,
+            "Wall time of the whole search: 5m, 90s",
+            stored_as="budget_seconds",
+            also="PR",
+            is_common=True,
+        ),
         Option(
             "max-trials",
             _number("N", 1, values.LARGEST_INT32),
             "Number of configurations to try, including the baselines",
             default="unlimited",
             also="PBR",
+            is_common=True,
         ),
         Option(
             "no-confirmation",
@@ -326,10 +347,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option("seed", _number("N", 0, values.LARGEST_SEED), "Seed of the random numbers", always_written=True),
         Option("warm-start", _RUN, "Learn from a run, or a table of trials, of another machine", also="PB"),
-    ),
-    RESULTS: (
-        Option("out", _FOLDER, "Folder of the results", also="PSR"),
-        Option("resume", _RUN, "Continue the run in this folder", stored_as="", also="PSR"),
+        Option("resume", _RUN, "Continue the run in this folder", stored_as="", also="PSR", is_common=True),
         Option(
             "storage",
             ValueType("URL", values.parse_storage, redact, move=values.move_storage),
@@ -343,7 +361,23 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "Share this study of --storage with other workers",
             also="P",
         ),
-        Option("json", None, "Print one JSON document on standard output", stored_as="", also="SR"),
+        Option(
+            "cluster",
+            ValueType("ADDRESS", parse_cluster_address),
+            "Run the trials on a Ray cluster (see docs/cluster.md): auto (that of this machine) or ray://host:port",
+            also="PR",
+        ),
+        Option(
+            "cluster-cpus",
+            _number("N", 1, values.LARGEST_COUNT),
+            "CPUs of each trial, which then gets no GPU",
+            default="one GPU, else a whole node",
+            also="P",
+        ),
+    ),
+    OUTPUT: (
+        Option("out", _FOLDER, "Folder of the results", also="PSR", is_common=True),
+        Option("json", None, "Print one JSON document on standard output", stored_as="", also="SR", is_common=True),
         Option("no-report", None, "Write no report.html (`tune report` writes it later)", stored_as="", also="PR"),
         Option(
             "log",
@@ -353,10 +387,11 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             default="live on a terminal, else none",
             choices=LOGS,
             also="PR",
+            is_common=True,
         ),
     ),
 }
 OPTIONS: Final = tuple(replace(option, group=group) for group, options in _BY_GROUP.items() for option in options)
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 SLA_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.key)
-OF_TARGET: Final = tuple(option for option in OPTIONS if option.group == TARGET)
+OF_TARGET: Final = tuple(BY_NAME[option.name] for option in _TARGET_OPTIONS)
