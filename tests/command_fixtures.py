@@ -22,7 +22,8 @@ from unittest import mock
 import psutil
 import pytest
 
-from optimizer.cli.main import COMMANDS, EXIT_CODES, main
+from optimizer.cli.commands import COMMANDS
+from optimizer.cli.main import EXIT_CODES, main
 from optimizer.core import interrupts
 
 Env = Mapping[str, str | Path]
@@ -84,9 +85,11 @@ class Playground:
         A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run.
         """
         words = [word for word in arguments if word != REPORT]
-        runs = not (arguments and str(arguments[0]) in COMMANDS) and len(words) == len(arguments)
+        first = str(words[0]) if words else ""
+        runs = first not in (*COMMANDS, "--help") and len(words) == len(arguments)
+        at = 0 if first.startswith("-") else 1  # tune looks for the name of a command in the first word only
         return subprocess.Popen(
-            [*under, TUNE, *(["--no-report"] if runs else []), *words],
+            [*under, TUNE, *words[:at], *(["--no-report"] if runs else []), *words[at:]],
             cwd=cwd or self.here,
             env={**os.environ, "TMPDIR": str(self.temporary), **(env or {})},
             stdin=subprocess.DEVNULL,

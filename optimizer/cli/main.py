@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from optimizer.cli import output
+from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
@@ -55,11 +56,6 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
     return say, lambda problem, budget, hardware: make_watcher(log, console, problem, budget, str(hardware))
 
 
-COMMANDS = (
-    *("run", "verify", "sweep", "batch", "replay"),
-    *("plan", "report", "explain", "emit"),
-    *("models", "setup", "doctor"),
-)
 OUT_OF_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't start new thread")  # of the dynamic loader
 
 
@@ -113,9 +109,14 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _dispatch(words: list[str]) -> int:
-    named = bool(words) and words[0] in COMMANDS
-    command, rest = (words[0], words[1:]) if named else ("run", words)
+    first = words[0] if words else ""
     try:
+        if first in ("-h", "--help"):
+            print(overview(), end="")
+            return 0
+        if first not in COMMANDS:
+            refuse_misspelt_command(words)
+        command, rest = (first, words[1:]) if first in COMMANDS else ("run", words)
         if command == "setup":
             from optimizer.cli.doctor import setup
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import parse_values
-from optimizer.options.table import BY_NAME
+from optimizer.options.table import BY_NAME, OPTIONS
 from optimizer.study.run_request import RunRequest, read_run_request
 
 if TYPE_CHECKING:
@@ -19,20 +21,6 @@ if TYPE_CHECKING:
 
 
 EPILOG = """\
-commands:
-  tune [run] MODEL    find the best configuration (this page)
-  tune verify RUN     continue the test of a recommendation, or test it again
-  tune plan MODEL|RUN compute the replicas that a request rate needs, and their cost
-  tune sweep MODEL    measure given configurations at given loads
-  tune batch SUITE    tune several models within one budget, compare with the last time
-  tune replay TABLE   run the search on a recorded table, without a server
-  tune explain RUN    explain what limits the throughput, and what would help
-  tune emit RUN       write files for Docker, Kubernetes, Helm, KServe
-  tune report RUN...  write runs as one page, as Markdown, as tables and plots
-  tune models         list the built-in models
-  tune setup          install the embedded server now rather than at the first run
-  tune doctor         check what this machine lacks
-
 The search space is defined in a profile.yaml (see configs/ and docs/): settings of
 the model and, under space: server:, options of a server that tune starts.
 
@@ -43,6 +31,8 @@ examples:
   tune --sla-p95 20ms dlrm
   tune --sla-p99 50ms --model-repository ./models my_model
   tune --resume results/dlrm/20261120-231154
+
+`tune --help` lists the other commands.
 """
 
 
@@ -65,7 +55,7 @@ class RunArguments(RunRequest):
 
 def read_run_arguments(words: list[str]) -> RunArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    namespace = _parser().read(words)
+    namespace = _parser(BY_NAME).read(words)
     values = values_of(namespace)
     if "print-profile" in values and "from-model-analyzer" not in values:
         raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")
@@ -80,13 +70,30 @@ def read_run_arguments(words: list[str]) -> RunArguments:
     )
 
 
-def _parser() -> Parser:
+class _Help(argparse.Action):
+    """Print the help: ``--help`` with the common options, ``--help-all`` with all."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        names = [option.name for option in OPTIONS if option.is_common or option_string == "--help-all"]
+        _parser(names).print_help()
+        parser.exit()
+
+
+def _parser(names: Collection[str]) -> Parser:
     parser = Parser(
-        "tune",
-        "[run] [options] MODEL",
-        "Find the Triton Inference Server configuration that serves the most requests within a latency bound: "
-        "try configurations on a real server, measure each with perf_analyzer.",
+        "tune run",
+        "[options] MODEL",
+        "Find the Triton Inference Server configuration that serves the most requests\n"
+        "within a latency bound: try configurations on a real server, measure each with\n"
+        "perf_analyzer. The word `run` can be left out.",
         EPILOG,
+        add_help=False,
     )
     parser.add_argument(
         "model",
@@ -94,7 +101,9 @@ def _parser() -> Parser:
         nargs="?",
         help="A name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder",
     )
-    parser.add_options(BY_NAME)
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="Show the common options")
+    parser.add_argument("--help-all", action=_Help, nargs=0, help="Show all options")
+    parser.add_options(names)
     return parser
 
 

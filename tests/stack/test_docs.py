@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.cli.main import COMMANDS
+from optimizer.cli.commands import COMMANDS
 from optimizer.deploy import runtime
 from tests.command_fixtures import FINISHED, Playground, run_tune
 from tests.own_server import write_installation

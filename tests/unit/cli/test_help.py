@@ -1,0 +1,65 @@
+"""``tune --help`` fits a screen; ``tune run --help`` shows the common options, ``--help-all`` shows all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from optimizer.cli import run
+from optimizer.cli.commands import COMMANDS, overview
+from optimizer.options.table import GROUPS, OPTIONS
+
+COLUMNS, LINES = 80, 24
+OF_THE_PARSER = {"--no-color", "--help-all"}
+
+
+def help_of_run(flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    with pytest.raises(SystemExit) as ended:
+        run.main([flag])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def flags(text: str) -> list[str]:
+    return [flag for flag in re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE) if flag not in OF_THE_PARSER]
+
+
+def groups(text: str) -> list[str]:
+    return [title for title in re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE) if title in GROUPS]
+
+
+def test_the_overview_fits_a_screen_below_the_command() -> None:
+    lines = overview().splitlines()
+    assert len(lines) < LINES
+    assert max(map(len, lines)) < COLUMNS
+
+
+def test_the_overview_has_examples_and_each_command_with_a_description() -> None:
+    _, examples, commands, more = overview().split("\n\n")
+    assert [line.split()[0] for line in examples.splitlines()] == 3 * ["tune"]
+    words = [line[9:].split() for line in commands.splitlines()]
+    assert [name for name, *_ in words] == list(COMMANDS)
+    assert all(description for _, *description in words)
+    assert "tune run --help" in more
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_help_of_run_has_the_common_options(
+    flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = help_of_run(flag, capsys, monkeypatch)
+    assert flags(text) == [option.flag for option in OPTIONS if option.is_common]
+    assert 18 <= len(flags(text)) <= 25
+    assert groups(text) == list(GROUPS)
+    for line in ("0 PASS", "1 no configuration meets the SLA", "2 bad input", "3 environment", "4 UNDECIDED"):
+        assert line in text
+
+
+def test_help_all_has_all_options_in_the_same_groups(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = help_of_run("--help-all", capsys, monkeypatch)
+    assert flags(text) == [option.flag for option in OPTIONS]
+    assert groups(text) == list(GROUPS)

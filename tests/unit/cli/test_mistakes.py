@@ -1,0 +1,108 @@
+"""A wrong flag, command or run is answered by one line that proposes the right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli import report
+from optimizer.cli.commands import refuse_misspelt_command
+from optimizer.cli.run import read_run_arguments
+from optimizer.cli.sweep import read_sweep_arguments
+from optimizer.core.errors import BadInputError
+
+ALL = "`tune run --help-all` shows the options"
+FLAGS = [
+    ("--slap95 20ms dlrm", f"--slap95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
+    ("--SLA_P95=20ms dlrm", f"--SLA_P95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
+    ("-sla-p95 20ms dlrm", f"-sla-p95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
+    ("--sla-p95 20ms dlrm --bugdet 5m", f"--bugdet is not an option of `tune run`; did you mean --budget? {ALL}"),
+    ("--server_cpu=0 dlrm", f"--server_cpu is not an option of `tune run`; did you mean --server-cpus? {ALL}"),
+    (
+        "--sla 20ms dlrm",
+        "--sla is not an option of `tune run`; did you mean --sla-avg, --sla-p50, --sla-p90, --sla-p95 or --sla-p99? "
+        f"{ALL}",
+    ),
+    ("--frob dlrm", f"--frob is not an option of `tune run`; {ALL}"),
+    ("--budget --max-trials 3 dlrm", f"argument --budget: expected one argument; {ALL}"),
+    ("dlrm mlp", f"unrecognized arguments: mlp; {ALL}"),
+    ("--sla-p95 20 dlrm", "--sla-p95 20: a unit is missing: 20ms?"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "message"), FLAGS)
+def test_a_wrong_flag_proposes_the_one_that_is_spelled_alike(words: str, message: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_run_arguments(words.split())
+    assert str(caught.value) == message
+    assert caught.value.exit_code == 2
+
+
+def test_a_long_or_unprintable_flag_is_quoted_on_one_line() -> None:
+    for flag in ("--" + "x" * 5000, "--sla\n-p95", "--\x1b[31m"):
+        with pytest.raises(BadInputError) as caught:
+            read_run_arguments([flag, "dlrm"])
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 500
+
+
+def test_words_after_two_dashes_and_values_are_no_flags() -> None:
+    assert read_run_arguments(["--string-data=--slap95", "--", "--odd"]).options.model == "--odd"
+
+
+def test_another_command_proposes_its_own_options() -> None:
+    with pytest.raises(BadInputError) as caught:
+        read_sweep_arguments(["--repeats", "3", "mlp"])
+    assert str(caught.value) == (
+        "--repeats is not an option of `tune sweep`; did you mean --repeat? `tune sweep --help` shows the options"
+    )
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["reprot", "RUN"], "`tune report`"),
+        (["doctr"], "`tune doctor`"),
+        (["verif", "RUN", "--fresh"], "`tune verify`"),
+    ],
+)
+def test_a_misspelt_command_is_proposed(words: list[str], meant: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        refuse_misspelt_command(words)
+    assert str(caught.value) == (
+        f"no command or model '{words[0]}'; did you mean {meant}? `tune --help` lists the commands, `tune models` "
+        "the models"
+    )
+
+
+def test_a_model_may_have_a_name_like_a_command(folder: Path) -> None:
+    (folder / "reports").mkdir()
+    (folder / "configs").mkdir()
+    (folder / "configs" / "plans.yaml").write_text("model: {builder: mlp}\n")
+    for words in (
+        *([], ["dlrm"], ["--plan"], ["reports"], ["plans"]),
+        ["verifier", "--model-repository", "models"],
+        ["verifier", "--model-repository=models"],
+    ):
+        refuse_misspelt_command(words)
+
+
+def test_a_folder_without_a_run_is_reported_with_the_form_of_a_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty").mkdir()
+    assert report.main(["empty"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "tune: run empty: no run.json there nor in results/empty; give a run's folder, such as "
+        "results/dlrm/20261120-231154\n",
+    )
