@@ -128,11 +128,7 @@ def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
             f"`tune --resume {folder}`"
         )
     if run.outcome is None or run.outcome.recommended is None:
-        goal = formatting.bounds(run.problem.sla)
-        raise BadInputError(
-            f"{folder}: no configuration met {goal or 'the SLA'}, so there is nothing to emit; "
-            "tune again with a wider bound, smaller requests or more hardware"
-        )
+        raise summary.nothing_recommended(folder, run.problem, "emit")
     return run.outcome.recommended, run.outcome
 
 

@@ -17,6 +17,7 @@ from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.verdict import ESTIMAND, MOST_EXCLUDED, QUANTILE_LEVELS
+from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, latest_points
@@ -87,6 +88,15 @@ def verify_command(folder: str | Path) -> str:
 def next_command(outcome: Outcome, folder: str | Path) -> str:
     """Return the command that continues the test of the run in ``folder``; empty unless it is UNDECIDED."""
     return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
+
+
+def nothing_recommended(folder: Path, problem: Problem, action: str) -> BadInputError:
+    """Return the error for ``action``, which needs a recommendation, on a run that has none."""
+    goal = formatting.bounds(problem.sla) or "the SLA"
+    return BadInputError(
+        f"{one_line(str(folder))}: no configuration met {goal}, so there is nothing to {action}; "
+        "tune again with a wider bound, smaller requests or more hardware"
+    )
 
 
 def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
+from optimizer.results import summary
 from optimizer.results.confirmation_state import next_look_of
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
@@ -123,14 +124,17 @@ def continue_confirmation(
         say: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
 
-    Raises BadInputError if the run has no trial, its confirmation was not planned in run.json, or its profile has
-    other bounds by now; TuneError as ``tune``.
+    Raises BadInputError if the run has no trial or found nothing, its confirmation was not planned in run.json, or
+    its profile has other bounds by now; TuneError as ``tune``.
     """
     path, recorded = one_line(str(run.path)), read_run(run.path)
     if not recorded.trials:
         raise BadInputError(f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`")
+    is_tested = any(trial.confirmations for trial in recorded.trials)
+    if recorded.status == "none" and not is_tested:
+        raise summary.nothing_recommended(run.path, recorded.problem, "verify")
     is_planned = isinstance(recorded.info.get("confirmation_plan"), dict)
-    if not is_planned and any(trial.confirmations for trial in recorded.trials):
+    if not is_planned and is_tested:
         raise BadInputError(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
-from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note, present
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.machine.hardware import Hardware
@@ -59,7 +58,7 @@ def verify(
             trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
         before = assess(trials, problem, task.baseline, task.dynamic_batching)
         if before.recommended is None:
-            raise BadInputError(f"{run.path}: the run recommends nothing to verify; run `tune` first")
+            raise summary.nothing_recommended(run.path, problem, "verify")
         planned = verification.verification_candidates(before.recommended, trials, problem)
         folder = RunFolder.create(str(run.path), "verify")
         fingerprint = environment.fingerprint(task)

@@ -38,6 +38,14 @@ def test_a_run_without_trials_is_not_continued(tmp_path: Path) -> None:
     assert refusal(path) == f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`"
 
 
+def test_a_run_that_found_nothing_is_not_continued(tmp_path: Path) -> None:
+    path = write_run(tmp_path, status="none", is_confirmed=False)
+    assert refusal(path) == (
+        f"{path}: no configuration met p95 <= 20 ms, so there is nothing to verify; tune again with a wider bound, "
+        "smaller requests or more hardware"
+    )
+
+
 def test_a_changed_bound_is_refused(tmp_path: Path) -> None:
     run = RunFolder(write_run(tmp_path))
     run.refuse_other_bounds(["p95 <= 20 ms"])
