@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -201,7 +202,15 @@ def _validate(
         profile = Profile.model_validate(values, context={"folder": folder})
     except ValidationError as error:
         ignore = (BUILT, STORED, NUMBER, MIX, _KEY_STEP)
-        raise ProfileError(fault_lines(error, source, str(path), known=_known_keys, ignore=ignore)) from None
+        lines = fault_lines(
+            error,
+            source,
+            str(path),
+            known=_known_keys,
+            ignore=ignore,
+            section_of=functools.partial(_section_of, values),
+        )
+        raise ProfileError(lines) from None
     profile._path, profile._folder = path, folder
     profile._source, profile._base, profile._gpu = source, base, gpu
     _check_builder(profile)
@@ -215,6 +224,36 @@ def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> Collectio
     if len(location) > 2 and location[:2] == ("space", "models"):
         return list(ModelSpaceSection.model_fields)
     return list(_SECTIONS[str(location[-1])].model_fields)
+
+
+def _section_of(values: object, keys: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the path of another section that has the key ``keys[-1]``; None if there is none.
+
+    ``values`` is the content of the profile, whose builder has settings of its own.
+    """
+    inside = keys[:1] if keys[0] == "gpu" else ()
+    section = _section_of_field().get(keys[-1])
+    if section is None and keys[-1] in _builder_settings(values):
+        section = ("model", "settings")
+    if section is None or (*inside, *section) == tuple(keys[:-1]):
+        return None
+    return (*inside, *section)
+
+
+@functools.cache
+def _section_of_field() -> dict[str, tuple[str, ...]]:
+    """Return the path of its section for each key of a profile; the names of the keys are unique."""
+    paths = {BUILT: ("model",), STORED: ("model",), "onnxruntime": ("space", "onnxruntime")}
+    fields = {
+        name: paths.get(title, (title,)) for title, section in _SECTIONS.items() for name in section.model_fields
+    }
+    return {**dict.fromkeys(Profile.model_fields, ()), **fields}
+
+
+def _builder_settings(values: object) -> Collection[str]:
+    model = values.get("model") if isinstance(values, dict) else None
+    name = model.get("builder") if isinstance(model, dict) else None
+    return load_builder(name).settings.model_fields if isinstance(name, str) and name in BUILDERS else ()
 
 
 def _check_builder(profile: Profile) -> None:

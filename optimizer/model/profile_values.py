@@ -35,17 +35,19 @@ def fault_lines(
     *,
     known: Callable[[Sequence[str | int], Sequence[str]], Collection[str]],
     ignore: Collection[str] = (),
+    section_of: Callable[[Sequence[str]], Sequence[str] | None] = lambda _: None,
 ) -> list[str]:
     """Return a line for each error: ``file:line: key.path: value, problem and allowed values``.
 
     ``source`` is the validated tree. ``known(location, keys)`` returns the keys that a section may have; ``location``
     is pydantic's name of the section, ``keys`` its path in the file. ``ignore``: steps of locations that are no keys.
+    ``section_of(keys)`` returns the path of the section that has a key of this name, or None.
     """
     lines = []
     for detail in error.errors(include_url=False):
         node = source.at([step for step in detail["loc"] if step not in ignore])
         if detail["type"] == "extra_forbidden":
-            problem = f"unknown key; {suggest(node.keys[-1], known(detail['loc'][:-1], node.keys[:-1]))}"
+            problem = _unknown_key(node.keys, known(detail["loc"][:-1], node.keys[:-1]), section_of(node.keys))
         else:
             problem = _problem(detail)
         lines.append(str(located_error(file, node.line, node.keys, problem)))
@@ -54,8 +56,21 @@ def fault_lines(
 
 def suggest(word: str, known: Collection[str]) -> str:
     """Return a hint to the most similar of the ``known`` words, or to all of them if none is similar."""
+    return _similar(word, known) or f"known: {', '.join(known) or 'none'}"
+
+
+def _unknown_key(keys: Sequence[str], known: Collection[str], section: Sequence[str] | None) -> str:
+    key = keys[-1]
+    if section is None:
+        return f"unknown key; {suggest(key, known)}"
+    place = f"in the section {'.'.join(section)}" if section else "at the top level"
+    similar = _similar(key, known)
+    return f"unknown key at this level; {similar}{similar and ' '}{key} belongs {place}"
+
+
+def _similar(word: str, known: Collection[str]) -> str:
     nearest = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known) or 'none'}"
+    return f"did you mean {nearest[0]}?" if nearest else ""
 
 
 def _problem(detail: ErrorDetails) -> str:

@@ -98,6 +98,34 @@ FAULTS = [
         MODEL + "<<: {}",
         "p.yaml:2: <<: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
     ),
+    # keys of another section
+    (
+        MODEL + "max_batch_size: [8]",
+        "p.yaml:2: max_batch_size: unknown key at this level; max_batch_size belongs in the section space",
+    ),
+    (MODEL + "p95: 20ms", "p.yaml:2: p95: unknown key at this level; p95 belongs in the section sla"),
+    (
+        MODEL + "space:\n  batch_size: [8]",
+        "p.yaml:3: space.batch_size: unknown key at this level; did you mean max_batch_size? batch_size belongs in "
+        "the section request",
+    ),
+    (
+        MODEL + "space: {graph_level: [1]}",
+        "p.yaml:2: space.graph_level: unknown key at this level; graph_level belongs in the section "
+        "space.onnxruntime",
+    ),
+    (
+        MODEL + "load: {sla: {p95: 1ms}}",
+        "p.yaml:2: load.sla: unknown key at this level; sla belongs at the top level",
+    ),
+    (
+        "model: {builder: mlp, layers: 2}",
+        "p.yaml:1: model.layers: unknown key at this level; layers belongs in the section model.settings",
+    ),
+    (
+        MODEL + "gpu: {batch_size: 8}",
+        "p.yaml:2: gpu.batch_size: unknown key at this level; batch_size belongs in the section gpu.request",
+    ),
     # the model
     ("model: mlp", "p.yaml:1: model: 'mlp' is not a mapping; leave the key out or fill it"),
     ("model:\n", "p.yaml:1: model: null is not a mapping; leave the key out or fill it"),
