@@ -119,7 +119,8 @@ class RunFolder:
             if is_file(path / "run.json"):
                 return cls(path)
         raise BadInputError(
-            f"{flag} {quote(run)}: no run.json there nor in {quote(str(Path(out) / run))}; give a run's folder"
+            f"{flag} {quote(run)}: no run.json there nor in {quote(str(Path(out) / run))}; give a run's folder, "
+            f"such as {quote(str(Path(out) / 'dlrm' / '20261120-231154'))}"
         )
 
     def refuse_links(self) -> None:
