@@ -1,4 +1,4 @@
-"""Atomic writes, write errors, locks between processes, and the cache folder."""
+"""Atomic writes, write errors, locks between processes, sizes of folders, and the cache folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +78,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tritune"
 
 
+LOCK_FILE = ".lock"  # of a folder
 HOLDER_WAIT_SECONDS = 1.0  # a new holder writes its name into the lock file within this time
 
 
@@ -106,13 +108,50 @@ def folder_lock(folder: Path, task: str) -> Iterator[None]:
     def busy(holder: str) -> None:
         raise EnvironmentFault(f"{folder}: {holder} uses it for {task}; wait until it ends, or stop it")
 
-    lock = folder / ".lock"
+    lock = folder / LOCK_FILE
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(file_lock(lock, busy))
         except OSError as error:
             raise write_error(lock, error) from error
         yield
+
+
+def lock_holder(lock: Path) -> str | None:
+    """Return the name of the process that holds the lock file ``lock``; None if no process does.
+
+    The lock is shared for an instant, in which a process that wants it finds it held.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name must not block
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(lock)
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def stored_bytes(*paths: Path) -> int:
+    """Return the total size of the files at or below ``paths``; a file with several hard links counts once.
+
+    Links are not followed. Files that cannot be read, or are removed meanwhile, are left out.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    for path in paths:
+        folders = () if path.is_symlink() else os.walk(path)
+        files = (Path(folder, name) for folder, _, names in folders for name in names)
+        for file in (path, *files):
+            with contextlib.suppress(OSError):
+                status = file.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def _acquired(path: Path, busy: Callable[[str], None]) -> TextIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import file_lock
+from optimizer.core.files import file_lock, lock_holder, stored_bytes
 from optimizer.store.optuna_study import JournalLock
 from optimizer.store.run_folder import RunFolder
 
@@ -163,3 +164,37 @@ def test_an_incomplete_last_line_is_removed_before_a_journal_is_written(
     lock.acquire()
     lock.release()
     assert journal.read_bytes() == kept
+
+
+# -- looking at a lock, and sizes ----------------------------------------------------------------------------------
+
+
+def test_the_holder_of_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    assert lock_holder(lock) is None
+    with python(HOLD, lock) as holder:
+        assert said(holder) == "held"
+        for _ in range(2):
+            assert (lock_holder(lock) or "").startswith(f"process {holder.pid} on ")
+        holder.kill()
+        holder.wait()
+    assert lock_holder(lock) is None
+    assert lock.exists()
+
+
+def test_a_pipe_in_place_of_a_lock_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    assert lock_holder(tmp_path / "lock") is None
+
+
+def test_each_file_counts_once_and_no_link_is_followed(tmp_path: Path) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    (folder / "inner").mkdir(parents=True)
+    other.write_bytes(bytes(500))
+    (folder / "a").write_bytes(bytes(1000))
+    (folder / "inner" / "b").hardlink_to(folder / "a")
+    assert stored_bytes(folder) == stored_bytes(folder, folder) == 1000
+    assert stored_bytes(folder, other) == 1500
+    assert stored_bytes(tmp_path / "nowhere") == 0
+    (tmp_path / "link").symlink_to(folder)
+    assert stored_bytes(tmp_path / "link") == (tmp_path / "link").lstat().st_size
