@@ -67,7 +67,9 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
 
 
 def load_run(run: str | Path, out: str | Path = "results") -> Run:
-    """Return the run in the folder ``run``, or ``<model>/<run>`` in ``out``, whatever its status.
+    """Return a run, whatever its status: the folder ``run``, ``<model>/<run>`` in ``out``, a model, or ``latest``.
+
+    A model stands for its newest run in ``out``, and ``latest`` for the newest of all.
 
     Raises:
         BadInputError: There is no run, or its files are damaged.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
 from optimizer.core.safe_text import one_line
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import RUN_HELP, Parser
 from optimizer.options.values import parse_value, quote, whole_number
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_emit_arguments(words: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
     )
     add = parser.add_argument
-    add("runs", metavar="RUN", nargs="+", help="Folder of a run, such as results/dlrm/20261120-231154")
+    add("runs", metavar="RUN", nargs="+", help=RUN_HELP)
     add("--format", choices=FORMATS, default="pbtxt", metavar="FORMAT", help="Format, see below (default: pbtxt)")
     add(
         "--output",

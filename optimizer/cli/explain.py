@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import RUN_HELP, Parser
 from optimizer.options.values import number_where, parse_optional
 
 SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
         description="Explain what limits the throughput of a run, which constraint is active, which changes would "
         "help, and why the runner-up lost. Reads the folder of the run and starts no server.",
     )
-    parser.add_argument("run", metavar="RUN", help="Folder of a run, or <model>/<run> in --out")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
     parser.add_argument(
         "--fp16-factor", metavar="SHARE", help="Assumed compute time in FP16 relative to now (default: 0.5)"

@@ -21,6 +21,7 @@ from optimizer.plan.capacity_plan import CapacityQuestion
 from optimizer.plan.fleet import MOST_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.store.run_folder import LATEST, RunFolder, list_command
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
@@ -118,7 +119,10 @@ def _parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument(
-        "names", nargs="+", metavar="MODEL|RUN", help="A model, whose newest run is used, or folders of runs"
+        "names",
+        nargs="+",
+        metavar="MODEL|RUN",
+        help="A model, whose newest run is used, folders of runs, or latest, the newest run",
     )
     question = parser.add_argument_group("Question")
     question.add_argument(
@@ -207,22 +211,22 @@ def _runs(arguments: PlanArguments) -> list[FinishedRun]:
 
 
 def _run(name: str, arguments: PlanArguments) -> FinishedRun:
-    """Return the run in a folder, or the newest run of a model, preferably with a recommendation.
+    """Return the run in a folder, the newest run of all, or that of a model, preferably with a recommendation.
 
     A model without a run is tuned first.
     """
-    if is_file(Path(name) / "run.json") or is_file(Path(arguments.out) / name / "run.json"):
+    is_run = any(is_file(path / "run.json") for path in (Path(name), Path(arguments.out) / name))
+    if is_run or name == LATEST:
         return read_run(name, arguments.out)
     if _is_run_name(name, arguments.out):
         raise BadInputError(
-            f"{quote(name)}: no run.json there or in {one_line(arguments.out)}; give the folder of a run"
+            f"{quote(name)}: no run.json there or in {one_line(arguments.out)}; give the folder of a run "
+            f"(`{list_command(arguments.out)}` lists runs)"
         )
-    runs = Path(arguments.out) / Path(name).stem
-    records = list(runs.glob("*/run.json")) if is_folder(runs) else []
     first: FinishedRun | None = None
-    for record in sorted(records, key=lambda info: info.stat().st_mtime, reverse=True):
+    for folder in RunFolder.all_in(arguments.out, Path(name).stem):
         try:
-            run = read_run(record.parent, arguments.out)
+            run = read_run(folder.path, arguments.out)
         except BadInputError as error:
             _say(f"left out: {error}")
             continue

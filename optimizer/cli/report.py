@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import RUN_HELP, Parser
 
 if TYPE_CHECKING:
     from optimizer.results.finished_run import FinishedRun
@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
         usage="[options] RUN [RUN ...]",
         description="Write runs as one HTML page, as Markdown, as tables and as plots.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="Folder of a run, or <model>/<run> in --out")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
     parser.add_argument(
         "--format",
         action="append",

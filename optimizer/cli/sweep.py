@@ -16,6 +16,7 @@ from optimizer.core.safe_text import is_folder
 from optimizer.core.trial import FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option import DEFAULTS
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
 from optimizer.options.values import (
@@ -91,9 +92,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         raise BadInputError(
             f"--resume {quote(arguments.resume)} keeps the options of the sweep; leave {others[0]} out"
         )
-    folder = Path(arguments.resume)
-    if not is_folder(folder):
-        raise BadInputError(f"--resume {quote(arguments.resume)}: no such folder; give that of a sweep, with {FILE}")
+    folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
     first_words = read_words(folder)
     first = _parser().read(first_words)
@@ -101,6 +100,22 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)
     return replace(first_arguments, resumed=RunFolder(folder), as_json=as_json)
+
+
+def _find_sweep(sweep: str) -> Path:
+    """Return the folder of a sweep, which is given by its path or by a name for ``RunFolder.newest``.
+
+    Raises BadInputError.
+    """
+    if is_folder(Path(sweep)):
+        return Path(sweep)
+    newest = RunFolder.newest(sweep, DEFAULTS.out, FILE)
+    if newest is None:
+        raise BadInputError(
+            f"--resume {quote(sweep)}: no such folder, and no sweep of such a model in {DEFAULTS.out}; "
+            f"give the folder of a sweep, with {FILE} (`tune runs` lists sweeps)"
+        )
+    return newest.path
 
 
 def _parser() -> Parser:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from optimizer.cli.main import progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import server_address
-from optimizer.options.command_line import Parser, values_of
+from optimizer.options.command_line import RUN_HELP, Parser, values_of
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import retarget
 from optimizer.options.run_options import RunOptions
@@ -38,6 +38,7 @@ exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3 environment
 4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does not hold
 
 examples:
+  tune verify latest
   tune verify results/dlrm/20261120-231154
   tune verify --budget 10m results/dlrm/20261120-231154
   tune verify --fresh --target remote --url triton:8001 results/dlrm/20261120-231154
@@ -71,7 +72,7 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
         description="Continue the test of the recommendation of a run on fresh servers, or test it again (--fresh).",
         epilog=EPILOG,
     )
-    parser.add_argument("run", metavar="RUN", help="Folder of a run, such as results/dlrm/20261120-231154")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
         "--fresh", action="store_true", help="Make a separate test, also on another server or machine"
     )

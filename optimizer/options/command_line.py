@@ -19,6 +19,8 @@ from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path, q
 
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
+RUN_HELP = "Folder of a run, <model>/<run> in --out, a model for its newest run, or latest"
+
 
 class _NoColor(argparse.Action):
     """Set NO_COLOR (see no-color.org) for rich and for child processes."""

@@ -347,7 +347,14 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option("seed", _number("N", 0, values.LARGEST_SEED), "Seed of the random numbers", always_written=True),
         Option("warm-start", _RUN, "Learn from a run, or a table of trials, of another machine", also="PB"),
-        Option("resume", _RUN, "Continue the run in this folder", stored_as="", also="PSR", is_common=True),
+        Option(
+            "resume",
+            _RUN,
+            "Continue this run: its folder, a model for its newest run, or latest",
+            stored_as="",
+            also="PSR",
+            is_common=True,
+        ),
         Option(
             "storage",
             ValueType("URL", values.parse_storage, redact, move=values.move_storage),

@@ -52,7 +52,7 @@ class FinishedRun:
 
 
 def read_run(run: str | Path, out: str = "results") -> FinishedRun:
-    """Return the run in the folder ``run``, or ``<model>/<run>`` in ``out``; a table row cut by a crash is skipped.
+    """Return the run that ``run`` stands for in ``RunFolder.find``; a table row cut by a crash is skipped.
 
     Raises BadInputError, in one line, if there is no such run or it is damaged.
     """

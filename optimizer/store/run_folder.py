@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.core.errors import BadInputError, TuneError
-from optimizer.core.files import DISK_FAULTS, folder_lock, write_atomically, write_error
-from optimizer.core.safe_text import is_file, one_line, printable, read_bytes
+from optimizer.core.files import DISK_FAULTS, LOCK_FILE, folder_lock, lock_holder, write_atomically, write_error
+from optimizer.core.safe_text import is_file, is_folder, one_line, printable, read_bytes
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
+from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import move_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import quote
@@ -26,7 +30,12 @@ from optimizer.options.values import quote
 SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
+LONGEST_NAME = 100  # of a folder that a message names beside another one
 RUN_OPTIONS = TypeAdapter(RunOptions)
+RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
+LATEST = "latest"  # stands for the newest run
+STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
+_STAMP_FORMAT = "%Y%m%d-%H%M%S"
 
 
 class FileIn:
@@ -44,7 +53,7 @@ def new_folder(out: str, parent: str, inner: str = "") -> Path:
 
     Raises BadInputError if ``out`` cannot be written, EnvironmentFault if its disk is full or faulty.
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamp = time.strftime(_STAMP_FORMAT)
     path = Path(out) / parent
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -58,6 +67,45 @@ def new_folder(out: str, parent: str, inner: str = "") -> Path:
     raise BadInputError(f"results folder {path}: too many runs started in this second; try again")
 
 
+def list_command(out: str) -> str:
+    """Return the command that lists the runs in ``out``."""
+    words = ["tune", "runs", *([] if out == DEFAULTS.out else ["--out", out])]
+    return one_line(shlex.join(words), LONGEST_NAME)
+
+
+def folders_in(out: str, model: str | None = None) -> list[Path]:
+    """Return the folders in which the runs of ``model``, or of all models, may be: ``<out>/<model>/<run>``."""
+    parents = _subfolders(Path(out)) if model is None else [Path(out) / model]
+    return [path for parent in parents for path in _subfolders(parent)]
+
+
+def newest_first(paths: Iterable[Path]) -> list[Path]:
+    """Return the folders of runs in the order of their starts, the newest first."""
+    return sorted(paths, key=_started, reverse=True)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if is_folder(path) and not path.name.startswith(".")]
+    except (OSError, ValueError):
+        return []
+
+
+def _started(path: Path) -> tuple[float, int, float]:
+    """Return when a run started: the time in its name, else that in its record; then when the record was written."""
+    modified = 0.0
+    for file in (path, path / RUN_FILE):
+        with contextlib.suppress(OSError):
+            modified = file.stat().st_mtime
+    match = STAMP.fullmatch(path.name)
+    with contextlib.suppress(BadInputError, ValueError, OverflowError):
+        if match:
+            return time.mktime(time.strptime(match[1], _STAMP_FORMAT)), int(match[2] or 1), modified
+        written = str(RunFolder(path).read_info().get("written"))
+        return datetime.strptime(written, "%Y-%m-%dT%H:%M:%S%z").timestamp(), 1, modified
+    return modified, 1, modified
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The files of a run below ``path``.
@@ -69,7 +117,7 @@ class RunFolder:
 
     path: Path
 
-    info = FileIn("run.json")
+    info = FileIn(RUN_FILE)
     trials = FileIn("trials.csv")
     pareto = FileIn("pareto.csv")
     best = FileIn("best")  # the folder of the recommendation: config.pbtxt, or with several models a folder for each
@@ -111,17 +159,49 @@ class RunFolder:
 
     @classmethod
     def find(cls, run: str, out: str, flag: str = "--resume") -> RunFolder:
-        """Return an existing run, given by its path or as ``<model>/<run>`` in ``out``.
+        """Return an existing run, given by its path, as ``<model>/<run>`` in ``out``, or by a name; see ``newest``.
+
+        A path takes precedence over a name.
 
         Raises BadInputError, which begins with ``flag``, if there is no such run.
         """
-        for path in (Path(run), Path(out) / run):
-            if is_file(path / "run.json"):
+        place = Path(out) / run
+        for path in (Path(run), place):
+            if is_file(path / RUN_FILE):
                 return cls(path)
+        if (newest := cls.newest(run, out)) is not None:
+            return newest
+        here, shown = one_line(out, LONGEST_NAME), list_command(out)
+        if run == LATEST:
+            raise BadInputError(f"{flag} {LATEST}: no run in {here}; give the folder of a run (`{shown}` lists runs)")
         raise BadInputError(
-            f"{flag} {quote(run)}: no run.json there nor in {quote(str(Path(out) / run))}; give a run's folder, "
-            f"such as {quote(str(Path(out) / 'dlrm' / '20261120-231154'))}"
+            f"{flag} {quote(run)}: no {RUN_FILE} there nor in {quote(str(place))}, and {here} has no run of such a "
+            f"model; give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
         )
+
+    @classmethod
+    def newest(cls, name: str, out: str, record: str = RUN_FILE) -> RunFolder | None:
+        """Return the newest run in ``out`` that ``name`` stands for; None if there is none.
+
+        ``latest`` stands for the newest run, and the name of a model for its newest run. With ``SWEEP_FILE`` as
+        ``record`` it is a sweep.
+        """
+        is_name = Path(name).name == name.rstrip("/") and name not in ("", "..")
+        model = None if name == LATEST else name
+        return next(iter(cls.all_in(out, model, record)), None) if is_name else None
+
+    @classmethod
+    def all_in(cls, out: str, model: str | None = None, record: str = RUN_FILE) -> list[RunFolder]:
+        """Return the runs in ``out``, or those of one model, the newest first. Runs of batches are not among them."""
+        return [cls(path) for path in newest_first(p for p in folders_in(out, model) if is_file(p / record))]
+
+    def writer(self) -> str | None:
+        """Return the name of the process that measures something for the run now; None if there is none.
+
+        It continues the run, verifies it, or is the batch that the run belongs to.
+        """
+        folders = (self.path, self.path.parent, *self.path.glob("verify/*"))
+        return next(filter(None, (lock_holder(folder / LOCK_FILE) for folder in folders)), None)
 
     def refuse_links(self) -> None:
         """Raise BadInputError if the folder has links: it may come from anywhere, and a continued run writes them."""

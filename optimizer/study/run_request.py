@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import exists, one_line
 from optimizer.options.addresses import HIDDEN, redact
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import parse_values, resume_options, run_options, written_values
@@ -46,14 +46,21 @@ def read_run_request(model: str | None, values: Mapping[str, object]) -> RunRequ
             raise BadInputError(
                 "MODEL is missing: `tune models` lists the built-in ones; or give a profile or folder"
             )
-        return RunRequest(run_options(model, values))
+        return RunRequest(_with_found_run(run_options(model, values)))
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
     mapped = read_model_analyzer(Path(parsed["from-model-analyzer"]), model)
     merged = {**mapped.options(parsed.get("model-repository")), **values}
     if merged.get("load") != "rate" and "arrivals" not in values:
         merged.pop("arrivals", None)  # the file's, whose load is overridden
-    return RunRequest(run_options(mapped.model, merged), mapped=mapped)
+    return RunRequest(_with_found_run(run_options(mapped.model, merged)), mapped=mapped)
+
+
+def _with_found_run(options: RunOptions) -> RunOptions:
+    """Return ``options`` with the folder of the run that --warm-start names: later the name means another run."""
+    name = options.warm_start
+    found = None if name is None or exists(Path(name)) else RunFolder.newest(name, options.out)
+    return options if found is None else replace(options, warm_start=str(found.path))
 
 
 def read_stored_options(folder: RunFolder) -> RunOptions:

@@ -19,6 +19,7 @@ from optimizer.core.notes import Note, OtherModelTransferred, TransferLeftOut, W
 from optimizer.core.safe_text import is_file, is_folder, one_line, read_bytes
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
+from optimizer.options.option import DEFAULTS
 from optimizer.options.run_options import RunOptions
 from optimizer.search import make_searcher, make_searcher_on
 from optimizer.search.transfer import TransferredStudy
@@ -48,10 +49,11 @@ class WarmStartSource:
 def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> WarmStartSource:
     """Return the trials of a run, a sweep or a table, finished or not.
 
-    ``path_or_run`` is a table, a folder, or the name of a folder in ``out``. Raises BadInputError if it is none.
+    ``path_or_run`` is a table, a folder, the name of a folder in ``out``, or a name for ``RunFolder.newest``. Raises
+    BadInputError if it is none.
     """
-    name = one_line(path_or_run)
-    for path in (Path(path_or_run), Path(out) / path_or_run):
+    name, newest = one_line(path_or_run), RunFolder.newest(path_or_run, out)
+    for path in (Path(path_or_run), *([newest.path] if newest else []), Path(out) / path_or_run):
         if is_file(path):
             return _of_table(name, path, path.parent)
         for table in (RunFolder(path).trials, path / f"trials-b{request_batch_size:g}.csv"):
@@ -59,7 +61,9 @@ def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> Wa
                 return _of_table(name, table, path)
         if is_folder(path):
             raise BadInputError(f"{FLAG} {name}: it holds no measurements; give the folder of a run, or a table")
-    raise BadInputError(f"{FLAG} {name}: no such run; give its folder, or a table such as its trials.csv")
+    raise BadInputError(
+        f"{FLAG} {name}: no such run; give its folder (`tune runs` lists runs), or a table such as its trials.csv"
+    )
 
 
 def select_fitting(
@@ -105,7 +109,7 @@ def read_transfer(path_or_run: str | None, problem: Problem) -> tuple[Transferre
     if path_or_run is None:
         return None, ()
     compared = [candidate for _, candidate in baselines(problem.space)]
-    return select_fitting(read_warm_start(path_or_run, "", problem.request_batch_size), problem, compared)
+    return select_fitting(read_warm_start(path_or_run, DEFAULTS.out, problem.request_batch_size), problem, compared)
 
 
 def _of_table(name: str, table: Path, folder: Path) -> WarmStartSource:

@@ -22,10 +22,10 @@ from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.report.tables import STAGES
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.study.sweep_plan import SweepCell, SweepPlan
 
-FILE = "sweep.json"
+FILE = SWEEP_FILE
 MAX_BYTES = 64 << 20
 
 
