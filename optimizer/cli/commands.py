@@ -23,11 +23,13 @@ _GROUPS: Final = {  # each command is the module of its name in this package
         "explain": "explain what limits the throughput, and what would help",
         "plan": "compute the replicas for a request rate, and their cost",
         "emit": "write files for Docker, Kubernetes, Helm, KServe",
+        "runs": "list the runs in results/, or delete some",
     },
     "Set up": {
         "models": "list the built-in models",
         "setup": "install the embedded server now rather than at the first run",
         "doctor": "check what this machine lacks",
+        "cache": "show what is cached on this machine, or remove it",
     },
 }
 COMMANDS: Final = tuple(name for commands in _GROUPS.values() for name in commands)
@@ -39,7 +41,7 @@ Find the Triton configuration with the most throughput within a latency bound.
 
 {commands}
 
-More: `tune run --help`, `tune COMMAND --help`, README.md and docs/README.md
+More: `tune run --help`, `tune COMMAND --help`, `tune --version`, docs/README.md
 """
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name
 _LEAST_SIMILARITY: Final = 0.7

@@ -17,7 +17,6 @@ from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
 from optimizer.core.safe_text import one_line
-from optimizer.options.addresses import redact
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,6 +93,8 @@ def _run(words: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EROFS):
             fault = write_error(Path(error.filename or "a file"), error)
             return fail(str(fault), fault.exit_code)
+        from optimizer.options.addresses import redact  # takes longer to import than all of the above
+
         # a bug in tune; exit code 1 would mean that no configuration meets the SLA
         print(redact(traceback.format_exc()), file=sys.stderr, end="")
         return fail("this is a bug in tune; please report the traceback above", EnvironmentFault.exit_code)
@@ -113,6 +114,11 @@ def _dispatch(words: list[str]) -> int:
     try:
         if first in ("-h", "--help"):
             print(overview(), end="")
+            return 0
+        if first == "--version":
+            from optimizer.cli.version import version_line
+
+            print(version_line())
             return 0
         if first not in COMMANDS:
             refuse_misspelt_command(words)

@@ -1,4 +1,4 @@
-"""Standard output and standard error of the command: closed pipes, full disks and characters of another encoding."""
+"""The streams of the command: closed pipes, full disks, characters of another encoding, questions on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from optimizer.core.errors import EnvironmentFault
+from optimizer.core.errors import BadInputError, EnvironmentFault
 
 
 class OutputClosed(SystemExit):
@@ -91,3 +91,20 @@ def flush() -> None:
     """Write what standard output has buffered. Raises OutputClosed and EnvironmentFault."""
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def confirm_deletion(question: str, flag: str, *, is_confirmed: bool) -> bool:
+    """Return whether to delete something: ``is_confirmed`` (``--yes``), or what the user answers to ``question``.
+
+    Raises BadInputError, which begins with ``flag``, if there is no terminal to ask on.
+    """
+    if is_confirmed:
+        return True
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+        raise BadInputError(f"{flag}: there is no terminal to ask on; give --yes to delete without a question")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = sys.stdin.readline()
+    except UnicodeDecodeError:
+        answer = ""
+    return answer.strip().lower() in ("y", "yes")

@@ -27,7 +27,7 @@ from optimizer.core.files import cache_folder, file_lock
 TRITON_VERSION = "2.51.0"
 PYTHON_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
 DOWNLOAD_SECONDS = 3600.0
-DRAFT = ".setup-"  # prefix of the names of incomplete folders
+DRAFT, LOCK = ".setup-", ".setup.lock"  # prefix of incomplete folders; lock of the cache while one is written
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _cache_alone(say: Callable[[str], None]) -> Iterator[Path]:
     cache = cache_folder()
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, because its files are executed
-        with file_lock(cache / ".setup.lock", lambda holder: say(f"waiting: {holder} is fetching the server")):
+        with file_lock(cache / LOCK, lambda holder: say(f"waiting: {holder} is fetching the server")):
             for draft in cache.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft)
             yield cache

@@ -93,6 +93,20 @@ def remove_leftovers() -> None:
     remove_environment_folders()
 
 
+def processes_with_servers() -> list[int]:
+    """Return the ids of the other processes that have a temporary folder for a server now.
+
+    Processes in another container, or with another TMPDIR, are not found.
+    """
+    owners = {
+        Owner(*map(int, match.groups()))
+        for folder in temporary_parent().glob("tritune-*")
+        if (match := _NAME.match(folder.name))
+    }
+    alive = {owner.pid for owner in owners if owner.namespace == _namespace() and not owner.has_ended()}
+    return sorted(alive - {os.getpid()})
+
+
 def remove_environment_folders() -> None:
     """Remove the empty folders in /tmp that Triton's Python backend creates at each start.
 

@@ -70,7 +70,8 @@ def verify(
         servers = [LOOKS[1], *(COMPARED_SERVERS for _ in planned[1:])]
         expected_seconds = sum(n * entrant.server_seconds for n, entrant in zip(servers, planned, strict=True))
         budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
-        with open_observer(problem, budget, environment.hardware) as observer:
+        # the lock tells `tune runs` that a process works on the run
+        with folder.locked(), open_observer(problem, budget, environment.hardware) as observer:
             measurer = environment.make_measurer(task, folder, table, observer)
             take_reference(target, measurer, task.baseline)
             confirmer = Confirmer(problem, target, measurer, budget, fresh)

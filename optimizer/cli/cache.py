@@ -1,0 +1,121 @@
+"""``tune cache``: show what tune has cached on this machine, or remove it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from optimizer.cli.output import confirm_deletion
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import cache_folder
+from optimizer.core.safe_text import one_line
+from optimizer.deploy.cache import (
+    REMOVABLE,
+    CachedFiles,
+    check_unused,
+    find_removable,
+    read_cache,
+    remove_cached,
+)
+from optimizer.options.command_line import Parser
+from optimizer.options.values import quote
+
+FLAG = "--clean"
+DECLINED = 1
+NOT_NOTICED = "A run that is being prepared, or is in another container, is not noticed and would fail."
+EPILOG = f"""\
+The cache is in ~/.cache/tritune; the variable TRITUNE_CACHE moves it. The next run
+fetches or builds again what it needs: 90 MB for the server, and seconds to minutes
+for a model. Runs and their results are not in the cache (see `tune runs`).
+
+kinds: {", ".join(REMOVABLE)}
+remote is kept: it is what a remote server served before a tune that was killed, which
+the next `tune --target remote` with its --url restores.
+
+{FLAG} refuses while another tune has a server, tunes a remote one, builds a model or
+fetches the server. There is no lock for other uses: a run that is being prepared, or
+is in another container, is not noticed and would fail.
+
+exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 the cache is in use or
+cannot be removed
+
+examples:
+  tune cache
+  tune cache --clean models requests
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune cache`` and return its exit code. Raises TuneError."""
+    parser = Parser(
+        prog="tune cache",
+        usage=f"[options] [{FLAG} [KIND ...]]",
+        description="Show what tune has cached on this machine, with sizes, or remove it.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(FLAG, metavar="KIND", nargs="*", help="Remove these kinds (default: all)")
+    parser.add_argument("--yes", action="store_true", help="Remove without a question; needed without a terminal")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    arguments = parser.read(words)
+    folder = cache_folder()
+    if arguments.clean is not None:
+        return _clean(folder, arguments.clean, is_confirmed=arguments.yes, as_json=arguments.json)
+    if arguments.yes:
+        raise BadInputError(f"--yes: works only with {FLAG}; give that too, or leave it out")
+    _show(folder, read_cache(folder), as_json=arguments.json)
+    return 0
+
+
+def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: bool) -> int:
+    for name in names:
+        if name not in REMOVABLE:
+            raise BadInputError(f"{FLAG} {quote(name)}: write one or more of {', '.join(REMOVABLE)}")
+    found = find_removable(folder, names or REMOVABLE)
+    if found:
+        check_unused(folder)
+        kinds = ", ".join(files.kind.name for files in found)
+        question = f"{NOT_NOTICED}\nremove {kinds} ({_size(found)}) from {one_line(str(folder))}?"
+        if not confirm_deletion(question, FLAG, is_confirmed=is_confirmed):
+            print("nothing was removed")
+            return DECLINED
+        remove_cached(folder, found)
+    if as_json:
+        print(json.dumps(_document(folder, found), indent=2))
+        return 0
+    for files in found:
+        print(f"removed {files.kind.name} ({_size([files])})")
+    if not found:
+        print(f"nothing to remove in {one_line(str(folder))}")
+    return 0
+
+
+def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_document(folder, cached), indent=2))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from optimizer.results import formatting
+
+    table = formatting.plain_table("kind", ">size", "in the folder", "what it is")
+    for files in cached:
+        names = "\n".join(one_line(path.name) for path in files.paths)
+        table.add_row(*map(Text, (files.kind.name, _size([files]), names, files.kind.description)))
+    print(f"{_size(cached)} in {one_line(str(folder))}")
+    formatting.print_table(Console(), table)
+
+
+def _document(folder: Path, cached: Sequence[CachedFiles]) -> dict[str, object]:
+    return {
+        "folder": str(folder),
+        "size_bytes": sum(files.size_bytes for files in cached),
+        "kinds": [files.document() for files in cached],
+    }
+
+
+def _size(cached: Sequence[CachedFiles]) -> str:
+    from optimizer.results import formatting
+
+    return formatting.size(sum(files.size_bytes for files in cached))

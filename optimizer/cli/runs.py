@@ -1,0 +1,144 @@
+"""``tune runs``: list the runs in a folder of results, or delete some."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.cli.output import confirm_deletion
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import is_folder, one_line
+from optimizer.options.command_line import Parser
+from optimizer.options.values import quote
+from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BATCHES = "batches"  # the folder of results that holds batches
+PIPED_WIDTH = 500  # columns of a table that is not printed on a terminal, so that each run is one line
+DECLINED = 1
+EPILOG = """\
+A run is named by its folder or by <model>/<run>. All commands that take a RUN also
+take a model, for its newest run, and latest, for the newest run of all:
+tune verify latest, tune report dlrm, tune --resume latest.
+
+result: the verdict; running: a process measures something for the run now; killed:
+its process ended without a result, and --resume continues it; interrupted, failed,
+left; sweep: what tune sweep measured; damaged: its record cannot be read.
+
+What tune verify --fresh measured is part of its run. The runs of a batch are listed
+with --out results/batches/SUITE.
+
+exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use or
+cannot be deleted
+
+examples:
+  tune runs
+  tune runs dlrm --json
+  tune runs --delete dlrm/20261120-231154 dlrm/20261121-072139
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune runs`` and return its exit code. Raises TuneError."""
+    arguments = _parser().read(words)
+    if arguments.delete is not None:
+        return _delete(arguments)
+    if arguments.yes:
+        raise BadInputError(f"--yes: works only with {FLAG}; give that too, or leave it out")
+    runs = list_runs(arguments.out, arguments.model)
+    if arguments.json:
+        print(json.dumps([run.document() for run in runs], indent=2))
+    elif runs:
+        from rich.console import Console
+
+        console = Console()
+        _print(console if console.is_terminal else Console(width=PIPED_WIDTH), runs)
+    else:
+        print(f"no runs in {one_line(arguments.out)}; `tune models` lists what can be tuned")
+    batches = Path(arguments.out) / BATCHES
+    if arguments.model is None and not arguments.json and is_folder(batches):
+        print(f"batches are in {one_line(str(batches))}; --out {one_line(str(batches))}/SUITE lists their runs")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="tune runs",
+        usage=f"[options] [MODEL | {FLAG} RUN ...]",
+        description="List the runs in a folder of results, the newest first, or delete some of them.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="List only the runs of this model")
+    parser.add_argument(
+        FLAG,
+        metavar="RUN",
+        nargs="+",
+        help="Delete these runs: folders, <model>/<run> in --out, or latest",
+    )
+    parser.add_argument("--yes", action="store_true", help="Delete without a question; needed without a terminal")
+    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    return parser
+
+
+def _print(console: Console, runs: Sequence[ListedRun]) -> None:
+    from rich.text import Text
+
+    from optimizer.results import formatting
+
+    table = formatting.plain_table("model", "run", "result", ">infer/s", "bound", ">size")
+    for column in table.columns:
+        column.overflow = "fold"  # names can be copied
+    for run in runs:
+        throughput = run.throughput_infer_per_sec
+        cells = (
+            run.model,
+            run.name,
+            _result(run),
+            "" if throughput is None else formatting.number(throughput),
+            ", ".join(run.bounds),
+            formatting.size(run.size_bytes),
+        )
+        table.add_row(*map(Text, cells))
+    formatting.print_table(console, table)
+    for run in runs:
+        if run.fault:
+            print(run.fault)
+
+
+def _result(run: ListedRun) -> str:
+    """Return the verdict of a run that ended by itself, otherwise its status."""
+    if run.kind == "sweep":
+        return "sweep" if run.status == "done" else f"sweep, {run.status}"
+    return run.verdict if run.status in ("found", "none") and run.verdict else run.status
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    if arguments.model is not None:
+        raise BadInputError(f"{quote(arguments.model)}: write the runs to delete after {FLAG}, and no model")
+    found = [find_deletable(run, arguments.out) for run in arguments.delete]
+    runs = list({run.folder.path.resolve(): run for run in found}.values())
+    question = f"delete {_sentence(runs)}?"
+    if not confirm_deletion(question, FLAG, is_confirmed=arguments.yes):
+        print("nothing was deleted")
+        return DECLINED
+    for run in runs:
+        delete_run(run.folder)
+        if not arguments.json:
+            print(f"deleted {_sentence([run])}")
+    if arguments.json:
+        print(json.dumps([run.document() for run in runs], indent=2))
+    return 0
+
+
+def _sentence(runs: Sequence[ListedRun]) -> str:
+    """Return the folders of ``runs`` and their size."""
+    from optimizer.results import formatting
+
+    folders = ", ".join(one_line(str(run.folder.path)) for run in runs)
+    return f"{folders} ({formatting.size(sum(run.size_bytes for run in runs))})"
