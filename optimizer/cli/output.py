@@ -94,7 +94,7 @@ def flush() -> None:
 
 
 def confirm_deletion(question: str, flag: str, *, is_confirmed: bool) -> bool:
-    """Return whether to delete something: ``is_confirmed`` (``--yes``), or what the user answers to ``question``.
+    """Return whether to delete something: ``is_confirmed`` (``--yes``), or else the answer to ``question``.
 
     Raises BadInputError, which begins with ``flag``, if there is no terminal to ask on.
     """

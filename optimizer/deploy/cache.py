@@ -1,4 +1,4 @@
-"""What tune keeps in its cache folder: the kinds of files, their sizes, and their removal."""
+"""The files that tune keeps in its cache folder: their kinds, their sizes, and their removal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from optimizer.deploy.server_process import processes_with_servers
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """A kind of cached files: its name, what it is, and the patterns of its folders in the cache folder.
+    """A kind of cached files: name, description, and the patterns of its folders in the cache folder.
 
-    A kind that is not ``removable`` is no copy of something that tune can fetch or build again.
+    Files of a kind that is not ``removable`` cannot be fetched or built again.
     """
 
     name: str
@@ -63,7 +63,7 @@ class CachedFiles:
 
 
 def read_cache(folder: Path) -> list[CachedFiles]:
-    """Return what the cache folder holds, by kind; also kinds without files, unless they are not removable."""
+    """Return the content of the cache folder by kind. Kinds that are not removable are left out if they are empty."""
     if not is_folder(folder):
         return [CachedFiles(kind, (), 0) for kind in KINDS if kind.removable]
     found = {kind: sorted({path for pattern in kind.patterns for path in folder.glob(pattern)}) for kind in KINDS}
@@ -81,7 +81,7 @@ def read_cache(folder: Path) -> list[CachedFiles]:
 
 
 def find_removable(folder: Path, names: Collection[str]) -> list[CachedFiles]:
-    """Return what the cache folder holds of the kinds ``names``, without kinds that are not removable."""
+    """Return the files of the kinds ``names`` in the cache folder, without kinds that are not removable."""
     kinds = {kind for kind in KINDS if kind.removable and kind.name in names}
     return [files for files in read_cache(folder) if files.kind in kinds and files.paths]
 

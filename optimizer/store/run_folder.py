@@ -30,7 +30,7 @@ from optimizer.options.values import quote
 SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
-LONGEST_NAME = 100  # of a folder that a message names beside another one
+LONGEST_NAME = 100  # of a folder in a message that names a run too
 RUN_OPTIONS = TypeAdapter(RunOptions)
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 LATEST = "latest"  # stands for the newest run

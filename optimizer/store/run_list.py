@@ -1,4 +1,4 @@
-"""The runs in a folder of results: what each one found, its size on disk, and its deletion."""
+"""The runs in a folder of results: their results, their sizes on disk, and their deletion."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ListedRun:
         return one_line(self.folder.path.name)
 
     def document(self) -> dict[str, object]:
-        """Return the entry of ``tune runs --json``; None for what is unknown."""
+        """Return the entry of ``tune runs --json``; unknown values are None."""
         return {
             "model": self.model,
             "run": self.name,

@@ -1,4 +1,4 @@
-"""``tune runs``, ``tune cache`` and ``tune --version``: what they print, ask and refuse."""
+"""``tune runs``, ``tune cache`` and ``tune --version``: output, questions and refusals."""
 
 from __future__ import annotations
 

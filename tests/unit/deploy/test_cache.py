@@ -1,4 +1,4 @@
-"""What the cache folder holds, and its removal. The user's own cache is not used."""
+"""The content of a cache folder, and its removal. The user's own cache is not used."""
 
 from __future__ import annotations
 

@@ -123,6 +123,14 @@ def test_the_run_that_a_warm_start_names_is_stored_by_its_folder(here: Path) -> 
     assert read_run_request("mlp", {"warm-start": "dlrm"}).options.warm_start == "dlrm"
 
 
+def test_the_newest_run_is_continued_by_its_name(here: Path) -> None:
+    write_run(here / "results" / "dlrm")
+    for name in ("latest", "dlrm"):
+        request = read_run_request(None, {"resume": name})
+        assert request.resumed == RunFolder(Path("results/dlrm/run"))
+        assert request.options.sla_ms == {"p95": 20.0}
+
+
 # -- the list -----------------------------------------------------------------------------------------------------
 
 
