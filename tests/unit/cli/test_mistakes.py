@@ -96,13 +96,13 @@ def test_a_model_may_have_a_name_like_a_command(folder: Path) -> None:
         refuse_misspelt_command(words)
 
 
-def test_a_folder_without_a_run_is_reported_with_the_form_of_a_run(
+def test_a_folder_without_a_run_is_reported_with_the_command_that_lists_runs(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "empty").mkdir()
     assert report.main(["empty"]) == 2
     assert capsys.readouterr() == (
         "",
-        "tune: run empty: no run.json there nor in results/empty; give a run's folder, such as "
-        "results/dlrm/20261120-231154\n",
+        "tune: run empty: no run.json there nor in results/empty, and results has no run of such a model; give a run's "
+        "folder, a model or latest (`tune runs` lists runs)\n",
     )
