@@ -103,6 +103,6 @@ def test_a_folder_without_a_run_is_reported_with_the_command_that_lists_runs(
     assert report.main(["empty"]) == 2
     assert capsys.readouterr() == (
         "",
-        "tune: run empty: no run.json there nor in results/empty, and results has no run of such a model; give a run's "
-        "folder, a model or latest (`tune runs` lists runs)\n",
+        "tune: run empty: no run.json there nor in results/empty, and results has no run of such a model; give a "
+        "run's folder, a model or latest (`tune runs` lists runs)\n",
     )
