@@ -157,6 +157,7 @@ ESTIMAND = (
     "states observed during its confirmation"
 )
 MOST_EXCLUDED = 0.2  # share of the windows; with more, what is left does not represent the machine
+LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +381,10 @@ def throughput_ratio(
     logs = [_logs(servers, "throughput") for servers in both]
     probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
     difference = probes[0] - probes[1]
-    low, high = difference_bounds(
+    bounds = difference_bounds(
         logs[0], logs[1], difference if math.isfinite(difference) else 0.0, spread, 1 - confidence
     )
+    low, high = (min(max(bound, -LARGEST_LOG), LARGEST_LOG) for bound in bounds)
     return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
 
 

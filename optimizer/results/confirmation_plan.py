@@ -330,10 +330,20 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
     return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
 
 
+def confirmed_windows(trials: Sequence[Trial]) -> list[list[list[Measurement]]]:
+    """Return the undisturbed windows by fresh server, of each candidate and load that was confirmed."""
+    return [_usable_servers(server_windows(trial, load)) for trial, load in _confirmed_loads(trials)]
+
+
+def usable_windows(confirmed: Confirmed, trials: Sequence[Trial]) -> list[list[Measurement]]:
+    """Return the undisturbed windows of ``confirmed``, which is a confirmation of ``trials``, by fresh server."""
+    trial = next(trial for trial in trials if trial.number == confirmed.point.trial)
+    return _usable_servers(server_windows(trial, confirmed.point.load))
+
+
 def confirmed_spreads(trials: Sequence[Trial], problem: Problem) -> dict[str, ServerSpread]:
     """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed."""
-    groups = [server_windows(trial, load) for trial, load in _confirmed_loads(trials)]
-    return server_spreads(list(map(_usable_servers, groups)), problem.sla)
+    return server_spreads(confirmed_windows(trials), problem.sla)
 
 
 def judge_load(
@@ -390,13 +400,8 @@ def compare_throughput(
 
     It is None if one of them has no undisturbed window.
     """
-    by_number = {trial.number: trial for trial in trials}
-
-    def windows(entry: Confirmed) -> list[list[Measurement]]:
-        return _usable_servers(server_windows(by_number[entry.point.trial], entry.point.load))
-
     spread = confirmed_spreads(trials, problem)["throughput"]
-    return throughput_ratio(windows(ours), windows(theirs), spread, problem.confidence)
+    return throughput_ratio(usable_windows(ours, trials), usable_windows(theirs, trials), spread, problem.confidence)
 
 
 def _judge_confirmation(

@@ -50,6 +50,18 @@ class FinishedRun:
         """Return ``<model>/<run>``."""
         return self.folder.study_name
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Return facts about the model, such as its SHA-256; empty if run.json has none."""
+        facts: Mapping[str, Any] = self.info["problem"].get("facts", {})
+        return facts
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of the server and of packages, by name; empty if run.json has none."""
+        versions = self.info.get("versions")
+        return {name: str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
+
 
 def read_run(run: str | Path, out: str = "results") -> FinishedRun:
     """Return the run that ``run`` stands for in ``RunFolder.find``; a table row cut by a crash is skipped.
@@ -77,13 +89,19 @@ _UNFINISHED_STATES = {
 }
 
 
-def remark(run: FinishedRun) -> str:
-    """Return why ``run`` is incomplete, in one sentence; empty for a run that ended normally."""
+def unfinished(run: FinishedRun) -> str:
+    """Return why ``run`` is incomplete, such as ``the run was interrupted``; empty for one that ended normally."""
     if run.status in ("found", "none"):
         return ""
     reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
     state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, LONGEST_REASON)}")
-    return f"the run {state}{f' ({reason})' if reason else ''}; this shows what it measured so far"
+    return f"the run {state}{f' ({reason})' if reason else ''}"
+
+
+def remark(run: FinishedRun) -> str:
+    """Return why ``run`` is incomplete, in one sentence for a report; empty for a run that ended normally."""
+    reason = unfinished(run)
+    return f"{reason}; this shows what it measured so far" if reason else ""
 
 
 def _problem(info: Mapping[str, Any], hardware: Mapping[str, Any], options: RunOptions) -> Problem:

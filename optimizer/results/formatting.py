@@ -83,14 +83,17 @@ def interval(metric: Metric, bounds: ConfidenceInterval) -> str:
     return f"{number(max(bounds.low, 0.0))} to {quantity(metric, bounds.high)}"
 
 
+def factor(ratio: ThroughputRatio) -> str:
+    """Return a ratio with its interval, such as ``1.62x (1.49 to 1.77)``."""
+    low, high = ratio.bounds
+    return f"{ratio.estimate:.2f}x ({low:.2f} to {high:.2f})"
+
+
 def gain(ratio: ThroughputRatio | None) -> str:
     """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)``, or why there is none."""
     if ratio is None:
         return "not confirmed"
-    if not ratio.is_measurable:
-        return "no measurable gain"
-    low, high = ratio.bounds
-    return f"{ratio.estimate:.2f}x ({low:.2f} to {high:.2f})"
+    return factor(ratio) if ratio.is_measurable else "no measurable gain"
 
 
 def value_of(point: Point, metric: str) -> str:

@@ -43,20 +43,20 @@ def print_outcome(
         _print_comparisons(console, outcome, problem)
     _print_front(console, outcome)
     if facts:
-        _print_wrapped(console, "model", formatting.facts_line(facts))
+        print_wrapped(console, "model", formatting.facts_line(facts))
     if hardware:
-        _print_wrapped(console, "hardware", hardware)
+        print_wrapped(console, "hardware", hardware)
     tried = [formatting.count(outcome.trials, "configuration"), formatting.count(outcome.measurements, "measurement")]
     if outcome.confirmations:
         tried.append(f"{outcome.confirmations:,} more on fresh servers")
-    _print_wrapped(console, "tried", ", ".join(tried))
+    print_wrapped(console, "tried", ", ".join(tried))
     for note in notes:
-        _print_wrapped(console, "note", str(note))
+        print_wrapped(console, "note", str(note))
     print_line(console)
-    _print_unwrapped(console, "results", str(results_dir))
+    print_unwrapped(console, "results", str(results_dir))
     if config_path is not None:
-        _print_unwrapped(console, "config", str(config_path))
-    _print_unwrapped(console, "reproduce", command)
+        print_unwrapped(console, "config", str(config_path))
+    print_unwrapped(console, "reproduce", command)
 
 
 def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, results_dir: Path) -> None:
@@ -69,13 +69,13 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
     goal = formatting.bounds(problem.sla)
     if best is not None:
         figures = formatting.performance(best, problem.sla.judged_latency)
-        _print_wrapped(console, "best so far", figures)
-        _print_wrapped(console, "", formatting.configuration(best.candidate))
+        print_wrapped(console, "best so far", figures)
+        print_wrapped(console, "", formatting.configuration(best.candidate))
     else:
         nothing = f"no measurement meets {goal}" if goal else "nothing was measured"
-        _print_wrapped(console, "best so far", nothing)
-    _print_unwrapped(console, "results", str(results_dir))
-    _print_unwrapped(console, "continue", f"tune --resume {shlex.quote(str(results_dir))}")
+        print_wrapped(console, "best so far", nothing)
+    print_unwrapped(console, "results", str(results_dir))
+    print_unwrapped(console, "continue", f"tune --resume {shlex.quote(str(results_dir))}")
 
 
 def _print_answer(console: Console, outcome: Outcome, problem: Problem, results_dir: Path) -> None:
@@ -83,7 +83,7 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem, results_
     for line in textwrap.wrap(summary.headline(outcome, problem), console.width):
         print_line(console, line, formatting.VERDICT_STYLES[outcome.verdict])
     if command := summary.next_command(outcome, results_dir):
-        _print_unwrapped(console, "next", command)
+        print_unwrapped(console, "next", command)
     point = outcome.recommended or outcome.closest
     if point is not None:
         print_line(console, "" if recommended else "\nThe measured configuration that comes closest:\n")
@@ -91,9 +91,9 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem, results_
             print_line(console, f"  {line}", "bold")
         print_line(console)
         for label, text in summary.figures(point, problem):
-            _print_wrapped(console, label, text)
+            print_wrapped(console, label, text)
     for label, text in summary.verdict_lines(outcome):
-        _print_wrapped(console, label, text)
+        print_wrapped(console, label, text)
     print_line(console)
 
 
@@ -121,13 +121,13 @@ def _print_front(console: Console, outcome: Outcome) -> None:
     print_line(console)
 
 
-def _print_wrapped(console: Console, label: str, text: str) -> None:
+def print_wrapped(console: Console, label: str, text: str) -> None:
     """Print ``text`` after ``label``, wrapped and indented."""
     room = max(_LABEL_WIDTH, console.width - _LABEL_WIDTH)
     for i, line in enumerate(textwrap.wrap(text, room) or [""]):
         console.print(Text.assemble(((label if i == 0 else "").ljust(_LABEL_WIDTH), "dim"), line))
 
 
-def _print_unwrapped(console: Console, label: str, text: str) -> None:
+def print_unwrapped(console: Console, label: str, text: str) -> None:
     """Print ``text`` after ``label`` without line breaks, so that a path or command can be copied."""
     console.print(Text.assemble((label.ljust(_LABEL_WIDTH), "dim"), one_line(text)), soft_wrap=True)
