@@ -13,7 +13,7 @@ from optimizer.cli.main import EXIT_CODES, INTERRUPTED
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser
-from optimizer.options.values import parse_budget_seconds, parse_optional, parse_share
+from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.study.batch.record import RECORD, BatchFolder, BatchRecord, EntryRecord, new_record, resumed_record
 from optimizer.study.batch.suite import Suite, read_suite
 
@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     """Run ``tune batch`` and return its exit code. Raises TuneError."""
     arguments = _parser().read(words)
     budget = parse_optional("--budget", arguments.budget, parse_budget_seconds)
-    regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, _share)
+    regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     suite = read_suite(Path(arguments.suite))
     before = None if arguments.against is None else BatchFolder.find(arguments.against, "--against")
     if before is not None:
@@ -118,13 +118,6 @@ def _parser() -> Parser:
     parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
     return parser
-
-
-def _share(text: str) -> float:
-    share = parse_share(text)
-    if not 0 < share < 1:
-        raise ValueError("write a share such as 5%")
-    return share
 
 
 def _open_batch(suite: Suite, resume: str | None, out: str, budget: float | None) -> tuple[BatchFolder, BatchRecord]:

@@ -20,6 +20,7 @@ _GROUPS: Final = {  # each command is the module of its name in this package
     },
     "Results": {
         "report": "write runs as one page, as Markdown, as tables and plots",
+        "compare": "compare the throughput of two runs, and what else differs",
         "explain": "explain what limits the throughput, and what would help",
         "plan": "compute the replicas for a request rate, and their cost",
         "emit": "write files for Docker, Kubernetes, Helm, KServe",

@@ -185,6 +185,14 @@ def parse_share(text: str) -> float:
         return math.nan
 
 
+def parse_regression(text: str) -> float:
+    """Return the share of the throughput whose loss is a regression, as a fraction."""
+    share = parse_share(text)
+    if not 0 < share < 1:
+        raise ValueError("write a share such as 5%")
+    return share
+
+
 def parse_confidence(text: str) -> float:
     """Return a confidence level as a fraction."""
     share = parse_share(text)

@@ -16,8 +16,8 @@ from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
 from optimizer.core.timing import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
-from optimizer.machine.hardware import Hardware
 from optimizer.results import formatting, summary
+from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
 from optimizer.results.confirmation_plan import Confirmed
 from optimizer.results.finished_run import FinishedRun
 from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryRecord, Estimate
@@ -43,7 +43,9 @@ def compare_batches(batch: BatchRecord, before: BatchRecord, share: float | None
 
 
 def _is_regression(change: Change | None, share: float | None) -> bool:
-    return share is not None and change is not None and change.kind == "lost" and -(change.share or 0.0) >= share
+    if share is None or change is None or change.share is None or change.high is None:
+        return False
+    return is_regression(change.share, change.high, share)
 
 
 def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) -> Change:
@@ -136,10 +138,6 @@ def _signed(share: float) -> str:
     return f"{'-' if share < 0 else '+'}{percent(share)}"
 
 
-REQUEST_OPTIONS = ("request_batch_size", "input_data", "shapes", "ranges", "string_data", "string_length")
-COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime")
-
-
 def entry_state(entry: EntryRecord, run: FinishedRun, improvement: Callable[[FinishedRun], float]) -> EntryState:
     """Return the state of an entry. ``improvement`` estimates the gain of another deployment."""
     is_over = entry.is_done or entry.search_is_over
@@ -173,7 +171,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         speedup=outcome.speedup,
         speedup_interval=outcome.gain.bounds if outcome.gain else None,
         configuration=formatting.configuration(best.candidate) if best else "",
-        conditions=_conditions(run),
+        conditions=conditions(run),
         circumstances=_circumstances(run),
     )
 
@@ -192,27 +190,9 @@ def _estimate(metric: Metric, point: Point | None, confirmed: Confirmed | None) 
     return Estimate(metric.name, value, interval.low, interval.high)
 
 
-def _conditions(run: FinishedRun) -> dict[str, str]:
-    info, options = run.info["hardware"], run.options
-    hardware = Hardware(tuple(info["gpus"]), info["cpu"], info["cpu_count"], info["memory_bytes"])
-    rate = f"rate, {options.arrivals}"
-    requests = [f"{name} {value}" for name in REQUEST_OPTIONS if (value := getattr(options, name)) not in (None, ())]
-    return {
-        "hardware": str(hardware),
-        "CPUs": options.server_cpus or "",
-        "bounds": formatting.bounds(run.problem.sla),
-        "objective": ",".join(metric.name for metric in run.problem.objectives),
-        "load": rate if run.problem.open_loop else options.load,
-        "protocol": options.protocol,
-        "samples in a request": str(run.problem.request_batch_size),
-        "requests": ", ".join(requests),
-    }
-
-
 def _circumstances(run: FinishedRun) -> dict[str, str]:
-    versions = run.info.get("versions", {})
-    circumstances = {name: str(versions[name]) for name in COMPARED_VERSIONS if name in versions}
-    model = run.info["problem"].get("facts", {}).get("sha256")
+    circumstances = {name: run.versions[name] for name in COMPARED_VERSIONS if name in run.versions}
+    model = run.facts.get("sha256")
     return {**circumstances, **({"model": str(model)[:12]} if model else {})}
 
 

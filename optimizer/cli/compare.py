@@ -1,0 +1,56 @@
+"""``tune compare A B``: whether the recommendations of two runs differ in throughput, and what else differs."""
+
+from __future__ import annotations
+
+import json
+
+from optimizer.cli.main import EXIT_CODES
+from optimizer.options.command_line import Parser
+from optimizer.options.values import parse_optional, parse_regression
+
+EPILOG = """\
+The first line is the answer: the ratio of the throughputs with its confidence
+interval, no measurable difference, or why the two cannot be compared.
+
+exit codes: 0 compared, 1 B regressed (--fail-on-regression), 2 bad input
+
+examples:
+  tune compare results/dlrm/20261121-072139 results/dlrm/20261122-091502
+  tune compare dlrm/20261121-072139 dlrm/20261122-091502 --fail-on-regression 5%
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune compare`` and return its exit code. Raises BadInputError if a run cannot be compared."""
+    parser = Parser(
+        prog="tune compare",
+        usage="[options] A B",
+        description="Compare the recommendation of run B with that of run A: throughput, latency, configuration, "
+        "machine, server, versions, model and requests. Reads the folders and starts no server.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("a", metavar="A", help="Folder of a finished run, or <model>/<run> in --out")
+    parser.add_argument("b", metavar="B", help="Folder of the run that is compared with A")
+    parser.add_argument(
+        "--fail-on-regression",
+        metavar="SHARE",
+        help="Return exit code 1 if the throughput of B is lower by this share or more: 5%%",
+    )
+    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    arguments = parser.read(words)
+    limit = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
+    from optimizer.results.comparison import compare_runs, document
+    from optimizer.results.finished_run import read_run
+
+    comparison = compare_runs(read_run(arguments.a, arguments.out), read_run(arguments.b, arguments.out))
+    if arguments.json:
+        print(json.dumps(document(comparison, limit), indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from optimizer.results.terminal_comparison import print_comparison
+
+        print_comparison(Console(), comparison, limit)
+    has_regressed = limit is not None and comparison.has_regressed(limit)
+    return EXIT_CODES["FAIL"] if has_regressed else EXIT_CODES["PASS"]

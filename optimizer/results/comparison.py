@@ -1,0 +1,380 @@
+"""The comparison of two finished runs: the ratio of their throughputs, and what else differs between them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from objectives.confidence import Verdict
+from objectives.verdict import ThroughputRatio, server_spreads, throughput_ratio
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import SETTING_COLUMNS, Candidate, Point
+from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
+from optimizer.results import formatting, summary
+from optimizer.results.confirmation_plan import Confirmed, confirmed_windows, usable_windows
+from optimizer.results.finished_run import FinishedRun, unfinished
+from optimizer.results.recommendation import Outcome
+
+REQUEST_OPTIONS = ("request_batch_size", "input_data", "shapes", "ranges", "string_data", "string_length")
+COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime")
+LONGEST_VALUE, LARGEST_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
+SHA_DIGITS = 12
+WIDEST, LARGEST = 100.0, 1e6  # largest upper end of an interval over its lower end, and largest ratio; see _ratio
+
+
+def is_regression(share: float, high: float, limit: float) -> bool:
+    """Return whether a relative improvement is a loss of ``limit`` or more that its interval does not explain.
+
+    ``share`` is negative for a loss, and ``high`` is the upper end of its confidence interval.
+    """
+    return high < 0 and -share >= limit
+
+
+def conditions(run: FinishedRun) -> dict[str, str]:
+    """Return the conditions under which ``run`` was measured."""
+    info, options = run.info["hardware"], run.options
+    cpu, memory = str(info.get("cpu", formatting.UNKNOWN)), info.get("memory_bytes", 0)
+    hardware = Hardware(tuple(info["gpus"]), cpu, info["cpu_count"], memory)
+    rate = f"rate, {options.arrivals}"
+    requests = [f"{name} {value}" for name in REQUEST_OPTIONS if (value := getattr(options, name)) not in (None, ())]
+    return {
+        "hardware": str(hardware),
+        "CPUs": options.server_cpus or "",
+        "bounds": formatting.bounds(run.problem.sla),
+        "objective": ",".join(metric.name for metric in run.problem.objectives),
+        "load": rate if run.problem.open_loop else options.load,
+        "protocol": options.protocol,
+        "samples in a request": str(run.problem.request_batch_size),
+        "requests": ", ".join(requests),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """One of two compared runs. ``label`` is A or B."""
+
+    label: str
+    run: FinishedRun
+    outcome: Outcome
+    recommended: Point
+
+    @property
+    def confirmed(self) -> Confirmed | None:
+        """The confirmation of the recommendation; None if only the search measured it."""
+        return self.outcome.confirmed
+
+    @property
+    def next_command(self) -> str:
+        """The command that continues the test of the run; empty unless it is UNDECIDED."""
+        return summary.next_command(self.outcome, self.run.folder.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """A part of the conditions of two runs, such as the machine, with its values in both by name.
+
+    A value of None is unknown and differs from nothing. ``required`` names a value without which it is not known
+    whether the aspect is the same.
+    """
+
+    name: str
+    a: Mapping[str, str | None]
+    b: Mapping[str, str | None]
+    required: str
+
+    @property
+    def differences(self) -> dict[str, tuple[str, str]]:
+        """The values that differ, as (A, B) by name."""
+        pairs = ((name, self.a[name], self.b.get(name)) for name in self.a)
+        return {name: (a, b) for name, a, b in pairs if a is not None and b is not None and a != b}
+
+    @property
+    def is_same(self) -> bool | None:
+        """Whether all known values are the same; None if the required one is unknown."""
+        if self.differences:
+            return False
+        return None if None in (self.a.get(self.required), self.b.get(self.required)) else True
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The comparison of the run ``b`` with the run ``a``.
+
+    Attributes:
+        a: The run that the other one is compared with.
+        b: The run whose throughput is the numerator of the ratio.
+        mismatch: Why the throughputs are not comparable at all; empty if they are.
+        ratio: Throughput of the recommendation of B relative to that of A on fresh servers; None without one.
+        no_ratio: Why there is no ratio, also because of a mismatch; empty if there is one.
+        confidence: One-sided confidence of each end of the ratio's interval.
+        aspects: Machine, server, versions, model, requests and objective.
+    """
+
+    a: ComparedRun
+    b: ComparedRun
+    mismatch: str
+    ratio: ThroughputRatio | None
+    no_ratio: str
+    confidence: float
+    aspects: tuple[Aspect, ...]
+
+    @property
+    def runs(self) -> tuple[ComparedRun, ComparedRun]:
+        """Both runs, A first."""
+        return self.a, self.b
+
+    def has_regressed(self, limit: float) -> bool | None:
+        """Return whether B lost the share ``limit`` or more, see ``is_regression``; None without a ratio."""
+        if self.ratio is None:
+            return None
+        return is_regression(self.ratio.estimate - 1, self.ratio.interval.high - 1, limit)
+
+
+def compare_runs(first: FinishedRun, second: FinishedRun) -> Comparison:
+    """Return the comparison of ``second``, which is B, with ``first``, which is A.
+
+    Raises BadInputError, in one line, if both are the same run, or if one is unfinished or recommends nothing.
+    """
+    if first.folder.path.resolve() == second.folder.path.resolve():
+        raise BadInputError(f"{_path(first)}: A and B are the same run; give two different runs")
+    a, b = _compared("A", first), _compared("B", second)
+    aspects = _aspects(first, second)
+    mismatch = _mismatch(first, second)
+    confidence = max(first.problem.confidence, second.problem.confidence)
+    is_same_machine = next(aspect for aspect in aspects if aspect.name == "machine").is_same is not False
+    ratio, no_ratio = None, mismatch or _why_no_ratio(a) or _why_no_ratio(b)
+    if not no_ratio:
+        ratio = _ratio(a, b, confidence, is_same_machine=is_same_machine)
+        if ratio is None:
+            no_ratio = "the speed of the machine differed too much between A and B"
+    return Comparison(a, b, mismatch, ratio, no_ratio, confidence, aspects)
+
+
+def _compared(label: str, run: FinishedRun) -> ComparedRun:
+    path = _path(run)
+    if reason := unfinished(run):
+        fix = f"`tune --resume {shlex.quote(path)}` continues it"
+        if run.status == "left":
+            fix = "give the run of the worker that ended the study"
+        raise BadInputError(f"{path}: {reason}; only finished runs are compared: {fix}")
+    outcome = run.outcome
+    if outcome is None or outcome.recommended is None:
+        reason = summary.headline(outcome, run.problem) if outcome else "nothing was measured"
+        raise BadInputError(
+            f"{path}: {one_line(reason, LONGEST_VALUE)}; give a run that recommends a configuration "
+            f"(`tune explain {shlex.quote(path)}` says what would help this one)"
+        )
+    return ComparedRun(label, run, outcome, outcome.recommended)
+
+
+def _path(run: FinishedRun) -> str:
+    return one_line(str(run.folder.path))
+
+
+def _mismatch(first: FinishedRun, second: FinishedRun) -> str:
+    """Return why the throughputs of two runs are not comparable; empty if they are."""
+    bounds = [formatting.bounds(run.problem.sla) or "none" for run in (first, second)]
+    if bounds[0] != bounds[1]:
+        return f"the bounds differ ({bounds[0]}, {bounds[1]})"
+    loads = [run.options.load for run in (first, second)]
+    return f"the kinds of load differ ({loads[0]}, {loads[1]})" if loads[0] != loads[1] else ""
+
+
+def _why_no_ratio(side: ComparedRun) -> str:
+    """Return why the throughput of a run has no usable confirmation; empty if it has one."""
+    if side.confirmed is None:
+        return f"{side.label} was not measured on fresh servers"
+    pooled = side.confirmed.point.measurement
+    if not pooled.stable:
+        why = side.confirmed.judged.reason or pooled.reason or "its windows disagree"
+        return f"the confirmation of {side.label} was disturbed ({why})"
+    return ""
+
+
+def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine: bool) -> ThroughputRatio | None:
+    """Return the throughput of ``b`` relative to that of ``a``; None if the interval says nothing.
+
+    On one machine it is the ratio at the same speed of the machine. If the speed hardly varied within the runs, but
+    differed between them, its effect is not known, and the interval is extremely wide. The speeds of two machines are
+    part of the ratio, so the speed probe is no covariate there.
+    """
+    groups = [*confirmed_windows(a.run.trials), *confirmed_windows(b.run.trials)]
+    spread = server_spreads(groups, a.run.problem.sla)["throughput"]
+    if not is_same_machine:
+        spread = replace(spread, slope=0.0, slope_variance=0.0)
+    ours, theirs = (usable_windows(side.confirmed, side.run.trials) for side in (b, a) if side.confirmed)
+    ratio = throughput_ratio(ours, theirs, spread, confidence)
+    if ratio is None or not 1 / LARGEST < ratio.estimate < LARGEST:
+        return None
+    return ratio if ratio.interval.high <= WIDEST * ratio.interval.low else None
+
+
+# -- what differs ---------------------------------------------------------------------------------------------------
+
+
+def _aspects(first: FinishedRun, second: FinishedRun) -> tuple[Aspect, ...]:
+    prints = [parse_fingerprint(run.info.get("fingerprint")) for run in (first, second)]
+    if None in prints:  # a value of a fingerprint is compared with one of another fingerprint only
+        prints = [None, None]
+    values = [_values(run, fingerprint) for run, fingerprint in zip((first, second), prints, strict=True)]
+    required = {
+        "machine": "hardware",
+        "server": "version",
+        "versions": "tritonserver",
+        "model": "SHA-256",
+        "requests": "protocol",
+        "objective": "metrics",
+    }
+    return tuple(Aspect(name, values[0][name], values[1][name], key) for name, key in required.items())
+
+
+def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict[str, str | None]]:
+    """Return the values of each aspect of ``run`` by their names."""
+    given, facts = conditions(run), run.facts
+    sha256, size, uses_gpus = facts.get("sha256"), facts.get("model_bytes"), run.info.get("server_uses_gpus")
+    server = fingerprint.server if fingerprint else run.versions.get("tritonserver")
+    values: dict[str, dict[str, str | None]] = {
+        "machine": {"hardware": given["hardware"], "address": fingerprint.at if fingerprint else None},
+        "server": {
+            "target": run.options.target,
+            "version": server,
+            "backends": ", ".join(fingerprint.backends) if fingerprint else None,
+            "CPUs": _number(run.info.get("server_cpus"), "{:g}".format),
+            "device": ("CPU", "GPU")[uses_gpus] if isinstance(uses_gpus, bool) else None,
+        },
+        "versions": dict(run.versions),
+        "model": {
+            "name": run.problem.model,
+            "SHA-256": str(sha256)[:SHA_DIGITS] if sha256 else None,
+            "size": _number(size, formatting.size),
+        },
+        "requests": {
+            "protocol": given["protocol"],
+            "load": given["load"],
+            "samples each": given["samples in a request"],
+            "options": given["requests"],
+            "data": _text(run.info["problem"].get("input_data")),
+        },
+        "objective": {"metrics": given["objective"]},
+    }
+    return {aspect: {name: _text(value) for name, value in named.items()} for aspect, named in values.items()}
+
+
+def _number(value: Any, text_of: Callable[[float], str]) -> str | None:
+    """Return a number of run.json as text; None if it is none, or no run can have it."""
+    return text_of(value) if isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER else None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else one_line(str(value), LONGEST_VALUE)
+
+
+def settings(candidate: Candidate) -> dict[str, object]:
+    """Return the settings of a candidate by name, also its other fields."""
+    return {**{name: getattr(candidate, name) for name in SETTING_COLUMNS}, **dict(candidate.fields)}
+
+
+def different_settings(comparison: Comparison) -> dict[str, tuple[object, object]]:
+    """Return the settings of the recommendations that differ, as (A, B) by name; None for a field that is not set."""
+    a, b = (settings(side.recommended.candidate) for side in comparison.runs)
+    pairs = {name: (a.get(name), b.get(name)) for name in {**a, **b}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+# -- in words -------------------------------------------------------------------------------------------------------
+
+PLURALS = {
+    "machine": "machines",
+    "server": "servers",
+    "model": "models",
+    "requests": "requests",
+    "objective": "objectives",
+}
+
+
+def answer(comparison: Comparison) -> str:
+    """Return whether the runs differ, in one sentence without a full stop."""
+    if comparison.mismatch:
+        return f"not comparable: {comparison.mismatch}"
+    if undecided := [side.label for side in comparison.runs if side.outcome.verdict is Verdict.UNDECIDED]:
+        whose = "its throughput is" if len(undecided) == 1 else "their throughputs are"
+        return f"{' and '.join(undecided)} ended UNDECIDED, so {whose} not confirmed"
+    return ratio_sentence(comparison)
+
+
+def ratio_sentence(comparison: Comparison) -> str:
+    """Return the ratio of the throughputs in one sentence, or why there is none."""
+    if comparison.ratio is None:
+        return f"no ratio of the throughputs: {comparison.no_ratio}"
+    factor = formatting.factor(comparison.ratio)
+    if comparison.ratio.is_measurable:
+        return f"The recommendation of B serves {factor} the throughput of A"
+    return f"no measurable difference: {factor}"
+
+
+def warning(comparison: Comparison) -> str:
+    """Return a sentence about what is compared besides the configurations; empty if all of it is the same."""
+    different = [PLURALS[one.name] for one in comparison.aspects if one.name in PLURALS and one.is_same is False]
+    if not different:
+        return ""
+    compares = "the ratio compares" if comparison.ratio else "the throughputs compare"
+    return f"The {_listed(different)} differ, so {compares} these as well as the configurations."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def regression(comparison: Comparison, limit: float) -> str:
+    """Return whether B lost ``limit`` or more, in one sentence without a full stop."""
+    percent = f"{100 * limit:.3g} %"
+    if comparison.ratio is None:
+        return "not judged, because there is no ratio of the throughputs"
+    if comparison.has_regressed(limit):
+        return f"B serves {100 * (1 - comparison.ratio.estimate):.3g} % less than A (limit: {percent})"
+    return f"none: B shows no measurable loss of {percent} or more"
+
+
+def document(comparison: Comparison, limit: float | None = None) -> dict[str, Any]:
+    """Return the document of ``--json``. Each pair is [A, B]; ``limit`` is that of ``--fail-on-regression``."""
+    ratio, same = comparison.ratio, {aspect.name: aspect.is_same for aspect in comparison.aspects}
+    pairs = {one.name: {name: list(pair) for name, pair in one.differences.items()} for one in comparison.aspects}
+    return {
+        "answer": answer(comparison),
+        "ratio": ratio.estimate if ratio else None,
+        "ratio_interval": list(ratio.bounds) if ratio else None,
+        "confidence": comparison.confidence,
+        "is_measurable": ratio.is_measurable if ratio else None,
+        "no_ratio": comparison.no_ratio or None,
+        "is_regression": None if limit is None else comparison.has_regressed(limit),
+        "same_machine": same["machine"],
+        "same": same,
+        "warning": warning(comparison) or None,
+        "differences": {
+            "configuration": {name: list(pair) for name, pair in different_settings(comparison).items()},
+            **{name: different for name, different in pairs.items() if different},
+        },
+        "a": _run_document(comparison.a),
+        "b": _run_document(comparison.b),
+    }
+
+
+def _run_document(side: ComparedRun) -> dict[str, Any]:
+    outcome, baseline = side.outcome, side.outcome.baseline
+    return {
+        "run": _path(side.run),
+        "written": _text(side.run.info.get("written")),
+        "verdict": outcome.verdict.value,
+        "undecided_cause": summary.undecided_cause(outcome) or None,
+        "next_command": side.next_command or None,
+        "model": side.run.problem.model,
+        "sla": list(map(str, outcome.sla)),
+        "recommended": summary.entry(side.recommended),
+        "confirmation": summary.confirmation(side.confirmed) if side.confirmed else None,
+        "baseline": summary.entry(baseline) if baseline else None,
+        "speedup": outcome.speedup,
+        "speedup_interval": list(outcome.gain.bounds) if outcome.gain else None,
+    }

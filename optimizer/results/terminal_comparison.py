@@ -1,0 +1,109 @@
+"""Prints the comparison of two runs on a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from objectives.metrics import METRICS, Metric
+from objectives.verdict import ConfidenceInterval
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import short_path
+from optimizer.results import comparison as words
+from optimizer.results import formatting
+from optimizer.results.comparison import Aspect, ComparedRun, Comparison
+from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
+
+NONE = "none"
+
+
+def print_comparison(console: Console, comparison: Comparison, limit: float | None = None) -> None:
+    """Print ``comparison``, with the answer on the first line. ``limit`` is that of ``--fail-on-regression``."""
+    answer, ratio = words.answer(comparison), words.ratio_sentence(comparison)
+    for line in textwrap.wrap(answer, console.width):
+        print_line(console, line, "bold")
+    if not comparison.mismatch and ratio != answer:
+        print_wrapped(console, "ratio", ratio)
+    if warning := words.warning(comparison):
+        print_wrapped(console, "warning", warning)
+    for side in comparison.runs:
+        if side.next_command:
+            print_unwrapped(console, f"next for {side.label}", side.next_command)
+    print_line(console)
+    for side in comparison.runs:
+        print_unwrapped(console, side.label, str(side.run.folder.path))
+    print_line(console)
+    table = plain_table("", "A", "B")
+    for cells in _rows(comparison):
+        table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+    print_table(console, table)
+    print_line(console)
+    for aspect in comparison.aspects:
+        print_wrapped(console, aspect.name, _aspect_text(aspect))
+    if limit is not None:
+        print_line(console)
+        print_wrapped(console, "regression", words.regression(comparison, limit))
+
+
+def _rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, value of A, value of B), without values that are unknown in both runs."""
+    candidates = [side.recommended.candidate for side in comparison.runs]
+    fields = dict.fromkeys(name for candidate in candidates for name, _ in candidate.fields)
+    different = [name for name in fields if name in words.different_settings(comparison)]
+    for (name, a), (_, b) in zip(*(_column(side, different) for side in comparison.runs), strict=True):
+        if {a, b} != {formatting.UNKNOWN}:
+            yield name, a, b
+
+
+def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, value) of one run, with the fields of its candidate that are named in ``fields``."""
+    outcome, point, confirmed = side.outcome, side.recommended, side.confirmed
+    throughput, latency = METRICS["throughput"], METRICS[outcome.sla.judged_latency]
+    yield "verdict", outcome.verdict.value
+    yield "model", side.run.problem.model
+    yield "bound", formatting.bounds(outcome.sla) or NONE
+    yield "throughput", formatting.value_of(point, throughput.name) + ("" if confirmed else ", in the search")
+    yield "  interval", _interval(throughput, confirmed.throughput if confirmed else None)
+    yield "latency", f"{formatting.short_metric(latency.name)} {formatting.value_of(point, latency.name)}"
+    yield "  interval", _interval(latency, confirmed.latency_ms if confirmed else None)
+    load = formatting.load(point.load)
+    yield "load", load if point.load.request_rate else f"concurrency {load}"
+    probe_ms = point.measurement.speed_probe_ms if confirmed else None
+    yield "speed probe", formatting.UNKNOWN if probe_ms is None else f"{formatting.number(probe_ms)} ms"
+    candidate = point.candidate
+    yield "max_batch_size", f"{candidate.max_batch_size:,}"
+    delay = f"{candidate.max_queue_delay_us:,} µs"
+    yield "queue delay", delay if candidate.dynamic_batching else "no dynamic batching"
+    yield "preferred sizes", ", ".join(map(str, candidate.preferred_batch_sizes)) or NONE
+    yield "instances", f"{candidate.instance_count:,}"
+    chosen = dict(candidate.fields)
+    for name in fields:
+        yield short_path(name), one_line(str(chosen[name])) if name in chosen else "not set"
+    baseline = outcome.baseline
+    if baseline is None:
+        yield "baseline", "not measured"
+    else:
+        missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
+        yield "baseline", formatting.value_of(baseline, throughput.name) + missed
+    yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.gain)
+
+
+def _interval(metric: Metric, bounds: ConfidenceInterval | None) -> str:
+    if bounds is None:
+        return NONE
+    return formatting.UNKNOWN if bounds.is_unknown else formatting.interval(metric, bounds)
+
+
+def _aspect_text(aspect: Aspect) -> str:
+    """Return what differs, or that nothing does with the values that both runs have."""
+    if different := aspect.differences:
+        pairs = (f"{name} {a or NONE} (A), {b or NONE} (B)" for name, (a, b) in different.items())
+        return f"differs: {'; '.join(pairs)}"
+    names = words.COMPARED_VERSIONS if aspect.name == "versions" else tuple(aspect.a)
+    known = [f"{name} {value}" for name in names if (value := aspect.a.get(name)) and aspect.b.get(name) is not None]
+    state = "same" if aspect.is_same else f"unknown, because the {aspect.required} is not recorded in both runs"
+    return f"{state}: {', '.join(known)}" if known else state

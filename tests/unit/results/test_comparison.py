@@ -1,0 +1,415 @@
+"""Tests of ``tune compare``: the ratio of two runs, what differs between them, and runs that cannot be compared."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from optimizer.cli.compare import main
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import Trial
+from optimizer.options.run_options import RunOptions
+from optimizer.results.comparison import Comparison, answer, compare_runs, document, is_regression, warning
+from optimizer.results.finished_run import read_run
+from optimizer.results.recommendation import SAME
+from optimizer.results.terminal_comparison import print_comparison
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
+from tests.conftest import measurement
+from tests.run_folders import CANDIDATE, CLOSED, HARDWARE, MEASURED, OPEN, WINDOWS, write_run
+
+SAMPLE = Path("tests/data/dlrm/sample")
+SHA256 = "ab" * 32
+FINGERPRINT = {
+    "cpu": "some CPU",
+    "cpu_count": 8,
+    "gpus": [],
+    "target": "embedded",
+    "server": "2.51.0",
+    "backends": ["onnxruntime 1.32.0"],
+    "at": "",
+}
+
+
+def run_at(folder: Path, throughput: float, **more: Any) -> Path:
+    """Return the folder of a run with this throughput in every window."""
+    return write_run(folder, measured=replace(MEASURED, throughput_infer_per_sec=throughput), **more)
+
+
+def changed(run: Path, values: Mapping[str, object], section: str | None = None) -> Path:
+    """Set values of run.json, or of a section of it, and return the folder."""
+    info = json.loads((run / "run.json").read_text())
+    (info[section] if section else info).update(values)
+    (run / "run.json").write_text(json.dumps(info))
+    return run
+
+
+def with_servers(run: Path, servers: Iterable[tuple[float, float]]) -> Path:
+    """Add a confirmation on servers with these throughputs and times of the speed probe in ms."""
+    table = TrialsTable(RunFolder(run).trials, "doubler", {})
+    for server, (throughput, probe_ms) in enumerate(servers, 1):
+        window = replace(MEASURED, throughput_infer_per_sec=throughput, speed_probe_ms=probe_ms)
+        for _ in range(WINDOWS):
+            table.append(Trial(0, CANDIDATE), CLOSED, window, server, 0.01)
+    return run
+
+
+def compared(a: Path, b: Path) -> Comparison:
+    return compare_runs(read_run(a), read_run(b))
+
+
+def text_of(comparison: Comparison, limit: float | None = None, width: int = 80) -> str:
+    text = io.StringIO()
+    print_comparison(Console(file=text, width=width), comparison, limit)
+    return text.getvalue()
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Path:
+    return run_at(tmp_path / "a", 1000.0)
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
+
+
+# -- the answer -----------------------------------------------------------------------------------------------------
+
+
+def test_a_faster_run_is_reported_with_its_interval(a: Path, tmp_path: Path) -> None:
+    comparison = compared(a, run_at(tmp_path / "b", 1200.0))
+    assert comparison.ratio is not None
+    assert comparison.ratio.estimate == pytest.approx(1.2)
+    assert 1 < comparison.ratio.interval.low < 1.2 < comparison.ratio.interval.high < 1.3
+    low, high = comparison.ratio.bounds
+    expected = f"The recommendation of B serves 1.20x ({low:.2f} to {high:.2f}) the throughput of A"
+    assert answer(comparison) == expected
+    assert text_of(comparison).splitlines()[0] == expected
+    assert (warning(comparison), comparison.confidence) == ("", 0.99)
+
+
+def test_the_ratio_of_the_exchanged_runs_is_the_inverse(a: Path, tmp_path: Path) -> None:
+    b = run_at(tmp_path / "b", 1200.0)
+    there, back = compared(a, b).ratio, compared(b, a).ratio
+    assert there is not None
+    assert back is not None
+    assert back.estimate == pytest.approx(1 / there.estimate)
+    assert back.interval.low == pytest.approx(1 / there.interval.high)
+
+
+def test_a_difference_within_the_interval_is_not_measurable(a: Path, tmp_path: Path) -> None:
+    comparison = compared(a, run_at(tmp_path / "b", 1010.0))
+    assert comparison.ratio is not None
+    assert not comparison.ratio.is_measurable
+    assert answer(comparison).startswith("no measurable difference: 1.01x (0.9")
+
+
+def test_a_copy_of_a_recorded_run_does_not_differ(sample: Path, tmp_path: Path) -> None:
+    comparison = compared(sample, Path(shutil.copytree(sample, tmp_path / "dlrm" / "copy")))
+    assert comparison.ratio is not None
+    assert comparison.ratio.estimate == pytest.approx(SAME.estimate)
+    assert not comparison.ratio.is_measurable
+    assert [aspect.is_same for aspect in comparison.aspects] == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("constraints", "difference"),
+    [(["p95 <= 10 ms"], "p95 <= 20 ms, p95 <= 10 ms"), ([], "p95 <= 20 ms, none")],
+)
+def test_other_bounds_are_not_comparable(a: Path, tmp_path: Path, constraints: list[str], difference: str) -> None:
+    b = changed(write_run(tmp_path / "b", measured=measurement(1000, 5)), {"constraints": constraints}, "problem")
+    comparison = compared(a, b)
+    assert comparison.ratio is None
+    assert answer(comparison) == f"not comparable: the bounds differ ({difference})"
+    assert comparison.has_regressed(0.05) is None
+    assert "no ratio" not in text_of(comparison), "the first line says it"
+
+
+def test_another_kind_of_load_is_not_comparable(a: Path, tmp_path: Path) -> None:
+    comparison = compared(a, write_run(tmp_path / "b", load=OPEN))
+    assert answer(comparison) == "not comparable: the kinds of load differ (concurrency, rate)"
+    assert "150.5 req/s" in text_of(comparison)
+
+
+def test_a_run_that_was_not_confirmed_is_undecided(a: Path, tmp_path: Path) -> None:
+    b = run_at(tmp_path / "b", 500.0, is_confirmed=False)
+    comparison = compared(a, b)
+    assert answer(comparison) == "B ended UNDECIDED, so its throughput is not confirmed"
+    shown = text_of(comparison)
+    assert "no ratio of the throughputs: B was not measured on fresh servers" in " ".join(shown.split())
+    assert f"tune verify {b} --budget 3m" in shown
+    assert comparison.has_regressed(0.05) is None
+    both = compared(run_at(tmp_path / "c", 500.0, is_confirmed=False), b)
+    assert answer(both) == "A and B ended UNDECIDED, so their throughputs are not confirmed"
+
+
+def test_an_undecided_run_with_fresh_servers_has_a_ratio(a: Path, tmp_path: Path) -> None:
+    b = with_servers(run_at(tmp_path / "b", 1300.0, is_confirmed=False), [(1300.0, 20.0)] * 2)
+    comparison = compared(a, b)
+    assert answer(comparison) == "B ended UNDECIDED, so its throughput is not confirmed"
+    assert "ratio         The recommendation of B serves 1.30x" in text_of(comparison)
+
+
+def test_a_disturbed_confirmation_gives_no_ratio(a: Path, tmp_path: Path) -> None:
+    reason = "others took 40 % of the CPUs"
+    disturbed = replace(MEASURED, stable=False, reason=reason)
+    b = write_run(tmp_path / "b", is_confirmed=False)
+    table = TrialsTable(RunFolder(b).trials, "doubler", {})
+    for server in range(1, 5):
+        table.append(Trial(0, CANDIDATE), CLOSED, disturbed, server, 0.01)
+    comparison = compared(a, b)
+    assert comparison.ratio is None
+    assert comparison.no_ratio.startswith("the confirmation of B was disturbed (")
+    assert reason in comparison.no_ratio
+
+
+def test_without_bounds_a_run_that_was_not_confirmed_has_no_ratio(tmp_path: Path) -> None:
+    runs = [run_at(tmp_path / name, 1000.0, is_confirmed=name == "b") for name in ("a", "b")]
+    for run in runs:
+        changed(run, {"constraints": []}, "problem")
+    assert answer(compared(*runs)) == "no ratio of the throughputs: A was not measured on fresh servers"
+
+
+# -- the machine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cpu", "ratio"), [(HARDWARE["cpu"], 1.0), ("another CPU", 0.8)])
+def test_the_speed_of_the_same_machine_is_left_out(tmp_path: Path, cpu: str, ratio: float) -> None:
+    """The throughput follows the speed probe within each run, and B was measured while the probe took 25 % longer."""
+    factors = (0.95, 0.98, 1.02, 1.05)
+    a, b = (write_run(tmp_path / name, is_confirmed=False) for name in ("a", "b"))
+    with_servers(a, [(1000.0 / factor, 20.0 * factor) for factor in factors])
+    with_servers(b, [(800.0 / factor, 25.0 * factor) for factor in factors])
+    changed(b, {"cpu": cpu}, "hardware")
+    comparison = compared(a, b)
+    assert comparison.ratio is not None
+    assert comparison.ratio.estimate == pytest.approx(ratio, abs=0.01)
+    assert comparison.ratio.is_measurable == (ratio < 1)
+    assert "speed probe      20.0 ms" in text_of(comparison)
+
+
+def test_probes_that_hardly_vary_within_the_runs_cannot_correct_a_large_difference(tmp_path: Path) -> None:
+    a, b = (write_run(tmp_path / name, is_confirmed=False) for name in ("a", "b"))
+    with_servers(a, [(1000.0, 20.0), (1100.0, 20.0001), (1000.0, 20.0), (1100.0, 20.0001)])
+    with_servers(b, [(1000.0, 60.0)] * 4)
+    comparison = compared(a, b)
+    assert comparison.no_ratio == "the speed of the machine differed too much between A and B"
+    json.dumps(document(comparison), allow_nan=False)
+
+
+def test_other_machines_give_a_warning(a: Path, tmp_path: Path) -> None:
+    b = run_at(tmp_path / "b", 1200.0, hardware={**HARDWARE, "cpu_count": 16})
+    comparison = compared(a, b)
+    assert warning(comparison) == "The machines differ, so the ratio compares these as well as the configurations."
+    assert document(comparison)["same_machine"] is False
+    shown = " ".join(text_of(comparison).split())
+    assert "hardware Some(R) CPU @ 2.50GHz, 8 cores (A), Some(R) CPU @ 2.50GHz, 16 cores (B)" in shown
+
+
+def test_each_aspect_that_differs_is_named(tmp_path: Path) -> None:
+    a = changed(run_at(tmp_path / "a", 1000.0), {"fingerprint": FINGERPRINT})
+    options = RunOptions("tripler", protocol="http", request_batch_size=4)
+    b = run_at(tmp_path / "b", 1000.0, model="tripler", options=options, server_cpus=4, server_uses_gpus=False)
+    changed(b, {"fingerprint": {**FINGERPRINT, "server": "2.52.0"}, "versions": {"tritonserver": "2.52.0"}})
+    for run, digit in ((a, "a"), (b, "b")):
+        changed(run, {"facts": {"sha256": digit * 64, "model_bytes": 1000}}, "problem")
+    comparison = compared(a, b)
+    different = {aspect.name: aspect.differences for aspect in comparison.aspects if aspect.is_same is False}
+    assert different == {
+        "server": {"version": ("2.51.0", "2.52.0"), "CPUs": ("8", "4"), "device": ("GPU", "CPU")},
+        "versions": {"tritonserver": ("2.51.0", "2.52.0")},
+        "model": {"name": ("doubler", "tripler"), "SHA-256": ("a" * 12, "b" * 12)},
+        "requests": {"protocol": ("grpc", "http"), "options": ("", "request_batch_size 4")},
+    }
+    expected = "The servers, models and requests differ, so the ratio compares these as well as the configurations."
+    assert warning(comparison) == expected
+    shown = " ".join(text_of(comparison).split())
+    assert "server differs: version 2.51.0 (A), 2.52.0 (B); CPUs 8 (A), 4 (B); device GPU (A), CPU (B)" in shown
+    assert "options none (A), request_batch_size 4 (B)" in shown
+
+
+def test_a_model_without_a_checksum_may_differ(a: Path, tmp_path: Path) -> None:
+    comparison = compared(a, run_at(tmp_path / "b", 1000.0))
+    assert document(comparison)["same"]["model"] is None
+    shown = " ".join(text_of(comparison).split())
+    assert "model unknown, because the SHA-256 is not recorded in both runs: name doubler" in shown
+    assert warning(comparison) == ""
+
+
+# -- output ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_fields_that_differ(tmp_path: Path) -> None:
+    threads, graph = "parameters.intra_op_thread_count.string_value", "optimization.graph.level"
+    a = run_at(tmp_path / "a", 1000.0, fields={threads: ["1"], graph: [1]})
+    b = run_at(tmp_path / "b", 1000.0, fields={threads: ["2"], graph: [1]})
+    comparison = compared(a, b)
+    assert document(comparison)["differences"]["configuration"] == {threads: ["1", "2"]}
+    lines = text_of(comparison).splitlines()
+    assert ["intra_op_thread_count", "1", "2"] in [line.split() for line in lines]
+    assert not any("level" in line for line in lines)
+    (baseline,) = (line for line in lines if line.startswith("baseline "))
+    assert baseline.split() == ["baseline", *(["1,000", "infer/s"] * 2)]
+
+
+def test_the_output_fits_80_columns(sample: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(sample, tmp_path / "dlrm" / "other"))
+    changed(other, {"cpu": "a processor with a long name " * 5}, "hardware")
+    shown = text_of(compared(sample, other), 0.05)
+    lines = [line for line in shown.splitlines() if not line.startswith(("A  ", "B  "))]
+    assert max(map(len, lines)) <= 80
+    assert shown.startswith("no measurable difference: 1.00x (")
+    assert "warning       The machines differ" in shown
+    assert "p95 <= 20 ms" in shown
+
+
+def test_texts_of_the_folders_do_not_control_the_terminal(
+    a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b[31mx\r\n\x07"
+    b = run_at(tmp_path / "b", 1200.0)
+    changed(b, {"cpu": hostile, "gpus": [hostile]}, "hardware")
+    changed(b, {"facts": {"sha256": hostile}, "input_data": hostile}, "problem")
+    changed(b, {"versions": {f"v{hostile}": hostile}, "written": hostile})
+    changed(b, {"string_data": hostile}, "options")
+    assert main([str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert printed
+    assert not {"\x1b", "\r", "\x07"} & set(printed)
+
+
+@pytest.mark.parametrize("number", [10**400, "many", None, float("nan")])
+def test_a_number_that_no_run_has_is_unknown(a: Path, tmp_path: Path, number: object) -> None:
+    b = changed(run_at(tmp_path / "b", 1000.0), {"server_cpus": number, "fingerprint": number, "versions": number})
+    changed(b, {"facts": {"model_bytes": number, "sha256": number}}, "problem")
+    same = document(compared(a, b))["same"]
+    assert (same["server"], same["versions"], same["model"]) == (None, None, None)
+
+
+def test_the_document_has_the_same_facts(a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    b = run_at(tmp_path / "b", 900.0)
+    assert main([str(a), str(b), "--json", "--fail-on-regression", "5%"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    low, high = printed["ratio_interval"]
+    assert printed["ratio"] == pytest.approx(0.9)
+    assert low < printed["ratio"] < high < 1
+    assert printed["answer"].startswith("The recommendation of B serves 0.90x (")
+    assert (printed["is_measurable"], printed["is_regression"], printed["no_ratio"]) == (True, True, None)
+    assert (printed["same_machine"], printed["same"]["requests"], printed["warning"]) == (True, True, None)
+    assert printed["differences"] == {"configuration": {}}
+    assert [printed[side]["run"] for side in ("a", "b")] == [str(a), str(b)]
+    assert printed["b"]["recommended"]["throughput_infer_per_sec"] == 900.0
+    assert printed["b"]["confirmation"]["verdict"] == printed["b"]["verdict"] == "PASS"
+    assert printed["b"]["sla"] == ["p95 <= 20 ms"]
+
+
+# -- regressions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "high", "limit", "expected"),
+    [
+        (-0.06, -0.04, 0.05, True),
+        (-0.06, -0.04, 0.07, False),
+        (-0.06, 0.01, 0.05, False),  # the interval explains it
+        (0.06, 0.08, 0.05, False),
+    ],
+)
+def test_the_rule_of_a_regression(share: float, high: float, limit: float, expected: bool) -> None:
+    assert is_regression(share, high, limit) is expected
+
+
+@pytest.mark.parametrize(
+    ("throughput", "limit", "code", "line"),
+    [
+        (900.0, "5%", 1, "regression    B serves 10 % less than A (limit: 5 %)"),
+        (900.0, "0.2", 0, "regression    none: B shows no measurable loss of 20 % or more"),
+        (980.0, "1%", 0, "regression    none: B shows no measurable loss of 1 % or more"),
+        (1100.0, "5%", 0, "regression    none: B shows no measurable loss of 5 % or more"),
+    ],
+)
+def test_a_regression_is_the_exit_code(
+    a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], throughput: float, limit: str, code: int, line: str
+) -> None:
+    b = run_at(tmp_path / "b", throughput)
+    assert main([str(a), str(b), "--fail-on-regression", limit]) == code
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    assert main([str(a), str(b)]) == 0
+
+
+def test_without_a_ratio_no_regression_is_judged(a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    b = run_at(tmp_path / "b", 100.0, is_confirmed=False)
+    assert main([str(a), str(b), "--fail-on-regression", "5%"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "regression    not judged, because there is no ratio of the throughputs"
+
+
+@pytest.mark.parametrize("limit", ["0", "100%", "five", "nan"])
+def test_a_limit_that_is_no_share_is_refused(a: Path, limit: str) -> None:
+    with pytest.raises(BadInputError, match=f"--fail-on-regression {limit}: write a share such as 5%"):
+        main([str(a), str(a), "--fail-on-regression", limit])
+
+
+# -- runs that cannot be compared -----------------------------------------------------------------------------------
+
+
+def refused(*words: str | Path) -> str:
+    """Return the message, which has one line, of a command with exit code 2."""
+    with pytest.raises(BadInputError) as caught:
+        main([str(word) for word in words])
+    message = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_run_is_refused(a: Path) -> None:
+    assert "nowhere: no run.json there" in refused(a, "nowhere")
+    assert "nowhere: no run.json there" in refused("nowhere", a)
+
+
+def test_one_run_or_three_are_refused(a: Path) -> None:
+    assert "required: B" in refused(a)
+    assert "unrecognized arguments" in refused(a, a, a)
+
+
+def test_a_run_given_twice_is_refused(a: Path) -> None:
+    assert refused(a, a / ".." / "run") == f"{a}: A and B are the same run; give two different runs"
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running", "failed"])
+def test_an_unfinished_run_is_refused_with_the_command_that_continues_it(
+    a: Path, tmp_path: Path, status: str
+) -> None:
+    b = run_at(tmp_path / "b", 1000.0, status=status)
+    assert refused(a, b).endswith(f"only finished runs are compared: `tune --resume {b}` continues it")
+    assert refused(b, a).startswith(f"{b}: the run ")
+
+
+def test_a_run_that_left_its_study_is_refused(a: Path, tmp_path: Path) -> None:
+    b = run_at(tmp_path / "b", 1000.0, status="left")
+    assert refused(a, b).endswith("give the run of the worker that ended the study")
+
+
+def test_a_run_that_found_nothing_is_refused_with_the_reason(a: Path, tmp_path: Path) -> None:
+    b = changed(run_at(tmp_path / "b", 1000.0, status="none"), {"constraints": ["p95 <= 2 ms"]}, "problem")
+    message = refused(a, b)
+    assert message.startswith(f"{b}: doubler: no configuration meets p95 <= 2 ms: ")
+    assert f"`tune explain {b}` says what would help" in message
+    (b / "trials.csv").unlink()
+    assert "nothing was measured" in refused(a, b)
+
+
+def test_another_version_of_the_record_is_refused(a: Path, tmp_path: Path) -> None:
+    b = changed(run_at(tmp_path / "b", 1000.0), {"schema_version": 99})
+    assert "schema_version 99" in refused(a, b)
+    assert "use the version that wrote it" in refused(b, a)
