@@ -66,7 +66,7 @@ MOST_SECONDS = 300.0  # only a deadlock takes so long
 MOST_CHARACTERS = 1000  # of a line of error
 MOST_BYTES = 4 << 30  # of memory: a case must not take that of the whole machine
 OUTPUT_FLAGS = ("--out", "--output", "--storage", "--csv")
-READS_ONLY = ("plan", "explain", "emit", "replay", "models")  # they leave the folder of a run as it is
+READS_ONLY = ("plan", "explain", "compare", "emit", "replay", "models")  # they leave the folder of a run as it is
 LISTS_FONTS = "fc-list"  # matplotlib starts it once
 ALL_PHASES = (Phase.generate, Phase.shrink)
 

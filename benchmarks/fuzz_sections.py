@@ -296,6 +296,7 @@ def _valid() -> Files:
         "trace.csv": TRACE,
         "w.bin": bytes(16),
         **_run(),
+        **{f"other/{name.removeprefix('run/')}": content for name, content in _run().items()},
     }
 
 
@@ -308,6 +309,8 @@ SERVICE = ("--image", "nvcr.io/nvidia/tritonserver:24.10-py3", "--model-reposito
 RUN_COMMANDS = (
     ("explain", "run", "--json"),
     ("explain", "run"),
+    ("compare", "run", "other"),
+    ("compare", "other", "run", "--json", "--fail-on-regression", "5%"),
     ("report", "run", "--format", "markdown,csv", "--output", "results"),
     ("report", "run"),
     ("plan", "run", "--rate", "4000/s"),
