@@ -137,6 +137,8 @@ def _problem(info: Mapping[str, Any], hardware: Mapping[str, Any], options: RunO
 def _candidate(values: Mapping[str, Any]) -> Candidate:
     """Return the candidate that ``candidate_document`` wrote."""
     own = {name: values[name] for name in SETTING_COLUMNS}
+    if type(own["dynamic_batching"]) is not bool:
+        raise ValueError(f"dynamic_batching {own['dynamic_batching']!r} is neither true nor false")
     for name in ("max_batch_size", "max_queue_delay_us", "instance_count"):
         _check_whole(name, own[name])
     own["preferred_batch_sizes"] = tuple(own["preferred_batch_sizes"])

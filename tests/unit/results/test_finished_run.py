@@ -136,6 +136,7 @@ def test_a_damaged_record_is_refused_in_one_line(run: Path, text: str, message: 
         ("problem.baseline.instance_count", 0, "instance_count 0 is not a whole number from 1 to 1024"),
         ("problem.baseline.max_queue_delay_us", int("9" * 20), "max_queue_delay_us 9+ is not a whole number"),
         ("problem.dynamic_batching.max_batch_size", "8", "max_batch_size '8' is not a whole number"),
+        ("problem.baseline.dynamic_batching", [], r"dynamic_batching \[\] is neither true nor false"),
         ("problem.facts", [], "facts is not an object"),
         ("hardware.cpu_count", 0, "hardware.cpu_count 0 is not a number of CPUs"),
         ("hardware.gpus", 5, "hardware.gpus is not a list of names"),
