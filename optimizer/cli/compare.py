@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from optimizer.cli.main import EXIT_CODES
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import RUN_HELP, Parser
 from optimizer.options.values import parse_optional, parse_regression
 
 EPILOG = """\
@@ -15,7 +15,7 @@ interval, no measurable difference, or why the two cannot be compared.
 exit codes: 0 compared, 1 B regressed (--fail-on-regression), 2 bad input
 
 examples:
-  tune compare results/dlrm/20261121-072139 results/dlrm/20261122-091502
+  tune compare results/dlrm/20261121-072139 latest
   tune compare dlrm/20261121-072139 dlrm/20261122-091502 --fail-on-regression 5%
 """
 
@@ -29,8 +29,8 @@ def main(words: list[str]) -> int:
         "machine, server, versions, model and requests. Reads the folders and starts no server.",
         epilog=EPILOG,
     )
-    parser.add_argument("a", metavar="A", help="Folder of a finished run, or <model>/<run> in --out")
-    parser.add_argument("b", metavar="B", help="Folder of the run that is compared with A")
+    parser.add_argument("a", metavar="A", help=RUN_HELP)
+    parser.add_argument("b", metavar="B", help="The run that is compared with A, in one of the same forms")
     parser.add_argument(
         "--fail-on-regression",
         metavar="SHARE",
