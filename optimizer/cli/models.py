@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import DataType
-
 from objectives.sla import Sla
-from optimizer.config import model_config
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.model.builders import describe
 from optimizer.model.builders.builder import TensorSpec
-from optimizer.model.profile import Profile, list_profiles, load_profile
-from optimizer.model.profile_schema import BuiltModel
+from optimizer.model.model_inputs import inputs_and_source, show_inputs
+from optimizer.model.profile import list_profiles, load_profile
 from optimizer.options.command_line import Parser
 
 
@@ -71,13 +65,13 @@ def print_models(*, as_json: bool) -> None:
     for model in models:
         name = Text(model.name, "bold").append(f"\n{', '.join(model.slas) or 'no default SLA'}", "not bold")
         about = Text(model.description)
-        for line, style in ((_show_inputs(model.inputs), "cyan"), (model.source, "dim"), (model.fault, "red")):
+        for line, style in ((show_inputs(model.inputs), "cyan"), (model.source, "dim"), (model.fault, "red")):
             about.append(f"\n{line}" if line else "", style)
         table.add_row(name, about)
         table.add_row()
     Console().print(table)
     print("tune MODEL tunes one; with another bound: tune --sla-p95 20ms MODEL")
-    print("for a profile of your own: tune ./my_model.yaml; copy one from")
+    print("for a profile of your own: tune init MODEL; the built-in ones are in")
     for folder in dict.fromkeys(str(model.profile.parent.absolute()) for model in models):
         print(f"  {one_line(folder)}")
 
@@ -85,32 +79,12 @@ def print_models(*, as_json: bool) -> None:
 def _describe(name: str, path: Path) -> ListedModel:
     try:
         profile = load_profile(path)
-        inputs, source = _inputs_and_source(profile)
+        inputs, source = inputs_and_source(profile)
     except BadInputError as error:
         fault = one_line(str(error).partition("\n")[0])
         return ListedModel(name, path, "", fault=fault)
     slas = tuple(map(str, Sla.from_bounds(profile.sla.latency_bounds_ms())))
     return ListedModel(name, path, one_line(profile.description), inputs, slas, source)
-
-
-def _inputs_and_source(profile: Profile) -> tuple[tuple[TensorSpec, ...], str]:
-    """Return the model's inputs, as far as known without reading the model file, and where the model comes from."""
-    model = profile.model
-    if isinstance(model, BuiltModel):
-        interface, source = describe(model.builder, model.settings)
-        return interface.inputs, source
-    config = model_config.read(model.repository / model.name / "config.pbtxt")
-    inputs = (
-        TensorSpec(one_line(tensor.name), DataType.Name(tensor.data_type).removeprefix("TYPE_"), tuple(tensor.dims))
-        for tensor in config.input
-    )
-    return tuple(inputs), one_line(str(model.repository / model.name))
-
-
-def _show_inputs(inputs: Sequence[TensorSpec]) -> str:
-    """Return the inputs as ``a, b INT32 [16] · c FP32 [-1]``."""
-    groups = groupby(inputs, key=lambda tensor: f"{tensor.dtype} {list(tensor.dims)}")
-    return " · ".join(f"{', '.join(tensor.name for tensor in same)} {kind}" for kind, same in groups)
 
 
 def main(words: list[str]) -> int:

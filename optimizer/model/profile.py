@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import BaseModel, PrivateAttr, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, ValidationError
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
@@ -28,15 +28,17 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX
-from optimizer.core.yaml_lines import LocatedValue, located_error
+from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, load_builder
 from optimizer.model.profile_schema import (
     BUILT,
+    ONNX,
     STORED,
     BuiltModel,
     LoadSection,
     Model,
     ModelSpaceSection,
+    OnnxModel,
     OnnxRuntimeSection,
     ProfileSection,
     RequestSection,
@@ -59,9 +61,10 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     SERVER_CPUS: "server_cpus",
     INSTANCE_GPUS: "instance_group_gpus",
 }
-_MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
-_SECTIONS: Final[dict[str, type[BaseModel]]] = {
+MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
+SECTIONS: Final[dict[str, type[BaseModel]]] = {
     BUILT: BuiltModel,
+    ONNX: OnnxModel,
     STORED: StoredModel,
     "sla": SlaSection,
     "request": RequestSection,
@@ -71,6 +74,7 @@ _SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "score": ScoreSection,
     "tolerance": ToleranceSection,
 }
+GPU_DESCRIPTION: Final = "Keys that replace those above if the model is served on a GPU"
 
 
 class ProfileError(BadInputError):
@@ -84,14 +88,27 @@ class ProfileError(BadInputError):
 class Profile(ProfileSection):
     """A model and how to tune it. ``space`` is None if it is to be derived from the model's config.pbtxt."""
 
-    model: Model
-    description: Annotated[str, StringConstraints(max_length=1000)] = ""
-    sla: SlaSection = SlaSection()
-    request: RequestSection = RequestSection()
-    load: LoadSection = LoadSection()
-    space: SpaceSection | None = None
-    score: ScoreSection | None = None
-    tolerance: ToleranceSection = ToleranceSection()
+    model: Model = Field(description="The model: one that a builder writes, an ONNX file, or a model of a repository")
+    description: Annotated[str, StringConstraints(max_length=1000)] = Field(
+        default="",
+        description="Short description of the model, which `tune models` shows",
+        examples=["ranks the items of a shop"],
+    )
+    sla: SlaSection = Field(
+        default=SlaSection(), description="Latency bounds of a request; bounds of the command line replace them all"
+    )
+    request: RequestSection = Field(default=RequestSection(), description="One request of the load generator")
+    load: LoadSection = Field(default=LoadSection(), description="Load of the closed loop, from 1 request in flight")
+    space: SpaceSection | None = Field(
+        default=None,
+        description="The search space: the choices of each setting of config.pbtxt (default: derived from the model)",
+    )
+    score: ScoreSection | None = Field(
+        default=None, description="Quality of the outputs for labelled samples (default: not computed)"
+    )
+    tolerance: ToleranceSection = Field(
+        default=ToleranceSection(), description="Allowed difference between batched and unbatched outputs"
+    )
 
     _path: Path = PrivateAttr()
     _folder: Path = PrivateAttr()
@@ -108,6 +125,12 @@ class Profile(ProfileSection):
     def name(self) -> str:
         """The name by which the profile is found: its file name without the ending."""
         return self._path.stem
+
+    def tree(self) -> dict[str, PlainValue]:
+        """Return the keys and values of the file as they are written there, with those of its ``gpu`` section."""
+        keys = self._base.plain()
+        assert isinstance(keys, dict)
+        return keys if self._gpu is None else {**keys, "gpu": self._gpu.plain()}
 
     def for_hardware(self, *, gpu: bool) -> Profile:
         """Return the profile for a model served on a GPU, or on the CPU."""
@@ -197,11 +220,11 @@ def _validate(
 ) -> Profile:
     values = source.plain()
     if isinstance(values, dict):
-        values = {key: value for key, value in values.items() if value is not None or key not in _MAY_BE_EMPTY}
+        values = {key: value for key, value in values.items() if value is not None or key not in MAY_BE_EMPTY}
     try:
         profile = Profile.model_validate(values, context={"folder": folder})
     except ValidationError as error:
-        ignore = (BUILT, STORED, NUMBER, MIX, _KEY_STEP)
+        ignore = (BUILT, ONNX, STORED, NUMBER, MIX, _KEY_STEP)
         lines = fault_lines(
             error,
             source,
@@ -223,7 +246,7 @@ def _known_keys(location: Sequence[str | int], keys: Sequence[str]) -> Collectio
         return [*Profile.model_fields, *(["gpu"] if not keys else [])]
     if len(location) > 2 and location[:2] == ("space", "models"):
         return list(ModelSpaceSection.model_fields)
-    return list(_SECTIONS[str(location[-1])].model_fields)
+    return list(SECTIONS[str(location[-1])].model_fields)
 
 
 def _section_of(values: object, keys: Sequence[str]) -> tuple[str, ...] | None:
@@ -243,9 +266,9 @@ def _section_of(values: object, keys: Sequence[str]) -> tuple[str, ...] | None:
 @functools.cache
 def _section_of_field() -> dict[str, tuple[str, ...]]:
     """Return the path of its section for each key of a profile; the names of the keys are unique."""
-    paths = {BUILT: ("model",), STORED: ("model",), "onnxruntime": ("space", "onnxruntime")}
+    paths = {BUILT: ("model",), ONNX: ("model",), STORED: ("model",), "onnxruntime": ("space", "onnxruntime")}
     fields = {
-        name: paths.get(title, (title,)) for title, section in _SECTIONS.items() for name in section.model_fields
+        name: paths.get(title, (title,)) for title, section in SECTIONS.items() for name in section.model_fields
     }
     return {**dict.fromkeys(Profile.model_fields, ()), **fields}
 

@@ -1,14 +1,19 @@
-"""The sections of a profile as pydantic models; ``optimizer.model.profile`` reads and merges them."""
+"""The sections of a profile as pydantic models; ``optimizer.model.profile`` reads and merges them.
+
+The description and the example of a field are its only explanation: ``tune init`` writes them into profiles, and the
+JSON Schema of profiles shows them in editors.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from optimizer.core.safe_text import format_value, resolve_inside
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX, FieldValue
+from optimizer.model.builders import BUILDERS
 from optimizer.model.profile_values import (
     Accelerator,
     BatchSize,
@@ -16,13 +21,13 @@ from optimizer.model.profile_values import (
     CpuList,
     DimSizes,
     ExecutionMode,
+    ExistingFile,
     ExistingFolder,
     FieldChoice,
     FiniteNumber,
     GpuList,
     GraphLevel,
     InputData,
-    LabelledData,
     LatencyBound,
     NonEmpty,
     NonNegative,
@@ -47,7 +52,10 @@ ONNX_RUNTIME_PATHS: Final = {  # settings of ONNX Runtime -> their paths in Mode
     "graph_level": "optimization.graph.level",
     "execution_accelerator": "optimization.execution_accelerators.gpu_execution_accelerator.0.name",
 }
-BUILT, STORED = "<built>", "<stored>"  # the two types of model, as pydantic names them in error locations
+_DELAY: Final = "Time in µs that a request may wait for others to form a batch; off: no dynamic batching"
+_PREFERRED: Final = "Batch sizes that the batcher prefers: none, max/2 (of max_batch_size), or sizes such as 8"
+# the types of model, as pydantic names them in error locations
+BUILT, ONNX, STORED = "<built>", "<onnx>", "<stored>"
 
 
 class ProfileSection(BaseModel):
@@ -59,24 +67,50 @@ class ProfileSection(BaseModel):
 class BuiltModel(ProfileSection):
     """A model that a builder of ``optimizer.model.builders`` writes with these ``settings``."""
 
-    builder: PlainName
-    settings: dict[str, BuilderSetting] = {}
+    builder: PlainName = Field(
+        description="Builder of the model, which is written on this machine",
+        examples=["mlp"],
+        json_schema_extra={"enum": [*BUILDERS]},
+    )
+    settings: dict[str, BuilderSetting] = Field(
+        default={}, description="Settings of the builder; each builder has its own", examples=[{"layers": 2}]
+    )
+
+
+class OnnxModel(ProfileSection):
+    """An ONNX file, which exists at or below the profile's folder. Its configuration is derived from the graph."""
+
+    onnx: ExistingFile = Field(
+        description="ONNX file of the model, at or below the folder of this profile", examples=["model.onnx"]
+    )
 
 
 class StoredModel(ProfileSection):
     """The model ``name`` of a Triton repository; both folders exist, at or below the profile's folder.
 
-    ``bls_composing_models``: models that a Python model calls (an ensemble's steps are read from its config.pbtxt).
-    ``batcher``: the composing model whose settings are tuned, by default the largest. ``concurrent_models`` receive
-    the same load at the same time on the same device. ``variants`` of the same repository can replace the model.
+    The steps of an ensemble are read from its config.pbtxt. ``batcher`` is by default the largest composing model.
     """
 
-    repository: ExistingFolder
-    name: PlainName
-    bls_composing_models: NonEmpty[PlainName] | None = None
-    concurrent_models: NonEmpty[PlainName] | None = None
-    variants: NonEmpty[PlainName] | None = None
-    batcher: PlainName | None = None
+    repository: ExistingFolder = Field(
+        description="Triton model repository, at or below the folder of this profile", examples=["models"]
+    )
+    name: PlainName = Field(description="Model of the repository that receives the requests", examples=["my_model"])
+    bls_composing_models: NonEmpty[PlainName] | None = Field(
+        default=None, description="Models that a Python model calls", examples=[["tokenizer", "encoder"]]
+    )
+    concurrent_models: NonEmpty[PlainName] | None = Field(
+        default=None,
+        description="Models that get the same load at the same time on the same device",
+        examples=[["my_other_model"]],
+    )
+    variants: NonEmpty[PlainName] | None = Field(
+        default=None, description="Models that may be served in place of the model", examples=[["my_model_int8"]]
+    )
+    batcher: PlainName | None = Field(
+        default=None,
+        description="Composing model that the search space is about (default: the largest)",
+        examples=["encoder"],
+    )
 
     @field_validator("name")
     @classmethod
@@ -94,20 +128,23 @@ class StoredModel(ProfileSection):
         return name
 
 
-def _model_type(value: Any) -> str | None:
-    """Return the type of model that the keys belong to, or None if they belong to neither or both."""
+_KEYS_OF_MODELS: Final = {BUILT: {"builder"}, ONNX: {"onnx"}, STORED: {"repository", "name"}}
+
+
+def model_type(value: Any) -> str | None:
+    """Return the type of model that the keys belong to, or None if they belong to none or to several."""
     if not isinstance(value, dict):
         return BUILT
-    built, stored = "builder" in value, "repository" in value or "name" in value
-    return None if built == stored else BUILT if built else STORED
+    types = [name for name, keys in _KEYS_OF_MODELS.items() if keys & value.keys()]
+    return types[0] if len(types) == 1 else None
 
 
 Model = Annotated[
-    Annotated[BuiltModel, Tag(BUILT)] | Annotated[StoredModel, Tag(STORED)],
+    Annotated[BuiltModel, Tag(BUILT)] | Annotated[OnnxModel, Tag(ONNX)] | Annotated[StoredModel, Tag(STORED)],
     Discriminator(
-        _model_type,
+        model_type,
         custom_error_type="kind_of_model",
-        custom_error_message="give either builder (and settings), or repository and name",
+        custom_error_message="give either builder (and settings), or onnx, or repository and name",
     ),
 ]
 
@@ -115,11 +152,17 @@ Model = Annotated[
 class SlaSection(ProfileSection):
     """Upper bounds on the latency of a request in milliseconds; None is no bound."""
 
-    avg: LatencyBound = None
-    p50: LatencyBound = None
-    p90: LatencyBound = None
-    p95: LatencyBound = None
-    p99: LatencyBound = None
+    avg: LatencyBound = Field(default=None, description="Upper bound on the average latency", examples=["10ms"])
+    p50: LatencyBound = Field(default=None, description="Upper bound on the median latency", examples=["10ms"])
+    p90: LatencyBound = Field(
+        default=None, description="Upper bound on the 90th percentile of the latency", examples=["15ms"]
+    )
+    p95: LatencyBound = Field(
+        default=None, description="Upper bound on the 95th percentile of the latency", examples=["20ms"]
+    )
+    p99: LatencyBound = Field(
+        default=None, description="Upper bound on the 99th percentile of the latency", examples=["50ms"]
+    )
 
     def latency_bounds_ms(self) -> dict[str, float]:
         """Return the bounds by metric, such as ``{"p95": 20.0}``."""
@@ -127,20 +170,37 @@ class SlaSection(ProfileSection):
 
 
 class RequestSection(ProfileSection):
-    """One request.
+    """One request. ``string_data`` and ``string_length`` are perf_analyzer's.
 
-    ``batch_size``: samples, or a mix in the syntax of ``core.request_sizes``. ``input_data``: ``random``, ``zero``, a
-    file or folder of samples, or None for the builder's own. ``shapes``: sizes of inputs with dynamic dims, without
-    the batch dimension. ``ranges``: bounds of random values. The keys of both are input names, or several separated
-    by commas. ``string_data`` and ``string_length`` are perf_analyzer's.
+    Mixes of sizes have the syntax of ``core.request_sizes``. ``input_data`` None is the builder's own, else random.
     """
 
-    batch_size: RequestSize = 1
-    input_data: InputData = None
-    shapes: dict[PrintableText, DimSizes] = {}
-    ranges: dict[PrintableText, ValueBounds] = {}
-    string_data: PrintableText | None = None
-    string_length: PositiveInt | None = None
+    batch_size: RequestSize = Field(
+        default=1,
+        description="Samples in a request; with --load rate also a mix of sizes such as 1*9|8*1",
+        examples=[1],
+    )
+    input_data: InputData = Field(
+        default=None,
+        description="Values of the inputs: random, zero, or a file or folder of samples (default: random)",
+        examples=["requests.json"],
+    )
+    shapes: dict[PrintableText, DimSizes] = Field(
+        default={},
+        description="Sizes of inputs with variable dims, without the batch dimension: [128], or a mix as 16..128",
+        examples=[{"input_ids": [128]}],
+    )
+    ranges: dict[PrintableText, ValueBounds] = Field(
+        default={},
+        description="Bounds of random values, inclusive (default: the whole type for integers)",
+        examples=[{"input_ids": [0, 30521]}],
+    )
+    string_data: PrintableText | None = Field(
+        default=None, description="Value of each string", examples=["a text to classify"]
+    )
+    string_length: PositiveInt | None = Field(
+        default=None, description="Characters of a random string (default: 128)", examples=[128]
+    )
 
     def options(self) -> RequestOptions:
         """Return the section as options for requests."""
@@ -156,17 +216,33 @@ class RequestSection(ProfileSection):
 class LoadSection(ProfileSection):
     """The range of the closed-loop load: 1 to ``max_concurrency`` requests in flight."""
 
-    max_concurrency: PositiveInt = 256
+    max_concurrency: PositiveInt = Field(
+        default=256, description="Largest number of requests in flight that is tried", examples=[64]
+    )
 
 
 class ModelSpaceSection(ProfileSection):
     """The choices of another model in the space, such as a step of an ensemble."""
 
-    max_batch_size: NonEmpty[PositiveInt] | None = None
-    max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = None
-    preferred_batch_size: NonEmpty[PreferredSizes] | None = None
-    instance_group_count: NonEmpty[PositiveInt] | None = None
-    config: dict[PrintableText, NonEmpty[FieldChoice]] = {}
+    max_batch_size: NonEmpty[PositiveInt] | None = Field(
+        default=None, description="Largest batch in samples", examples=[[1, 8]]
+    )
+    max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = Field(
+        default=None,
+        description=_DELAY,
+        examples=[["off", 0, 500]],
+    )
+    preferred_batch_size: NonEmpty[PreferredSizes] | None = Field(
+        default=None, description=_PREFERRED, examples=[["none", "max/2"]]
+    )
+    instance_group_count: NonEmpty[PositiveInt] | None = Field(
+        default=None, description="Instances of the model", examples=[[1, 2]]
+    )
+    config: dict[PrintableText, NonEmpty[FieldChoice]] = Field(
+        default={},
+        description="Any other field of its config.pbtxt, by its path",
+        examples=[{"optimization.graph.level": [0, 1]}],
+    )
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices by parameter name or path in ModelConfig."""
@@ -175,17 +251,27 @@ class ModelSpaceSection(ProfileSection):
 
 
 class OnnxRuntimeSection(ProfileSection):
-    """Choices of ONNX Runtime's settings, under the names of Triton's backend.
+    """Choices of ONNX Runtime's settings, under the names of Triton's backend."""
 
-    ``execution_mode``: 0 runs operators one after another, 1 in parallel. ``graph_level``: -1 basic, 1 extended, 0
-    all optimizations, 2 none. ``execution_accelerator`` (on a GPU): none, tensorrt.
-    """
-
-    intra_op_thread_count: NonEmpty[ThreadCount] | None = None
-    inter_op_thread_count: NonEmpty[ThreadCount] | None = None
-    execution_mode: NonEmpty[ExecutionMode] | None = None
-    graph_level: NonEmpty[GraphLevel] | None = None
-    execution_accelerator: NonEmpty[Accelerator] | None = None
+    intra_op_thread_count: NonEmpty[ThreadCount] | None = Field(
+        default=None,
+        description="Threads of one operator, for each instance (default: every core)",
+        examples=[[1, 2]],
+    )
+    inter_op_thread_count: NonEmpty[ThreadCount] | None = Field(
+        default=None, description="Operators at a time if execution_mode is 1", examples=[[1, 2]]
+    )
+    execution_mode: NonEmpty[ExecutionMode] | None = Field(
+        default=None, description="0: one operator after another, 1: operators in parallel", examples=[[0, 1]]
+    )
+    graph_level: NonEmpty[GraphLevel] | None = Field(
+        default=None,
+        description="Graph optimizations: -1 basic, 1 extended, 0 all (the default), 2 none",
+        examples=[[0, 1]],
+    )
+    execution_accelerator: NonEmpty[Accelerator] | None = Field(
+        default=None, description="Accelerator on a GPU", examples=[["none", "tensorrt"]]
+    )
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices by path in ModelConfig."""
@@ -194,24 +280,50 @@ class OnnxRuntimeSection(ProfileSection):
 
 
 class SpaceSection(ProfileSection):
-    """The choices of each parameter; None is not given. ``Space`` decides which combinations are valid.
+    """The choices of each parameter; None is not given. ``Space`` decides which combinations are valid."""
 
-    ``max_batch_size`` 0 is a model without batch dimension. A delay of ``off`` disables dynamic batching.
-    ``preferred_batch_size`` holds policies, see ``batching.parse_policy``. ``config``: choices of other fields of
-    ModelConfig by their paths. ``server_cpus``: sets of CPUs for the server. ``server``: choices of the server's
-    options by name. ``instance_group_gpus``: sets of GPUs for the instances. ``models``: choices of other models.
-    """
-
-    max_batch_size: NonEmpty[BatchSize] | None = None
-    max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = None
-    preferred_batch_size: NonEmpty[PreferredSizes] | None = None
-    instance_group_count: NonEmpty[PositiveInt] | None = None
-    instance_group_gpus: NonEmpty[GpuList] | None = None
-    server_cpus: NonEmpty[CpuList] | None = None
-    server: dict[ServerOption, NonEmpty[FieldChoice]] = {}
-    onnxruntime: OnnxRuntimeSection = OnnxRuntimeSection()
-    config: dict[PrintableText, NonEmpty[FieldChoice]] = {}
-    models: dict[PlainName, ModelSpaceSection] = {}
+    max_batch_size: NonEmpty[BatchSize] | None = Field(
+        default=None,
+        description="Largest batch in samples; [0] for a model without batch dimension",
+        examples=[[1, 2, 4, 8, 16]],
+    )
+    max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = Field(
+        default=None,
+        description=_DELAY,
+        examples=[["off", 0, 500, 2000]],
+    )
+    preferred_batch_size: NonEmpty[PreferredSizes] | None = Field(
+        default=None,
+        description=_PREFERRED,
+        examples=[["none", "max/2"]],
+    )
+    instance_group_count: NonEmpty[PositiveInt] | None = Field(
+        default=None, description="Instances of the model, on each of its GPUs", examples=[[1, 2]]
+    )
+    instance_group_gpus: NonEmpty[GpuList] | None = Field(
+        default=None, description="Sets of GPUs that the instances are placed on", examples=[[[0], [0, 1]]]
+    )
+    server_cpus: NonEmpty[CpuList] | None = Field(
+        default=None, description="Sets of CPUs that the server runs on", examples=[["0-3", "0-7"]]
+    )
+    server: dict[ServerOption, NonEmpty[FieldChoice]] = Field(
+        default={},
+        description="Options of tritonserver, by name without dashes",
+        examples=[{"rate-limit": ["off", "execution_count"]}],
+    )
+    onnxruntime: OnnxRuntimeSection = Field(
+        default=OnnxRuntimeSection(), description="Settings of ONNX Runtime, under the names of Triton's backend"
+    )
+    config: dict[PrintableText, NonEmpty[FieldChoice]] = Field(
+        default={},
+        description="Any other field of config.pbtxt, by its path",
+        examples=[{"dynamic_batching.preserve_ordering": [True, False]}],
+    )
+    models: dict[PlainName, ModelSpaceSection] = Field(
+        default={},
+        description="Choices of other models that are served with it, such as steps of an ensemble, by model",
+        examples=[{"tokenizer": {"instance_group_count": [1, 2]}}],
+    )
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices of all but the four main parameters, by the keys that ``Space`` uses."""
@@ -229,17 +341,31 @@ class SpaceSection(ProfileSection):
 class ScoreSection(ProfileSection):
     """The quality of the outputs for labelled samples.
 
-    ``data``: a .npz file with an array per input, samples first, and ``labels``. ``metric``: one of SCORES or a
-    function; higher is better. A configuration whose score is below ``minimum`` is not recommended.
+    A configuration whose score is below ``minimum`` is not recommended.
     """
 
-    data: LabelledData
-    metric: ScoreMetric
-    minimum: FiniteNumber = None
+    data: ExistingFile = Field(
+        description="An .npz file with an array for each input, samples first, and labels", examples=["labelled.npz"]
+    )
+    metric: ScoreMetric = Field(
+        description="accuracy, auc, or a Python function such as accuracy.py:score; higher is better",
+        examples=["accuracy"],
+    )
+    minimum: FiniteNumber = Field(
+        default=None, description="Lower bound on the score of a recommended configuration", examples=[0.9]
+    )
 
 
 class ToleranceSection(ProfileSection):
     """The allowed deviation of an output from the unbatched one; see ``measure.output_comparison.Tolerance``."""
 
-    relative: NonNegative = None
-    absolute: NonNegative = None
+    relative: NonNegative = Field(
+        default=None,
+        description="Allowed difference of an output, relative to its value (default: by its type)",
+        examples=[0.01],
+    )
+    absolute: NonNegative = Field(
+        default=None,
+        description="Allowed difference in addition (default: relative times the mean magnitude)",
+        examples=[0.001],
+    )

@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, PlainValidator, Tag, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import ErrorDetails
 
 from objectives.sla import parse_duration_ms
@@ -273,7 +282,25 @@ def _check_not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-NonEmpty = Annotated[tuple[T, ...], AfterValidator(_check_not_empty)]
+def _in_schema(*alternatives: dict[str, Any]) -> WithJsonSchema:
+    """Return how a JSON Schema describes a value that pydantic reads with a function: as one of ``alternatives``."""
+    return WithJsonSchema(alternatives[0] if len(alternatives) == 1 else {"anyOf": list(alternatives)})
+
+
+_TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
+_NUMBER_OR_TEXT: Final[dict[str, Any]] = {"type": ["number", "string"]}
+_WHOLE: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": INT32_MAX}
+_TIME: Final[dict[str, Any]] = {
+    "type": "string",
+    "pattern": r"^\s*([0-9]+\.?|[0-9]*\.[0-9]+)\s*(us|ms|s|m|min|h)\s*$",
+}
+_DELAY: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+_SIZE_TERM: Final = r"\s*(max(/[1-9][0-9]*)?|[1-9][0-9]*)\s*"
+_POLICY: Final[dict[str, Any]] = {"type": "string", "pattern": rf"^(\s*none\s*|{_SIZE_TERM}(,{_SIZE_TERM})*)$"}
+_GPUS: Final[dict[str, Any]] = {"type": "string", "pattern": r"^\s*[0-9]+(\s*[,+]\s*[0-9]+)*\s*$"}
+_INDEX: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
+
+NonEmpty = Annotated[tuple[T, ...], AfterValidator(_check_not_empty), Field(json_schema_extra={"minItems": 1})]
 PrintableText = Annotated[str, AfterValidator(_check_printable)]
 PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
 ThreadCount = Annotated[int, Field(ge=1, le=4096)]
@@ -281,26 +308,62 @@ ExecutionMode = Literal[0, 1]
 GraphLevel = Literal[-1, 0, 1, 2]
 Accelerator = Literal["none", "tensorrt"]
 BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
-LatencyBound = Annotated[float | None, PlainValidator(_parse_bound_ms)]
-QueueDelay = Annotated[int | str, PlainValidator(_parse_delay)]
-PreferredSizes = Annotated[str, PlainValidator(_parse_preferred_sizes)]
-GpuList = Annotated[str, _parsed_by(lambda value: gpu_placement.to_text(gpu_placement.parse(_joined(value, ","))))]
-CpuList = Annotated[str, _parsed_by(lambda value: format_cpus(parse_cpus(str(value))))]
-PlainName = Annotated[str, PlainValidator(_check_name)]
-ServerOption = Annotated[str, _parsed_by(lambda value: server_options.check_option_name(str(value)))]
-BuilderSetting = Annotated[FieldValue | None, PlainValidator(_check_setting)]
-FieldChoice = Annotated[FieldValue, PlainValidator(_check_scalar)]
-FiniteNumber = Annotated[float | None, PlainValidator(_parse_number)]
-NonNegative = Annotated[float | None, PlainValidator(_parse_non_negative)]
-ExistingFolder = Annotated[Path, PlainValidator(partial(_resolve, kind="folder"))]
-DimSizes = Annotated[str, PlainValidator(_check_sizes)]
-ValueBounds = Annotated[str, _parsed_by(_check_bounds)]
-RequestSize = Annotated[
-    Annotated[PositiveInt, Tag(NUMBER)] | Annotated[str, _parsed_by(_check_mix), Tag(MIX)],
-    Discriminator(_number_or_mix),
+LatencyBound = Annotated[float | None, PlainValidator(_parse_bound_ms), _in_schema(_TIME)]
+QueueDelay = Annotated[int | str, PlainValidator(_parse_delay), _in_schema({"enum": ["off", False]}, _DELAY)]
+PreferredSizes = Annotated[
+    str,
+    PlainValidator(_parse_preferred_sizes),
+    _in_schema(
+        {"enum": ["none", "max", "max/2"]}, _POLICY, _WHOLE, {"type": "array", "items": {"anyOf": [_POLICY, _WHOLE]}}
+    ),
 ]
-InputData = Annotated[Path | str | None, PlainValidator(_resolve_input_data)]
-LabelledData = Annotated[Path, PlainValidator(partial(_resolve, kind="file"))]
+GpuList = Annotated[
+    str,
+    _parsed_by(lambda value: gpu_placement.to_text(gpu_placement.parse(_joined(value, ",")))),
+    _in_schema(_GPUS, _INDEX, {"type": "array", "items": _INDEX, "minItems": 1}),
+]
+CpuList = Annotated[
+    str, _parsed_by(lambda value: format_cpus(parse_cpus(str(value)))), _in_schema({"type": ["string", "integer"]})
+]
+PlainName = Annotated[str, PlainValidator(_check_name), _in_schema(_TEXT)]
+ServerOption = Annotated[
+    str,
+    _parsed_by(lambda value: server_options.check_option_name(str(value))),
+    _in_schema({"type": "string", "pattern": "^[a-z][a-z0-9-]*$"}),
+]
+BuilderSetting = Annotated[
+    FieldValue | None,
+    PlainValidator(_check_setting),
+    _in_schema({"type": ["string", "number", "boolean", "null"]}),
+]
+FieldChoice = Annotated[
+    FieldValue, PlainValidator(_check_scalar), _in_schema({"type": ["string", "number", "boolean"]})
+]
+FiniteNumber = Annotated[float | None, PlainValidator(_parse_number), _in_schema(_NUMBER_OR_TEXT)]
+NonNegative = Annotated[
+    float | None,
+    PlainValidator(_parse_non_negative),
+    _in_schema({"type": "number", "minimum": 0}, {"type": "string"}),
+]
+ExistingFolder = Annotated[Path, PlainValidator(partial(_resolve, kind="folder")), _in_schema(_TEXT)]
+ExistingFile = Annotated[Path, PlainValidator(partial(_resolve, kind="file")), _in_schema(_TEXT)]
+DimSizes = Annotated[
+    str,
+    PlainValidator(_check_sizes),
+    _in_schema(_WHOLE, _TEXT, {"type": "array", "items": {"anyOf": [_WHOLE, _TEXT]}, "minItems": 1}),
+]
+ValueBounds = Annotated[
+    str,
+    _parsed_by(_check_bounds),
+    _in_schema(_TEXT, {"type": "array", "items": _NUMBER_OR_TEXT, "minItems": 2, "maxItems": 2}),
+]
+_SizeMix = Annotated[str, _parsed_by(_check_mix), _in_schema({"type": "string", "pattern": r"[*|]|\.\."}), Tag(MIX)]
+RequestSize = Annotated[Annotated[PositiveInt, Tag(NUMBER)] | _SizeMix, Discriminator(_number_or_mix)]
+InputData = Annotated[
+    Path | str | None,
+    PlainValidator(_resolve_input_data),
+    _in_schema({"enum": ["random", "zero"]}, {"type": ["string", "null"]}),
+]
 
 
 class MetricFunction(NamedTuple):
@@ -310,4 +373,8 @@ class MetricFunction(NamedTuple):
     function: str
 
 
-ScoreMetric = Annotated[str | MetricFunction, PlainValidator(_parse_metric)]
+ScoreMetric = Annotated[
+    str | MetricFunction,
+    PlainValidator(_parse_metric),
+    _in_schema({"enum": [*SCORES]}, {"type": "string", "pattern": r"^.+\.py:[^:]+$"}),
+]

@@ -22,7 +22,7 @@ from optimizer.model.default_space import DeviceAssignment
 from optimizer.model.instance_limit import instance_count, too_many_instances
 from optimizer.model.onnx_file import ENDINGS, read_bare_onnx
 from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
-from optimizer.model.profile_schema import BuiltModel, SpaceSection
+from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
 from optimizer.model.repository import read_source, refuse_unmeasurable
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_cpus, quote, usable_cpus
@@ -37,36 +37,57 @@ class NamedModel:
     """A model with its profile, if it has one.
 
     ``batch`` is the number of samples in a request. ``notes`` describe how a Model Analyzer file was converted.
+    ``file`` is the ONNX file of a model that is in no repository; None for a model with a profile.
     """
 
     source: ModelSource
     batch: SizeDistribution
     profile: Profile | None = None
     notes: tuple[str, ...] = ()
+    file: Path | None = None
 
 
-def find_model(options: RunOptions, hardware: Hardware, say: Say) -> NamedModel:
-    """Return the model that ``options`` name, built if necessary, as ``hardware`` serves it. Raises BadInputError."""
+def find_model(options: RunOptions, hardware: Hardware, say: Say, *, start_server: bool = True) -> NamedModel:
+    """Return the model that ``options`` name, built if necessary, as ``hardware`` serves it. Raises BadInputError.
+
+    A stored model that declares no inputs or outputs is loaded on a server, which knows them. Without
+    ``start_server`` it is returned without them.
+    """
     serving = DeviceAssignment.of(options, hardware.gpus)
+    if names_profile(options):
+        profile = load_profile(find_profile(options.model))
+        profile = profile.for_hardware(gpu=_on_gpu(profile, serving))
+        return _of_profile(profile, options, serving, say)
     if options.model_repository is not None:
         if not is_folder(Path(options.model_repository)):
             raise BadInputError(f"--model-repository {quote(options.model_repository)}: no such folder")
         if options.from_model_analyzer is not None:
             return _of_model_analyzer(Path(options.from_model_analyzer), options, serving, say)
-        return _of_repository(Path(options.model_repository), options.model, options, serving, say)
+        repository, name = Path(options.model_repository), options.model
+        return _of_repository(repository, name, options, serving, say, start_server=start_server)
     path = Path(options.model)
-    if is_folder(path) and not options.model.endswith((".yaml", ".yml")) and not _is_profile_too(path):
+    if _is_model_folder(options.model):
         absolute = path.absolute()
-        return _of_repository(absolute.parent, absolute.name, options, serving, say)
-    if options.model.endswith(ENDINGS):
-        _refuse_others(options)
-        batch = _batch(options)
-        largest = max(DEFAULT_LARGEST_BATCH, batch.largest)
-        on_gpu = serving.reaches("onnxruntime")
-        return NamedModel(read_bare_onnx(path, gpu=on_gpu, largest_batch=largest, cache=cache_folder()), batch)
-    profile = load_profile(find_profile(options.model))
-    profile = profile.for_hardware(gpu=_on_gpu(profile, serving))
-    return _of_profile(profile, options, serving, say)
+        return _of_repository(absolute.parent, absolute.name, options, serving, say, start_server=start_server)
+    _refuse_others(options)
+    batch = _batch(options)
+    return NamedModel(_bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest), serving), batch, file=path)
+
+
+def names_profile(options: RunOptions) -> bool:
+    """Return whether ``options`` name a profile, rather than a model of a repository or a file."""
+    is_model = _is_model_folder(options.model) or options.model.endswith(ENDINGS)
+    return options.model_repository is None and not is_model
+
+
+def _is_model_folder(model: str) -> bool:
+    path = Path(model)
+    return is_folder(path) and not model.endswith((".yaml", ".yml")) and not _is_profile_too(path)
+
+
+def _bare(file: Path, largest_batch: int, serving: DeviceAssignment) -> ModelSource:
+    on_gpu = serving.reaches("onnxruntime")
+    return read_bare_onnx(file, gpu=on_gpu, largest_batch=largest_batch, cache=cache_folder())
 
 
 def _batch(options: RunOptions, default: int | str = 1) -> SizeDistribution:
@@ -91,7 +112,7 @@ def _refuse_others(options: RunOptions) -> None:
 
 def _on_gpu(profile: Profile, serving: DeviceAssignment) -> bool:
     """Return whether a GPU serves the model of a profile."""
-    if isinstance(profile.model, BuiltModel):  # all are ONNX
+    if not isinstance(profile.model, StoredModel):  # all are ONNX
         return serving.reaches("onnxruntime")
     return serving.stored_on_gpu(profile.model.repository, profile.model.name)
 
@@ -108,7 +129,10 @@ def _of_profile(profile: Profile, options: RunOptions, serving: DeviceAssignment
     _check(section, profile, batch.largest, serving.gpu_count)
     if isinstance(profile.model, BuiltModel):
         _refuse_others(options)
-        source = _built(profile.model, section, batch.largest, options, serving, say)
+        source = _built(profile.model, _largest_batch(section, batch), options, serving, say)
+    elif isinstance(profile.model, OnnxModel):
+        _refuse_others(options)
+        source = _bare(profile.model.onnx, _largest_batch(section, batch), serving)
     else:
         stored = profile.model.repository
         source = read_source(
@@ -147,8 +171,13 @@ def _check(section: SpaceSection, profile: Profile, batch: int, gpu_count: int) 
         )
 
 
+def _largest_batch(section: SpaceSection, batch: SizeDistribution) -> int:
+    """Return the max_batch_size of a model whose configuration is derived."""
+    return max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch.largest)
+
+
 def _built(
-    model: BuiltModel, section: SpaceSection, batch: int, options: RunOptions, serving: DeviceAssignment, say: Say
+    model: BuiltModel, largest_batch: int, options: RunOptions, serving: DeviceAssignment, say: Say
 ) -> ModelSource:
     from optimizer.model.builders import build
 
@@ -156,7 +185,7 @@ def _built(
         model.builder,
         model.settings,
         cache=cache_folder(),
-        max_batch_size=max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch),
+        max_batch_size=largest_batch,
         kind="KIND_GPU" if serving.reaches("onnxruntime") else "KIND_CPU",
         say=say,
     )
@@ -179,11 +208,12 @@ def _of_model_analyzer(file: Path, options: RunOptions, serving: DeviceAssignmen
 
 
 def _of_repository(
-    repository: Path, name: str, options: RunOptions, serving: DeviceAssignment, say: Say
+    repository: Path, name: str, options: RunOptions, serving: DeviceAssignment, say: Say, *, start_server: bool
 ) -> NamedModel:
     batch = _batch(options)
+    largest = max(DEFAULT_LARGEST_BATCH, batch.largest)
     source = read_source(
-        lambda model: _stored(repository, model, options, serving, max(DEFAULT_LARGEST_BATCH, batch.largest), say),
+        lambda model: _stored(repository, model, options, serving, largest, say, start_server=start_server),
         name,
         composing=options.bls_composing_models,
         variants=options.variants,
@@ -193,9 +223,16 @@ def _of_repository(
 
 
 def _stored(
-    repository: Path, name: str, options: RunOptions, serving: DeviceAssignment, largest_batch: int, say: Say
+    repository: Path,
+    name: str,
+    options: RunOptions,
+    serving: DeviceAssignment,
+    largest_batch: int,
+    say: Say,
+    *,
+    start_server: bool = True,
 ) -> ModelSource:
-    """Return the model with its configuration completed from the model's own metadata."""
+    """Return the model with its configuration completed from the model's own metadata; see ``find_model``."""
     config = repository / name / "config.pbtxt"
     source = serving.read(repository, name, largest_batch)
     counts, on_gpu = [instance_count(source.config)], serving.on_gpu(source.config)
@@ -206,9 +243,10 @@ def _stored(
         # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
         if missing and options.cluster is None and not nvml.survey().fault:
             raise BadInputError(f"{one_line(str(config))}: {missing}")
-        source = complete_config(
-            source, lambda: find_installation(options, say), load_limit_seconds(options.budget_seconds)
-        )
+        if start_server:
+            source = complete_config(
+                source, lambda: find_installation(options, say), load_limit_seconds(options.budget_seconds)
+            )
     elif not (source.config.input and source.config.output):
         raise BadInputError(
             f"{config}: has no inputs or outputs; add those that the server reports (GET /v2/models/{name}/config)"

@@ -129,10 +129,10 @@ FAULTS = [
     # the model
     ("model: mlp", "p.yaml:1: model: 'mlp' is not a mapping; leave the key out or fill it"),
     ("model:\n", "p.yaml:1: model: null is not a mapping; leave the key out or fill it"),
-    ("model: {}", "p.yaml:1: model: give either builder (and settings), or repository and name"),
+    ("model: {}", "p.yaml:1: model: give either builder (and settings), or onnx, or repository and name"),
     (
         "model: {builder: mlp, name: x}",
-        "p.yaml:1: model: give either builder (and settings), or repository and name",
+        "p.yaml:1: model: give either builder (and settings), or onnx, or repository and name",
     ),
     ("model: {name: mine}", "p.yaml:1: model.repository: missing"),
     ("model: {repository: models}", "p.yaml:1: model.name: missing"),
