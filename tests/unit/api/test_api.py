@@ -17,9 +17,10 @@ import pytest
 
 import optimizer
 from optimizer import load_run, tune
+from optimizer.cli import reference
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
-from optimizer.options import reference
+from optimizer.model.profile_json_schema import schema_text
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = ROOT / "tests/data/dlrm/sample"
@@ -70,9 +71,10 @@ def test_an_interrupt_leaves_the_signals_of_a_program_that_is_not_ours() -> None
 
 
 def test_generated_files_are_current() -> None:
-    """``python -m optimizer.options.reference`` writes them."""
+    """``python -m optimizer.cli.reference`` writes them."""
     assert (ROOT / reference.PAGE).read_text(encoding="utf-8") == reference.reference_page()
     assert (ROOT / reference.KEYWORDS).read_text(encoding="utf-8") == reference.keywords_module()
+    assert (ROOT / reference.SCHEMA).read_text(encoding="utf-8") == schema_text()
 
 
 @pytest.mark.parametrize(
