@@ -28,6 +28,7 @@ _GROUPS: Final = {  # each command is the module of its name in this package
     },
     "Set up": {
         "models": "list the built-in models",
+        "init": "write a profile of a model with a comment for each key",
         "setup": "install the embedded server now rather than at the first run",
         "doctor": "check what this machine lacks",
         "cache": "show what is cached on this machine, or remove it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -14,7 +14,7 @@ from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, Model
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue
+from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile_schema import ONNX_RUNTIME_PATHS, SpaceSection
@@ -138,6 +138,25 @@ def build_space(
         fields=fields,
         request_batch_size=batch.fixed or 1,
     )
+
+
+def space_keys(space: SearchSpace) -> dict[str, Any]:
+    """Return the ``space`` section of a profile that gives ``space``, which ``build_space`` has derived."""
+    keys: dict[str, Any] = {"max_batch_size": [*space.max_batch_size]}
+    if space.max_batch_size != (0,):
+        keys["max_queue_delay_microseconds"] = [*space.max_queue_delay_us]
+        keys["preferred_batch_size"] = [*space.preferred_batch_sizes]
+    keys["instance_group_count"] = [*space.instance_count]
+    settings = {path: name for name, path in ONNX_RUNTIME_PATHS.items()}
+    for path, values in space.fields.items():
+        if model := model_of_field(path):
+            others = keys.setdefault("models", {}).setdefault(model, {})
+            others[path.removeprefix(f"{model}/")] = [*values]
+        elif path in settings:
+            keys.setdefault("onnxruntime", {})[settings[path]] = [int(value) for value in values]
+        elif path != VARIANT:  # it follows from the variants of the model section
+            keys.setdefault("config", {})[path] = [*values]
+    return keys
 
 
 def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:

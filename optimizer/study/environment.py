@@ -129,11 +129,14 @@ class Environment:
         """Close the target, if one was started. May be called twice."""
         self._opened.close()
 
+    def server_hardware(self) -> Hardware:
+        """Return the hardware with the CPUs that the server gets."""
+        return replace(self.hardware, cpu_count=len(self.placement().server))
+
     def prepare_task(self) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault."""
         with self.stopwatch.count("set_up"):
-            server_hardware = replace(self.hardware, cpu_count=len(self.placement().server))
-            task = prepare_task(self.options, server_hardware, self.say)
+            task = prepare_task(self.options, self.server_hardware(), self.say)
             if "energy" in self.options.objectives and not task.on_gpu:
                 raise EnvironmentFault(NO_POWER)
             runtime.ensure(self.say)

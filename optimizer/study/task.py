@@ -67,9 +67,9 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     """
     named = find_model(options, hardware, say)
     source, batch, profile = named.source, named.batch, named.profile
-    if not (on_gpu := _on_gpu(named, options, hardware)):
-        hardware = replace(hardware, gpus=())
-    space = _space(named, hardware, options)
+    hardware = serving_hardware(named, hardware, options)
+    on_gpu = bool(hardware.gpus)
+    space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
     problem = Problem(
@@ -115,11 +115,12 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     )
 
 
-def _on_gpu(named: NamedModel, options: RunOptions, hardware: Hardware) -> bool:
+def serving_hardware(named: NamedModel, hardware: Hardware, options: RunOptions) -> Hardware:
+    """Return the hardware that serves the model: ``hardware``, without its GPUs if none is used."""
     serving = DeviceAssignment.of(options, hardware.gpus)
     section = named.profile.space if named.profile else None
     chooses_gpu = section is not None and has_gpu_choice(section.fields())
-    return bool(hardware.gpus) and (chooses_gpu or serving.source_on_gpu(named.source))
+    return hardware if chooses_gpu or serving.source_on_gpu(named.source) else replace(hardware, gpus=())
 
 
 def _metric(metric: str, on_gpu: bool) -> str:
@@ -127,7 +128,8 @@ def _metric(metric: str, on_gpu: bool) -> str:
     return "gpu-memory" if metric == "memory" and on_gpu else metric
 
 
-def _space(named: NamedModel, hardware: Hardware, options: RunOptions) -> SearchSpace:
+def search_space(named: NamedModel, hardware: Hardware, options: RunOptions) -> SearchSpace:
+    """Return the search space of the model on the hardware that serves it. Raises BadInputError."""
     section = named.profile.space if named.profile else None
     try:
         space = build_space(section or SpaceSection(), named.source, named.batch, hardware)

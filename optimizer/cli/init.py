@@ -1,0 +1,80 @@
+"""``tune init``: write a commented profile of a model, to edit and tune."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from optimizer.cli.main import progress_on, terminal
+from optimizer.core.errors import BadInputError
+from optimizer.core.files import output_error, replace_file
+from optimizer.core.safe_text import exists, one_line
+from optimizer.options.command_line import Parser, values_of
+from optimizer.options.option_reader import run_options
+from optimizer.options.table import SLA_OPTIONS
+
+STANDARD_OUTPUT = "-"
+OPTIONS = (*SLA_OPTIONS, "model-repository", "bls-composing-models", "concurrent-models", "variants")
+EPILOG = """\
+The profile has the search space that `tune MODEL` derives, written out. No server
+is started. Next to a profile, tritune-profile.schema.json lets editors complete
+and check it.
+
+exit codes: 0 done, 2 bad input, such as a file that exists without --force
+
+examples:
+  tune init --sla-p95 50ms ./model.onnx
+  tune init --model-repository ./models my_model
+  tune init --output - dlrm
+"""
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "tune init",
+        "[options] MODEL",
+        "Write a profile of a model, with a comment for each key, to edit and tune.",
+        EPILOG,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="A model.onnx, a Triton model folder, or a name from `tune models`"
+    )
+    parser.add_argument("--output", metavar="FILE", help="File of the profile; - prints it (default: ./NAME.yaml)")
+    parser.add_argument("--force", action="store_true", help="Overwrite the profile if it exists")
+    parser.add_options(OPTIONS)
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune init`` and return its exit code. Raises TuneError."""
+    arguments = _parser().read(words)
+    options = run_options(arguments.model, values_of(arguments))
+    is_printed = arguments.output == STANDARD_OUTPUT
+    output = None if is_printed or arguments.output is None else Path(arguments.output)
+    from optimizer.study.initial_profile import initial_profile
+
+    say, _ = progress_on(terminal())
+    profile = initial_profile(options, output, say, with_schema=not is_printed)
+    if is_printed:
+        print(profile.text, end="")
+    else:
+        _write(profile.path, profile.text, force=arguments.force)
+    for line in profile.missing:
+        print(f"to fill in: {one_line(line)}", file=sys.stderr)
+    return 0
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    """Write the profile and, next to it, the JSON Schema of profiles."""
+    from optimizer.model.profile_json_schema import COPY_NAME, SCHEMA_FILE
+
+    if exists(path) and not force:
+        raise BadInputError(f"{one_line(str(path))} exists; give another --output, or --force")
+    schema = path.with_name(COPY_NAME)
+    for file, content in ((schema, SCHEMA_FILE.read_bytes()), (path, text)):
+        try:
+            replace_file(file, content)
+        except OSError as error:
+            raise output_error(file, error, "--output") from None
+    print(one_line(str(path)))
+    print(one_line(str(schema)))

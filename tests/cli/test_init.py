@@ -1,0 +1,76 @@
+"""``tune init``: its files, its output and its errors."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from optimizer.model.profile import load_profile
+from optimizer.model.profile_json_schema import COPY_NAME, MODELINE, SCHEMA_FILE
+from tests.command_fixtures import Playground, Tune
+from tests.repositories import doubler, serialized, write_python_model
+
+
+@pytest.fixture
+def init(called_tune: Tune, playground: Playground) -> Tune:
+    """Return ``tune init`` in a folder with an ONNX file."""
+    (playground.here / "net.onnx").write_bytes(serialized(doubler()))
+    return functools.partial(called_tune, "init", env={"TRITUNE_CACHE": playground.root / "cache"})
+
+
+def test_the_profile_and_its_schema_are_written(init: Tune, playground: Playground) -> None:
+    ended = init("--sla-p95", "50ms", "net.onnx")
+    assert (ended.code, ended.stdout, ended.stderr) == (0, f"net.yaml\n{COPY_NAME}\n", "")
+    profile = playground.here / "net.yaml"
+    assert profile.read_text().startswith(f"# {MODELINE}\n")
+    assert load_profile(profile).sla.latency_bounds_ms() == {"p95": 50}
+    assert (playground.here / COPY_NAME).read_bytes() == SCHEMA_FILE.read_bytes()
+    assert sorted(path.name for path in playground.here.iterdir()) == ["net.onnx", "net.yaml", COPY_NAME]
+
+
+def test_an_existing_file_is_overwritten_only_with_force(init: Tune, playground: Playground) -> None:
+    profile = playground.here / "net.yaml"
+    profile.write_text("mine\n")
+    ended = init("net.onnx")
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.complaints == ["tune: net.yaml exists; give another --output, or --force"]
+    assert profile.read_text() == "mine\n"
+    assert not (playground.here / COPY_NAME).exists()
+    assert init("--force", "net.onnx").code == 0
+    assert load_profile(profile).name == "net"
+    assert init("--output", "other.yml", "net.onnx").stdout == f"other.yml\n{COPY_NAME}\n"
+
+
+def test_a_printed_profile_refers_to_no_schema(init: Tune, playground: Playground) -> None:
+    ended = init("--output", "-", "mlp")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("# Profile of mlp, written by `tune init`. To tune with it: tune mlp.yaml\n")
+    assert list(playground.here.iterdir()) == [playground.here / "net.onnx"]
+
+
+def test_what_is_missing_is_one_line_on_standard_error(init: Tune, playground: Playground) -> None:
+    folder = write_python_model(playground.here / "models", "auto", "")
+    (folder / "config.pbtxt").write_text('backend: "python"\n')
+    ended = init("--model-repository", "models", "auto")
+    assert (ended.code, ended.stdout) == (0, f"auto.yaml\n{COPY_NAME}\n")
+    (line,) = ended.complaints
+    assert line.startswith("to fill in: config.pbtxt of auto declares no inputs or outputs")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "tune: the following arguments are required: MODEL"),
+        (("nosuch",), "tune: no model 'nosuch' in "),
+        (("--sla-p95", "20", "mlp"), "tune: --sla-p95 20: a unit is missing: 20ms?"),
+        (("--budget", "5m", "mlp"), "tune: --budget is not an option of `tune init`"),
+        (("--output", "", "mlp"), "tune: --output '': write a path"),
+        (("--output", "mlp", "mlp"), "tune: --output mlp: the name of a profile ends in .yaml"),
+    ],
+)
+def test_bad_input_is_one_line(init: Tune, words: tuple[str, ...], message: str) -> None:
+    ended = init(*words)
+    assert (ended.code, ended.stdout) == (2, "")
+    (line,) = ended.complaints
+    assert line.startswith(message)
