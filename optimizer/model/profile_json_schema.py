@@ -29,7 +29,7 @@ def schema_text() -> str:
 
 def profile_json_schema() -> Schema:
     """Return the JSON Schema of profiles, from the pydantic models and the descriptions of their fields."""
-    schema = _rewritten(Profile.model_json_schema(ref_template=f"{_REFERENCE}{{model}}"), _without_noise)
+    schema = _rewritten(Profile.model_json_schema(ref_template=f"{_REFERENCE}{{model}}"), _simplified)
     definitions: dict[str, Schema] = schema["$defs"]
     for definition in definitions.values():
         definition.pop("description", None)  # the docstring of the class is for developers
@@ -65,8 +65,10 @@ def _rewritten(node: Any, rewrite: Callable[[Schema], Schema]) -> Any:
     return node
 
 
-def _without_noise(schema: Schema) -> Schema:
+def _simplified(schema: Schema) -> Schema:
     """Return ``schema`` without pydantic's titles and empty defaults."""
+    if len(schema.get("allOf", ())) == 1:  # pydantic before 2.9 wraps a reference that has a description
+        schema = {**schema["allOf"][0], **{key: value for key, value in schema.items() if key != "allOf"}}
     return {
         key: value
         for key, value in schema.items()

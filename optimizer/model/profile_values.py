@@ -325,7 +325,7 @@ GpuList = Annotated[
 CpuList = Annotated[
     str, _parsed_by(lambda value: format_cpus(parse_cpus(str(value)))), _in_schema({"type": ["string", "integer"]})
 ]
-PlainName = Annotated[str, PlainValidator(_check_name), _in_schema(_TEXT)]
+PlainName = Annotated[str, PlainValidator(_check_name), _in_schema({"type": "string"})]
 ServerOption = Annotated[
     str,
     _parsed_by(lambda value: server_options.check_option_name(str(value))),
