@@ -23,9 +23,9 @@ from verdict_procedure import ALLOWED, Configuration, Machine, Scenario, counts
 SLA_MS = 1000.0
 NOISY = Scenario(server_cv=0.1, window_cv=0.12, epochs=True)  # the noisiest one of benchmarks/verdict_procedure.md
 RUNS = 2000
-SLOW_SLA_MS = 100.0
-SLOWDOWN = 1.4
-# Executions take 2 ms per sample, and SLOWDOWN times that once the file exists, as on a machine that became slower.
+SLOW_SLA_MS, SLOWDOWN, MOST_IN_FLIGHT = 80.0, 1.4, 48
+# Executions take SLOWDOWN times as long once the file exists, as on a machine that became slower. A batch of all
+# requests in flight is the fastest, so throughput rises with the load up to the bound.
 SLOWING_PROGRAM = f"""\
 import time
 from pathlib import Path
@@ -36,9 +36,18 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
-        seconds = 0.002 * sum(len(x.as_numpy()) for x in inputs)
+        seconds = 0.02 + 0.001 * sum(len(x.as_numpy()) for x in inputs)
         time.sleep(seconds * ({SLOWDOWN} if Path("SLOW_FILE").exists() else 1))
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
+"""
+SLOWING_PROFILE = f"""\
+model: {{repository: models, name: slowing}}
+load: {{max_concurrency: {MOST_IN_FLIGHT}}}
+request: {{batch_size: 1}}
+space:
+  max_batch_size: [{MOST_IN_FLIGHT}]
+  max_queue_delay_microseconds: [0]
+  instance_group_count: [1]
 """
 
 
@@ -71,17 +80,19 @@ def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.long  # two minutes, and a disturbed machine may leave the verdict open
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="no models in Python here")
 def test_on_a_machine_that_became_slower_a_lower_load_passes(playground: Playground) -> None:
     slow = playground.root / "slow"
     write_python_model(playground.here / "models", "slowing", SLOWING_PROGRAM.replace("SLOW_FILE", str(slow)))
-    arguments = ["--sla-p95", f"{SLOW_SLA_MS:.0f}ms", "--budget", "60s", "--max-trials", "1", "--no-confirmation"]
-    searched = Run(playground, run_tune(playground, *arguments, "--json", "models/slowing"))
+    (playground.here / "slowing.yaml").write_text(SLOWING_PROFILE)
+    arguments = ["--sla-p95", f"{SLOW_SLA_MS:.0f}ms", "--budget", "60s", "--max-trials", "2", "--no-confirmation"]
+    searched = Run(playground, run_tune(playground, *arguments, "--json", "slowing.yaml"))
     assert searched.ended.code == UNDECIDED, searched.ended
     slow.touch()
     verified = run_tune(playground, "verify", "--budget", "2m", searched.folder, "--json")
-    before, after = searched.document["recommended"], Run(playground, verified).document["recommended"]
     assert (verified.code, verified.stderr) == (0, ""), verified
+    before, after = searched.document["recommended"], Run(playground, verified).document["recommended"]
     assert after["latency_p95_ms"] <= SLOW_SLA_MS
-    assert after["concurrency"] * SLOWDOWN == pytest.approx(before["concurrency"], rel=0.25)
-    assert after["throughput_infer_per_sec"] * SLOWDOWN == pytest.approx(before["throughput_infer_per_sec"], rel=0.1)
+    assert after["concurrency"] < before["concurrency"]
+    assert after["throughput_infer_per_sec"] < before["throughput_infer_per_sec"] / SLOWDOWN**0.5

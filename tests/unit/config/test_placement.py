@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,6 +192,7 @@ def test_cuda_of_torch_is_detected_without_importing_torch(
     if version is not None:
         (package / "version.py").write_text(version)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert hardware.torch_on_gpu() is with_cuda
 
 
