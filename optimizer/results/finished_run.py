@@ -71,7 +71,7 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
     folder = RunFolder.find(str(run), out, "run")
     options, info = folder.read_options(), folder.read_info()
     try:
-        problem = _problem(info["problem"], info["hardware"], options)
+        problem = _problem(info, options)
         trials = tuple(TrialsTable(folder.trials, problem.model, problem.space.fields).read(cut_torn_line=False))
         baseline = _candidate(info["problem"]["baseline"])
         dynamic_batching = _candidate(info["problem"]["dynamic_batching"])
@@ -104,8 +104,9 @@ def remark(run: FinishedRun) -> str:
     return f"{reason}; this shows what it measured so far" if reason else ""
 
 
-def _problem(info: Mapping[str, Any], hardware: Mapping[str, Any], options: RunOptions) -> Problem:
+def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     """Return the problem in run.json. Raises ValueError or TypeError for values that no run can have."""
+    info, hardware = record["problem"], record["hardware"]
     size, (least, most) = info["request_batch_size"], NUMBERS["request_batch_size"]
     if type(size) not in (int, float) or not least <= size <= most:
         raise ValueError(f"request_batch_size {size!r} is not a number from {least} to {most}")
@@ -130,7 +131,7 @@ def _problem(info: Mapping[str, Any], hardware: Mapping[str, Any], options: RunO
         open_loop=options.load == "rate",
         cpu_count=None if hardware["gpus"] else hardware["cpu_count"],
         confidence=options.confidence,
-        client_shares_cpus=bool(info.get("client_shares_cpus")),
+        client_shares_cpus=bool(record.get("client_shares_cpus")),
     )
 
 
