@@ -24,6 +24,7 @@ class Budget:
         spent_seconds: Time that a resumed run had used before.
         confirm_share: Share of ``seconds`` that is reserved for the confirmation, 0 to 1.
         clock: Returns monotonic seconds; tests and simulations pass their own.
+        other_seconds: Part of ``seconds`` for the start of the process and the report.
     """
 
     seconds: float
@@ -31,14 +32,15 @@ class Budget:
     spent_seconds: float = 0.0
     confirm_share: float = CONFIRM_SHARE
     clock: Callable[[], float] = time.monotonic
+    other_seconds: float = 0.0
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._started = self.clock()
 
     def left_seconds(self) -> float:
-        """Return the time until the run has to end; negative after that."""
-        return self.seconds - self.spent_seconds - (self.clock() - self._started)
+        """Return the time until the measurements have to end; negative after that."""
+        return self.seconds - self.other_seconds - self.spent_seconds - (self.clock() - self._started)
 
     def search_seconds_left(self) -> float:
         """Return the time until the confirmation has to begin; negative after that."""

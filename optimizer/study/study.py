@@ -26,6 +26,10 @@ from optimizer.study.task import Task
 if TYPE_CHECKING:
     from optimizer.study.distributed.shared_study import SharedStudy
 
+# The start of Python and the report took 2 s each on 2 cores (benchmarks/real_verdicts.md).
+START_AND_REPORT_SECONDS = 4.0
+START_AND_REPORT_SHARE = 0.025  # of a short budget
+
 
 @dataclass
 class Tuner:
@@ -93,9 +97,11 @@ class StudySetup:
     def budget(self, at_once: int = 1) -> Budget:
         """Return the budget. Earlier time is divided by ``at_once``, the number of parallel trials."""
         options = self.record.environment.options
+        seconds, spent, confirm_share = options.budget_seconds, self.spent_seconds / at_once, self.confirm_share
         if self.confirm_seconds is not None:
-            return Budget(self.confirm_seconds, options.max_trials, confirm_share=1.0)
-        return Budget(options.budget_seconds, options.max_trials, self.spent_seconds / at_once, self.confirm_share)
+            seconds, spent, confirm_share = self.confirm_seconds, 0.0, 1.0
+        other_seconds = min(START_AND_REPORT_SECONDS, START_AND_REPORT_SHARE * seconds)
+        return Budget(seconds, options.max_trials, spent, confirm_share, other_seconds=other_seconds)
 
 
 @dataclass(frozen=True)
