@@ -17,6 +17,7 @@ from optimizer.core.trial import FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
+from optimizer.options.option_reader import current_words
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
 from optimizer.options.values import (
@@ -37,8 +38,8 @@ from optimizer.study.sweep_plan import SweepChoices, SweepRequest
 T = TypeVar("T")
 
 OWN_OPTIONS = (
-    *("max_batch_size", "max_queue_delay", "preferred_batch_size", "instances", "config"),
-    *("concurrency", "rates", "repeat"),
+    *("max_batch_size", "max_queue_delay", "preferred_batch_size", "instance_count", "config"),
+    *("concurrency", "request_rate", "repeat"),
 )
 DEFAULT_CONCURRENCY = "1,2,4,8,16"
 MAX_CONCURRENCY = 2**16
@@ -57,7 +58,7 @@ exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3 environment,
 
 examples:
   static against dynamic batching, one instance against two:
-    tune sweep --max-queue-delay off,0 --instances 1,2 --concurrency 2:16:2 dlrm
+    tune sweep --max-queue-delay off,0 --instance-count 1,2 --concurrency 2:16:2 dlrm
   throughput by request batch size:
     tune sweep --max-batch-size 4096 --request-batch-size 1,8,64,512 \\
       --concurrency 1 dlrm
@@ -94,7 +95,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         )
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
-    first_words = read_words(folder)
+    first_words = current_words(read_words(folder))
     first = _parser().read(first_words)
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
@@ -139,7 +140,7 @@ def _parser() -> Parser:
         metavar="LIST",
         help="Preferred batch sizes of dynamic batching: none, 8, 4+8, max/2 (none,4+8)",
     )
-    configurations.add_argument("--instances", metavar="LIST", help="Counts of the instance group: 1,4")
+    configurations.add_argument("--instance-count", metavar="LIST", help="Counts of the instance group: 1,4")
     configurations.add_argument(
         "--config",
         metavar="PATH=V,V",
@@ -154,7 +155,7 @@ def _parser() -> Parser:
         help=f"Numbers of requests in flight (default: {DEFAULT_CONCURRENCY})",
     )
     loads.add_argument(
-        "--rates",
+        "--request-rate",
         "--request-rate-range",
         metavar="LIST",
         help="Fixed request rates per second instead: 100,200",
@@ -172,8 +173,8 @@ def _parser() -> Parser:
 def _read(
     arguments: argparse.Namespace, values: dict[str, object], words: tuple[str, ...], csv: Path | None
 ) -> SweepArguments:
-    if arguments.rates is not None and arguments.concurrency is not None:
-        raise BadInputError("--concurrency and --rates are two kinds of load; give one of them")
+    if arguments.request_rate is not None and arguments.concurrency is not None:
+        raise BadInputError("--concurrency and --request-rate are two kinds of load; give one of them")
     for name in values:
         if "S" not in BY_NAME[name].also:
             raise BadInputError(
@@ -183,10 +184,10 @@ def _read(
     sizes = arguments.request_batch_size
     if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
         values["request-batch-size"], sizes = sizes, None
-    if arguments.rates is not None:
+    if arguments.request_rate is not None:
         values["load"] = "rate"
     options = read_run_request(arguments.model, values).options
-    rates = parse_optional("--rates", arguments.rates, parse_rates) or ()
+    rates = parse_optional("--request-rate", arguments.request_rate, parse_rates) or ()
     concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
     request = SweepRequest(
         choices=_choices(arguments),
@@ -204,7 +205,7 @@ def _choices(arguments: argparse.Namespace) -> SweepChoices:
         max_batch_size=_parse_numbers("--max-batch-size", arguments.max_batch_size, 0),
         max_queue_delay_us=_parse_list("--max-queue-delay", arguments.max_queue_delay, _delay),
         preferred_batch_size=_parse_list("--preferred-batch-size", arguments.preferred_batch_size, _policy),
-        instance_count=_parse_numbers("--instances", arguments.instances, 1, MAX_INSTANCES),
+        instance_count=_parse_numbers("--instance-count", arguments.instance_count, 1, MAX_INSTANCES),
         fields=dict(_field(text) for text in arguments.config or ()),
     )
     choices.check()
