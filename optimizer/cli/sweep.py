@@ -17,7 +17,6 @@ from optimizer.core.trial import FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
-from optimizer.options.option_reader import current_words
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
 from optimizer.options.values import (
@@ -95,8 +94,8 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         )
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
-    first_words = current_words(read_words(folder))
-    first = _parser().read(first_words)
+    first_words = read_words(folder)
+    first = _parser().read_stored(first_words)
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)

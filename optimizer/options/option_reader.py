@@ -21,7 +21,7 @@ CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a ser
 LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
 MOST_PROPOSALS = 5  # flags that are equally similar
 LONGEST_FLAG = 100  # further characters are not compared
-RENAMED: Final = {  # earlier names of options, which messages and records of sweeps may have
+RENAMED: Final = {  # earlier names of options, which are not accepted except in the record of a sweep
     "--arrivals": "--request-distribution",
     "--instances": "--instance-count",
     "--join": "--study-name",
@@ -203,12 +203,6 @@ def did_you_mean(flag: str, known: Iterable[str]) -> str:
         return ""
     *others, last = nearest[:MOST_PROPOSALS]
     return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
-
-
-def current_words(words: Iterable[str]) -> list[str]:
-    """Return the words of a stored command with the current names of its options."""
-    parts = (word.partition("=") for word in words)
-    return [f"{RENAMED.get(name, name)}{equals}{value}" for name, equals, value in parts]
 
 
 def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import Option
-from optimizer.options.option_reader import current_words, parse_values, run_options, written_values
+from optimizer.options.option_reader import parse_values, run_options, written_values
 from optimizer.options.run_options import SLA_METRICS, RunOptions
 from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
 
@@ -83,8 +83,10 @@ def test_an_earlier_name_of_an_option_is_answered_with_the_current_one() -> None
     for earlier, current in (("arrivals", "--request-distribution"), ("join", "--study-name")):
         with pytest.raises(BadInputError, match=f"--{earlier}: unknown option; did you mean {current}\\?"):
             run_options("m", {earlier: "x"})
-    words = ["--instances", "1,2", "--rates=5", "--config", "a=1", "m"]
-    assert current_words(words) == ["--instance-count", "1,2", "--request-rate=5", "--config", "a=1", "m"]
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(("out", "study-name", "seed"))
+    stored = parser.read_stored(["--join=x", "--out", "o", "--seed=1"])
+    assert values_of(stored) == {"study-name": "x", "out": "o", "seed": "1"}
 
 
 def test_options_with_the_same_field_are_written_by_its_value() -> None:
