@@ -44,15 +44,17 @@ def terminal() -> Console:
 def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:
     """Return two functions that show progress on ``console``: one prints a line, the other makes a watcher.
 
-    ``log`` is one of ``LOGS``; None selects what suits the terminal.
+    ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
     """
     from optimizer.results.watchers import make_watcher
 
-    def say(line: str) -> None:
-        if log == "plain" or (console.is_terminal and log != "none"):
-            console.print(one_line(line), highlight=False, markup=False)
+    kind = log or ("live" if console.is_terminal else "plain")
 
-    return say, lambda problem, budget, hardware: make_watcher(log, console, problem, budget, str(hardware))
+    def say(line: str) -> None:
+        if kind != "none":
+            console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
+
+    return say, lambda problem, budget, hardware: make_watcher(kind, console, problem, budget, str(hardware))
 
 
 OUT_OF_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't start new thread")  # of the dynamic loader

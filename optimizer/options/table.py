@@ -422,9 +422,9 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "log",
             _CHOICE,
-            "What is shown during the run",
+            "What is shown during the run on standard error: plain is a line for each trial",
             stored_as="",
-            default="live on a terminal, else none",
+            default="live on a terminal, else plain",
             choices=LOGS,
             also="PR",
             is_common=True,

@@ -107,7 +107,7 @@ def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verifica
             rate_run.folder,
         )
         assert slower.serving() == before
-    assert ended.stderr == ""
+    assert ended.errors == []
     assert ended.code == 1
     verified = json.loads(ended.stdout)
     assert not verified["holds"]
