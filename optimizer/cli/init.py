@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from optimizer.cli.completion import complete_model
 from optimizer.cli.main import progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
@@ -36,9 +37,10 @@ def _parser() -> Parser:
         "Write a profile of a model, with a comment for each key, to edit and tune.",
         EPILOG,
     )
-    parser.add_argument(
+    model = parser.add_argument(
         "model", metavar="MODEL", help="A model.onnx, a Triton model folder, or a name from `tune models`"
     )
+    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
     parser.add_argument("--out", metavar="FILE", help="File of the profile; - prints it (default: ./NAME.yaml)")
     parser.add_argument("--force", action="store_true", help="Overwrite the profile if it exists")
     parser.add_options(OPTIONS)

@@ -112,6 +112,10 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _dispatch(words: list[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that may come next
+        from optimizer.cli.completion import requested_words
+
+        words = requested_words()
     first = words[0] if words else ""
     try:
         if first in ("-h", "--help"):
@@ -122,6 +126,10 @@ def _dispatch(words: list[str]) -> int:
 
             print(version_line())
             return 0
+        if first.partition("=")[0] == "--print-completion":
+            from optimizer.cli.completion import print_script
+
+            return print_script(words)
         if first not in COMMANDS:
             refuse_misspelt_command(words)
         command, rest = (first, words[1:]) if first in COMMANDS else ("run", words)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from optimizer.cli.completion import complete_model
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
@@ -95,12 +96,13 @@ def _parser(names: Collection[str]) -> Parser:
         EPILOG,
         add_help=False,
     )
-    parser.add_argument(
+    model = parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
         help="A name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder",
     )
+    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="Show the common options")
     parser.add_argument("--help-all", action=_Help, nargs=0, help="Show all options")
     parser.add_options(names)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from objectives.sla import parse_duration_ms
+from optimizer.cli.completion import complete_model
 from optimizer.cli.main import INTERRUPTED, progress_on, terminal
 from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
@@ -126,7 +127,8 @@ def _parser() -> Parser:
         "average and percentile latencies, and the time that a request spends in each stage.",
         epilog=EPILOG,
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
+    model = parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
+    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
     configurations = parser.add_argument_group("Configurations")
     configurations.add_argument("--max-batch-size", metavar="LIST", help="Values of max_batch_size: 1,8")
     configurations.add_argument(

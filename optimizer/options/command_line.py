@@ -19,6 +19,7 @@ from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path, q
 
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
 RUN_HELP = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 
 
@@ -63,6 +64,10 @@ class Parser(argparse.ArgumentParser):
 
         Raises BadInputError for a wrong word, and if ``--out`` or ``--results`` is no path.
         """
+        if COMPLETION_VARIABLE in os.environ:
+            import argcomplete
+
+            argcomplete.autocomplete(self, always_complete_options=False)  # ends the process
         words = _join_negative_values(words)
         self._refuse_unknown_flags(words)
         namespace = self.parse_args(words)
@@ -133,7 +138,9 @@ def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -
     else:
         choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
         named |= {"action": "append" if option.repeatable else "store", "metavar": choices or option.type.metavar}
-    parser.add_argument(*filter(None, (option.short, option.flag)), **named)
+    action = parser.add_argument(*filter(None, (option.short, option.flag)), **named)
+    if option.type is not None and not option.type.is_path:
+        action.completer = lambda **_: option.choices  # type: ignore[attr-defined]  # read by argcomplete
 
 
 def add_results(parser: argparse._ActionsContainer) -> None:

@@ -31,6 +31,11 @@ class ValueType:
     annotation: str = "str"
     move: MovePath | None = None
 
+    @property
+    def is_path(self) -> bool:
+        """Whether the value may be a path."""
+        return "Path" in self.annotation
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
