@@ -18,7 +18,7 @@ SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 
 def print_script(words: Sequence[str]) -> int:
-    """Print the script for the shell in ``words``, which begin with ``FLAG``; return the exit code. Raises BadInputError."""
+    """Print the script for the shell that follows ``FLAG`` in ``words``. Return 0. Raises BadInputError."""
     shell = " ".join(words).removeprefix(FLAG)[1:]
     if shell not in SHELLS:
         raise BadInputError(f"{FLAG} {quote(shell)}: write one of {', '.join(SHELLS)}")

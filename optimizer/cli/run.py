@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import parse_values
+from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, OPTIONS
 from optimizer.study.run_request import RunRequest, read_run_request
 
@@ -44,12 +45,14 @@ class RunArguments(RunRequest):
     Attributes:
         as_json: Print one JSON document.
         print_profile: Print Model Analyzer's file as a profile and run nothing.
+        dry_run: Print what the run would do and measure nothing.
         log: One of LOGS; None chooses by the kind of terminal.
         report: Write the report page.
     """
 
     as_json: bool = False
     print_profile: bool = False
+    dry_run: bool = False
     log: str | None = None
     report: bool = True
 
@@ -66,6 +69,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
         **vars(request),
         as_json="json" in parsed,
         print_profile="print-profile" in parsed,
+        dry_run="dry-run" in parsed,
         log=parsed.get("log"),
         report="no-report" not in parsed,
     )
@@ -126,10 +130,29 @@ def main(words: list[str]) -> int:
         return 0
     for note in mapped.notes if mapped is not None and not arguments.as_json else ():
         print(note, file=sys.stderr, flush=True)
+    progress = progress_on(terminal(), arguments.log)
+    if arguments.dry_run:
+        return _preview(options, progress[0], as_json=arguments.as_json)
     from optimizer.study.tuning_run import tune
 
-    result = tune(options, arguments.resumed, *progress_on(terminal(), arguments.log), report=arguments.report)
+    result = tune(options, arguments.resumed, *progress, report=arguments.report)
     return finish(result, as_json=arguments.as_json)
+
+
+def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:
+    """Print what a run would do and return the exit code. Raises TuneError."""
+    from optimizer.study.run_preview import preview, print_preview
+
+    shown = preview(options, say)
+    if as_json:
+        import json
+
+        print(json.dumps(shown.document(), indent=2))
+    else:
+        from rich.console import Console
+
+        print_preview(Console(), shown)
+    return 0
 
 
 def finish(result: RunResult, *, as_json: bool) -> int:

@@ -418,6 +418,14 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     OUTPUT: (
         Option("out", _FOLDER, "Folder of the results", also="PSR", is_common=True),
         Option("json", None, "Print one JSON document on standard output", stored_as="", also="SR", is_common=True),
+        Option(
+            "dry-run",
+            None,
+            "Show the search space, what is tried first and the time, and measure nothing",
+            stored_as="",
+            also="",
+            is_common=True,
+        ),
         Option("no-report", None, "Write no report.html (`tune report` writes it later)", stored_as="", also="PR"),
         Option(
             "log",

@@ -24,7 +24,7 @@ from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME
 from optimizer.study.environment import Environment
-from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile
+from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, undeclared_models
 from optimizer.study.task import search_space, serving_hardware
 
 _ENDINGS = (".yaml", ".yml")
@@ -157,7 +157,7 @@ def _relative(file: Path, profile: Path) -> str:
 
 def _undeclared(source: ModelSource) -> str:
     """Return advice on models that declare no inputs or outputs; an empty text if all declare them."""
-    names = [name for name, config in source.models.items() if not (config.input and config.output)]
+    names = undeclared_models(source)
     if not names:
         return ""
     return (
