@@ -283,8 +283,8 @@ def entries(folder: Path) -> set[Path]:
 def assert_says(ended: Ended, *lines: tuple[str, ...], code: int = 2) -> None:
     """Assert that stderr has one line for each of ``lines``, with its words in their order."""
     assert ended.code == code, ended.stderr
-    assert len(ended.complaints) == len(lines), ended.stderr
-    for complaint, words in zip(ended.complaints, lines, strict=True):
+    assert len(ended.errors) == len(lines), ended.stderr
+    for complaint, words in zip(ended.errors, lines, strict=True):
         assert complaint.startswith("tune: ")
         at = 0
         for word in words:

@@ -95,3 +95,10 @@ def test_options_with_the_same_field_are_written_by_its_value() -> None:
     assert run_options("m", given).tls_ca == "c"
     for values in ({"request-distribution": "constant"}, {"request-intervals": "i.txt"}):
         assert written_values(run_options("m", {"load": "rate", **values})).items() >= values.items()
+
+
+@pytest.mark.parametrize("words", [["-b", "8"], ["-b8"], ["--request-batch-size=8"]])
+def test_the_batch_size_has_the_short_flag_of_perf_analyzer(words: list[str]) -> None:
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(("request-batch-size", "budget"))
+    assert values_of(parser.read(words)) == {"request-batch-size": "8"}
