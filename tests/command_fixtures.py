@@ -87,8 +87,8 @@ class Playground:
     ) -> subprocess.Popen[str]:
         """Start ``tune`` with these arguments and capture its output; ``under`` is a command that runs it.
 
-        A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run. It shows no
-        progress unless ``--log`` is among them, so that standard error has its errors only.
+        A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run. It
+        shows no progress unless ``--log`` is among them, so that standard error has its errors only.
         """
         words = [word for word in arguments if word != REPORT]
         first = str(words[0]) if words else ""

@@ -22,9 +22,9 @@ def print_script(words: Sequence[str]) -> int:
     shell = " ".join(words).removeprefix(FLAG)[1:]
     if shell not in SHELLS:
         raise BadInputError(f"{FLAG} {quote(shell)}: write one of {', '.join(SHELLS)}")
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["tune"], shell=shell), end="")
+    print(shellcode(["tune"], shell=shell), end="")
     return 0
 
 
@@ -38,7 +38,7 @@ def requested_words() -> list[str]:
 
 def complete_model(prefix: str, **_: object) -> list[str]:
     """Return the words that MODEL may be. The first word of a line may also be a command."""
-    from argcomplete import FilesCompleter
+    from argcomplete.completers import FilesCompleter
 
     from optimizer.model.profile import list_profiles
 
@@ -47,7 +47,7 @@ def complete_model(prefix: str, **_: object) -> list[str]:
 
 
 def _words_before_cursor() -> list[str]:
-    import argcomplete
+    from argcomplete.lexers import split_line
 
-    *_, words, _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
+    *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     return list(words[1:])

@@ -38,8 +38,8 @@ from optimizer.measure.perf_output import (
     read_windows,
     with_statistics,
 )
-from optimizer.options.addresses import SSL_FLAGS
 from optimizer.measure.server_health import PROBE_SECONDS, ca_file, model_died
+from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics

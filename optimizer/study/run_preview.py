@@ -195,6 +195,7 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     formatting.print_line(console)
     formatting.print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
     choices = formatting.plain_table("parameter", "choices")
+    choices.columns[0].overflow = "fold"  # names can be copied
     for name, values in problem.space.parameters().items():
         choices.add_row(Text(one_line(name)), Text(one_line(", ".join(map(_choice, values)))))
     formatting.print_table(console, choices)
@@ -247,7 +248,7 @@ def _search(shown: RunPreview) -> str:
     options = shown.options
     if options.search == "simulated":
         gain = f"{SMALLEST_GAIN:.0%}".replace("%", " %")
-        return f"simulated deploys the configuration with the largest expected gain, until that is below about {gain}"
+        return f"simulated, until the expected gain of another trial is below about {gain}"
     if options.search == "grid":
         return "grid tries each configuration"
     return f"{options.search} proposes one after another, until the time or the space is used up"

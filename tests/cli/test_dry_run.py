@@ -59,7 +59,7 @@ def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: T
         "max_batch_size ",
         "the configuration as given",
         "plain dynamic_batching {}",
-        "then: simulated deploys",
+        "then: simulated, until the expected gain",
         "No server was started, and nothing was measured.",
     ):
         assert text in " ".join(shown.stdout.split()), text

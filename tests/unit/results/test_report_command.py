@@ -131,7 +131,7 @@ class TestFormats:
         ],
     )
     def test_an_output_that_cannot_be_written_is_refused(self, run: Path, words: list[str]) -> None:
-        with pytest.raises(BadInputError, match=r"^--(format|output) "):
+        with pytest.raises(BadInputError, match=r"^--(format|out) "):
             main([str(run), *words])
 
 
