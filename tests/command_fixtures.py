@@ -92,7 +92,7 @@ class Playground:
         """
         words = [word for word in arguments if word != REPORT]
         first = str(words[0]) if words else ""
-        more = [] if first in (*COMMANDS, "--help") else ["--log", "none"]
+        more = [] if first in (*COMMANDS, "--help", "--version") else ["--log", "none"]
         more += ["--no-report"] if more and len(words) == len(arguments) else []
         at = 0 if first.startswith("-") else 1  # tune looks for the name of a command in the first word only
         return subprocess.Popen(

@@ -45,7 +45,7 @@ class RunArguments(RunRequest):
     Attributes:
         as_json: Print one JSON document.
         print_profile: Print Model Analyzer's file as a profile and run nothing.
-        dry_run: Print what the run would do and measure nothing.
+        dry_run: Print a preview of the run and measure nothing.
         log: One of LOGS; None chooses by the kind of terminal.
         report: Write the report page.
     """
@@ -140,7 +140,7 @@ def main(words: list[str]) -> int:
 
 
 def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:
-    """Print what a run would do and return the exit code. Raises TuneError."""
+    """Print the preview of a run and return the exit code. Raises TuneError."""
     from optimizer.study.run_preview import preview, print_preview
 
     shown = preview(options, say)

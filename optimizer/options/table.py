@@ -421,7 +421,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "dry-run",
             None,
-            "Show the search space, what is tried first and the time, and measure nothing",
+            "Show the search space, the first trials and the time, and measure nothing",
             stored_as="",
             also="",
             is_common=True,

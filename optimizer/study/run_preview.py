@@ -1,4 +1,4 @@
-"""What a run would do: its search space, what it tries first, and its time. Nothing is measured or written."""
+"""The preview of a run: its search space, its first trials and its time. Nothing is measured or written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FirstTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPreview:
-    """What a run with ``options`` would do.
+    """The preview of a run with ``options``.
 
     ``first`` are the first trials in their order. ``has_server`` says whether the embedded server and perf_analyzer
     are installed, ``started_server`` whether a server was started for a model that declares no inputs or outputs.
@@ -107,7 +107,7 @@ class RunPreview:
 
 
 def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
-    """Return what a run with ``options`` would do.
+    """Return the preview of a run with ``options``.
 
     ``say`` gets one line for each slow preparation: a model may be built in the cache. The server is not downloaded,
     and is started only for a model that declares no inputs or outputs. Raises BadInputError and EnvironmentFault.
