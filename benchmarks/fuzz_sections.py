@@ -311,12 +311,12 @@ RUN_COMMANDS = (
     ("explain", "run"),
     ("compare", "run", "other"),
     ("compare", "other", "run", "--json", "--fail-on-regression", "5%"),
-    ("report", "run", "--format", "markdown,csv", "--output", "results"),
+    ("report", "run", "--format", "markdown,csv", "--out", "results"),
     ("report", "run"),
     ("plan", "run", "--rate", "4000/s"),
     ("plan", "run", "--gpus", "2", "--json"),
     ("emit", "run"),
-    ("emit", "run", "--format", "kubernetes", *SERVICE, "pvc://models", "--output", "results"),
+    ("emit", "run", "--format", "kubernetes", *SERVICE, "pvc://models", "--out", "results"),
     ("emit", "run", "--format", "compose", *SERVICE, "/srv/models"),
     ("verify", "run", "--fresh", *REMOTE),
     ("verify", "run"),
@@ -342,7 +342,7 @@ COMMANDS = (
     (
         "sweep",
         "p.yaml",
-        "--instances",
+        "--instance-count",
         "1,2",
         "--max-queue-delay",
         "off,5ms",
@@ -353,13 +353,13 @@ COMMANDS = (
     ),
     ("plan", "run", "--rate", "40000/s", "--sla-p95", "20ms", "--gpu-hour-cost", "2.50", "--replicas", "8"),
     ("plan", "run", "--gpus", "2", "--traffic", "diurnal", "--peak-factor", "1.8", "--balancer", "random"),
-    ("emit", "run", "--format", "helm-values", *SERVICE, "s3://models", "--min-replicas", "2", "--output", "results"),
+    ("emit", "run", "--format", "helm-values", *SERVICE, "s3://models", "--min-replicas", "2", "--out", "results"),
     ("batch", "suite.yaml", "--budget", "4m", "--fail-on-regression", "5%"),
     ("models", "--json"),
     *RUN_COMMANDS,
 )
 STARTS_A_SERVER = ("run", "sweep")
-NOT_RUN = ("cluster", "cluster-cpus", "join")  # they talk to other machines
+NOT_RUN = ("cluster", "cluster-cpus", "study-name")  # they talk to other machines
 FLAGS = (
     *(option.flag for option in OPTIONS if option.name not in NOT_RUN),
     *(
@@ -370,11 +370,11 @@ FLAGS = (
         "--trace",
         "--gpu-hour-cost",
         "--format",
-        "--output",
+        "--results",
         "--force",
     ),
     *(
-        "--warm-up",
+        "--model-warmup",
         "--device",
         "--image",
         "--name",
@@ -384,7 +384,7 @@ FLAGS = (
         "--seeds",
         "--config",
     ),
-    *("--rates", "--against", "--help", "--no-color", "--", "-", "-x", "--unknown"),
+    *("--request-rate", "--against", "--help", "--no-color", "--", "-", "-x", "--unknown"),
 )
 NAMES = (b"models/m", b"m", b"run", b"./model.onnx", b"p.yaml", b"mlp", b"results/m", b"../m", b"models/m/1")
 TEXTS = (*BOUNDS, *NAMES, b"ids:16..128", b"a,b:16*3|128*0.5,7", b"x:0..5", b"1,8,64", b"0-1", b"grid", b"a=1,2")

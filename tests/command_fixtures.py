@@ -57,6 +57,11 @@ class Ended:
         assert "Traceback" not in self.stderr, self.stderr
         return self.stderr.splitlines()
 
+    @property
+    def errors(self) -> list[str]:
+        """Return the lines of standard error that are errors; the others are progress."""
+        return [line for line in self.complaints if line.startswith("tune: ")]
+
 
 @dataclass(frozen=True)
 class Playground:
@@ -82,14 +87,16 @@ class Playground:
     ) -> subprocess.Popen[str]:
         """Start ``tune`` with these arguments and capture its output; ``under`` is a command that runs it.
 
-        A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run.
+        A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run. It
+        shows no progress unless ``--log`` is among them, so that standard error has its errors only.
         """
         words = [word for word in arguments if word != REPORT]
         first = str(words[0]) if words else ""
-        runs = first not in (*COMMANDS, "--help") and len(words) == len(arguments)
+        more = [] if first in (*COMMANDS, "--help", "--version") else ["--log", "none"]
+        more += ["--no-report"] if more and len(words) == len(arguments) else []
         at = 0 if first.startswith("-") else 1  # tune looks for the name of a command in the first word only
         return subprocess.Popen(
-            [*under, TUNE, *words[:at], *(["--no-report"] if runs else []), *words[at:]],
+            [*under, TUNE, *words[:at], *more, *words[at:]],
             cwd=cwd or self.here,
             env={**os.environ, "TMPDIR": str(self.temporary), **(env or {})},
             stdin=subprocess.DEVNULL,

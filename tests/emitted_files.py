@@ -48,7 +48,7 @@ RUNS: Runs = {
 
 def emitted(run: Path, folder: Path, *words: str) -> dict[str, str]:
     """Return the written files by path."""
-    assert emit.main([str(run), *words, "--output", str(folder)]) == 0
+    assert emit.main([str(run), *words, "--out", str(folder)]) == 0
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 

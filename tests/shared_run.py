@@ -1,4 +1,4 @@
-"""A worker process of a shared study on a recorded table, as ``tune --join`` without a server.
+"""A worker process of a shared study on a recorded table, as ``tune --study-name`` without a server.
 
     python -m tests.shared_run TABLE FOLDER STORAGE STUDY [OPTION=VALUE ...]
 

@@ -89,7 +89,7 @@ BERT = OnGpu(
             "",
             batching,
         ),
-        GpuStep("--max-batch-size 8 --max-queue-delay off --instances 4 -b 1 --concurrency 1..64", "", batching),
+        GpuStep("--max-batch-size 8 --max-queue-delay off --instance-count 4 -b 1 --concurrency 1..64", "", batching),
         GpuStep(
             "--sla-p95 100ms --budget 60s --measurement-interval 200ms",
             "",

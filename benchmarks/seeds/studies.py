@@ -78,7 +78,9 @@ GRAPH_LEVEL = "optimization.graph.level"
 THREADS = "parameters.intra_op_thread_count.string_value"
 KIND = "instance_group.0.kind"
 BERT = "--max-batch-size 8 --measurement-interval 500ms"
-RESNEXT = "--max-batch-size 64 --max-queue-delay 0 --preferred-batch-size 32+64 --instances 2 --concurrency 1..256"
+RESNEXT = (
+    "--max-batch-size 64 --max-queue-delay 0 --preferred-batch-size 32+64 --instance-count 2 --concurrency 1..256"
+)
 ON_CPU, AS_GIVEN, RECOMMENDED = "ONNX FP32 on CPU", "as given", "recommended"
 STATIC, DYNAMIC, TWO_DYNAMIC = "static · 1 instance", "dynamic · 1 instance", "dynamic · 2 instances"
 FP32, INT8 = "FP32, threads 2", "INT8 (dynamic quantisation)"
@@ -101,7 +103,7 @@ BERT_STUDY = Study(
             f"{BERT} --max-queue-delay off,5ms --preferred-batch-size 4+8 --concurrency 1..32 bert_mini",
             batching,
         ),
-        Step("sweep", f"{BERT} --max-queue-delay off --instances 4 --concurrency 1..32 bert_mini", batching),
+        Step("sweep", f"{BERT} --max-queue-delay off --instance-count 4 --concurrency 1..32 bert_mini", batching),
     ),
     ratios=(
         Ratio("requests of 8 over requests of 1, 64 samples in flight", STATIC, STATIC, (8, 8), (1, 64)),
@@ -268,7 +270,7 @@ TEXT_STUDY = Study(
     steps=(
         Step(
             "sweep",
-            f"--max-batch-size 8 --max-queue-delay off,0 --instances 1,2 --config {THREADS}=1 -b 2 "
+            f"--max-batch-size 8 --max-queue-delay off,0 --instance-count 1,2 --config {THREADS}=1 -b 2 "
             "--concurrency-range 2:16:2 --measurement-interval 800ms text_recognition",
             batching,
         ),

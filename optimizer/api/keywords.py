@@ -27,11 +27,12 @@ class RunKeywords(TypedDict, total=False):
     bls_composing_models: str
     concurrent_models: str
     variants: str
-    max_instances: int
+    max_instance_count: int
     model_warmup: bool
     from_model_analyzer: str | Path
     load: Literal["concurrency", "rate"]
-    arrivals: str | Path
+    request_distribution: Literal["poisson", "constant"]
+    request_intervals: str | Path
     request_batch_size: str | int
     input_data: str | Path
     shape: list[str]
@@ -48,9 +49,12 @@ class RunKeywords(TypedDict, total=False):
     url: str
     metrics_url: str
     header: list[str]
-    tls_ca: str | Path
-    tls_cert: str | Path
-    tls_key: str | Path
+    ssl_grpc_root_certifications_file: str | Path
+    ssl_grpc_certificate_chain_file: str | Path
+    ssl_grpc_private_key_file: str | Path
+    ssl_https_ca_certificates_file: str | Path
+    ssl_https_client_certificate_file: str | Path
+    ssl_https_private_key_file: str | Path
     docker_image: str
     docker_gpus: str
     docker_mount: list[str]
@@ -66,7 +70,7 @@ class RunKeywords(TypedDict, total=False):
     warm_start: str | Path
     resume: str | Path
     storage: str
-    join: str
+    study_name: str
     cluster: str
     cluster_cpus: int
     out: str | Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from optimizer.cli.main import EXIT_CODES
-from optimizer.options.command_line import RUN_HELP, Parser
+from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_optional, parse_regression
 
 EPILOG = """\
@@ -36,14 +36,14 @@ def main(words: list[str]) -> int:
         metavar="SHARE",
         help="Return exit code 1 if the throughput of B is lower by this share or more: 5%%",
     )
-    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    add_results(parser)
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
     arguments = parser.read(words)
     limit = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     from optimizer.results.comparison import compare_runs, document
     from optimizer.results.finished_run import read_run
 
-    comparison = compare_runs(read_run(arguments.a, arguments.out), read_run(arguments.b, arguments.out))
+    comparison = compare_runs(read_run(arguments.a, arguments.results), read_run(arguments.b, arguments.results))
     if arguments.json:
         print(json.dumps(document(comparison, limit), indent=2, allow_nan=False))
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
 from optimizer.core.safe_text import one_line
-from optimizer.options.command_line import RUN_HELP, Parser
+from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, quote, whole_number
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMATS = ("pbtxt", "per-device", "docker", "compose", "helm-values", "kserve", "kubernetes")
 ENGINE, CLUSTER = ("docker", "compose"), ("kubernetes", "helm-values", "kserve")
 FORMATS_OF = {  # the formats that take an option
-    "--warm-up": FORMATS,
+    "--model-warmup": FORMATS,
     "--device": ("per-device",),
     "--image": (*ENGINE, *CLUSTER),
     "--model-repository": (*ENGINE, *CLUSTER),
@@ -60,7 +60,7 @@ examples:
   tune emit results/dlrm/20261120-231154 --format kubernetes --image IMAGE \\
       --model-repository pvc://models
   tune emit results/dlrm/on-a10 results/dlrm/on-h100 --format per-device \\
-      --output models
+      --out models
 """
 
 
@@ -76,13 +76,13 @@ def read_emit_arguments(words: list[str]) -> argparse.Namespace:
     add("runs", metavar="RUN", nargs="+", help=RUN_HELP)
     add("--format", choices=FORMATS, default="pbtxt", metavar="FORMAT", help="Format, see below (default: pbtxt)")
     add(
-        "--output",
+        "--out",
         metavar="DIR",
         help="Folder to write the files to (default: a single file is printed on standard output)",
     )
     add("--force", action="store_true", help="Emit also an UNDECIDED recommendation, and overwrite existing files")
     add(
-        "--warm-up",
+        "--model-warmup",
         action="store_true",
         help="Let the models run their preferred batch sizes once before they are ready",
     )
@@ -118,7 +118,7 @@ def read_emit_arguments(words: list[str]) -> argparse.Namespace:
         help="requests: the measured load, through prometheus-adapter; cpu: CPU time, which needs no adapter "
         "(default: requests)",
     )
-    add("--out", default="results", metavar="DIR", help="Folder that may contain RUN (default: results)")
+    add_results(parser)
     arguments = parser.read(words)
     if arguments.format != "per-device" and len(arguments.runs) > 1:
         raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
@@ -189,18 +189,18 @@ def main(words: list[str]) -> int:
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run
 
-    recommended_runs = [read_recommendation(read_run(run, arguments.out)) for run in arguments.runs]
+    recommended_runs = [read_recommendation(read_run(run, arguments.results)) for run in arguments.runs]
     for recommended in recommended_runs:
         _check_decided(recommended, force=arguments.force)
-    if arguments.warm_up:
+    if arguments.model_warmup:
         recommended_runs = [with_warm_up(recommended) for recommended in recommended_runs]
     files = _files(arguments, recommended_runs)
-    if arguments.output is None and len(files) > 1:
-        raise BadInputError(f"--format {arguments.format} writes {len(files)} files here: give --output DIR")
-    if arguments.output is None:
+    if arguments.out is None and len(files) > 1:
+        raise BadInputError(f"--format {arguments.format} writes {len(files)} files here: give --out DIR")
+    if arguments.out is None:
         print(*files.values(), end="")
     else:
-        _write(Path(arguments.output), files, force=arguments.force)
+        _write(Path(arguments.out), files, force=arguments.force)
     return 0
 
 
@@ -230,7 +230,7 @@ def _files(arguments: argparse.Namespace, recommended_runs: list[Recommendation]
         "kserve": kubernetes.emit_kserve,
     }
     files = emitters[arguments.format](recommended, production_settings(arguments, recommended))
-    with_chart = arguments.format == "helm-values" and arguments.output is not None
+    with_chart = arguments.format == "helm-values" and arguments.out is not None
     return {**files, **kubernetes.chart()} if with_chart else files
 
 
@@ -238,7 +238,7 @@ def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
     """Write all files, or none if one exists and ``force`` is not set."""
     existing = [name for name in files if (folder / name).exists()]
     if existing and not force:
-        raise BadInputError(f"{one_line(str(folder / existing[0]))} exists; give another --output, or --force")
+        raise BadInputError(f"{one_line(str(folder / existing[0]))} exists; give another --out, or --force")
     for name, text in files.items():
         path = folder / name
         try:
@@ -247,5 +247,5 @@ def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
             if text.startswith("#!"):
                 path.chmod(0o755)
         except OSError as error:
-            raise output_error(path, error, "--output") from None
+            raise output_error(path, error, "--out") from None
         print(one_line(str(path)))

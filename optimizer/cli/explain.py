@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from optimizer.options.command_line import RUN_HELP, Parser
+from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import number_where, parse_optional
 
 SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
         "help, and why the runner-up lost. Reads the folder of the run and starts no server.",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    add_results(parser)
     parser.add_argument(
         "--fp16-factor", metavar="SHARE", help="Assumed compute time in FP16 relative to now (default: 0.5)"
     )
@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
     from optimizer.results.finished_run import read_run
 
     factor = parse_optional("--fp16-factor", arguments.fp16_factor, SHARE)
-    explanation = explain(read_run(arguments.run, arguments.out), factor or FP16_FACTOR)
+    explanation = explain(read_run(arguments.run, arguments.results), factor or FP16_FACTOR)
     if arguments.json:
         print(json.dumps(document(explanation), indent=2, allow_nan=False))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from optimizer.cli.completion import complete_model
 from optimizer.cli.main import progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
@@ -25,7 +26,7 @@ exit codes: 0 done, 2 bad input, such as a file that exists without --force
 examples:
   tune init --sla-p95 50ms ./model.onnx
   tune init --model-repository ./models my_model
-  tune init --output - dlrm
+  tune init --out - dlrm
 """
 
 
@@ -36,10 +37,11 @@ def _parser() -> Parser:
         "Write a profile of a model, with a comment for each key, to edit and tune.",
         EPILOG,
     )
-    parser.add_argument(
+    model = parser.add_argument(
         "model", metavar="MODEL", help="A model.onnx, a Triton model folder, or a name from `tune models`"
     )
-    parser.add_argument("--output", metavar="FILE", help="File of the profile; - prints it (default: ./NAME.yaml)")
+    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
+    parser.add_argument("--out", metavar="FILE", help="File of the profile; - prints it (default: ./NAME.yaml)")
     parser.add_argument("--force", action="store_true", help="Overwrite the profile if it exists")
     parser.add_options(OPTIONS)
     return parser
@@ -48,9 +50,10 @@ def _parser() -> Parser:
 def main(words: list[str]) -> int:
     """Run ``tune init`` and return its exit code. Raises TuneError."""
     arguments = _parser().read(words)
-    options = run_options(arguments.model, values_of(arguments))
-    is_printed = arguments.output == STANDARD_OUTPUT
-    output = None if is_printed or arguments.output is None else Path(arguments.output)
+    values = {name: value for name, value in values_of(arguments).items() if name in OPTIONS}
+    options = run_options(arguments.model, values)
+    is_printed = arguments.out == STANDARD_OUTPUT
+    output = None if is_printed or arguments.out is None else Path(arguments.out)
     from optimizer.study.initial_profile import initial_profile
 
     say, _ = progress_on(terminal())
@@ -69,12 +72,12 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     from optimizer.model.profile_json_schema import COPY_NAME, SCHEMA_FILE
 
     if exists(path) and not force:
-        raise BadInputError(f"{one_line(str(path))} exists; give another --output, or --force")
+        raise BadInputError(f"{one_line(str(path))} exists; give another --out, or --force")
     schema = path.with_name(COPY_NAME)
     for file, content in ((schema, SCHEMA_FILE.read_bytes()), (path, text)):
         try:
             replace_file(file, content)
         except OSError as error:
-            raise output_error(file, error, "--output") from None
+            raise output_error(file, error, "--out") from None
     print(one_line(str(path)))
     print(one_line(str(schema)))

@@ -44,15 +44,17 @@ def terminal() -> Console:
 def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:
     """Return two functions that show progress on ``console``: one prints a line, the other makes a watcher.
 
-    ``log`` is one of ``LOGS``; None selects what suits the terminal.
+    ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
     """
     from optimizer.results.watchers import make_watcher
 
-    def say(line: str) -> None:
-        if log == "plain" or (console.is_terminal and log != "none"):
-            console.print(one_line(line), highlight=False, markup=False)
+    kind = log or ("live" if console.is_terminal else "plain")
 
-    return say, lambda problem, budget, hardware: make_watcher(log, console, problem, budget, str(hardware))
+    def say(line: str) -> None:
+        if kind != "none":
+            console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
+
+    return say, lambda problem, budget, hardware: make_watcher(kind, console, problem, budget, str(hardware))
 
 
 OUT_OF_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't start new thread")  # of the dynamic loader
@@ -110,6 +112,10 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _dispatch(words: list[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for the words that may come next
+        from optimizer.cli.completion import requested_words
+
+        words = requested_words()
     first = words[0] if words else ""
     try:
         if first in ("-h", "--help"):
@@ -120,6 +126,10 @@ def _dispatch(words: list[str]) -> int:
 
             print(version_line())
             return 0
+        if first.partition("=")[0] == "--print-completion":
+            from optimizer.cli.completion import print_script
+
+            return print_script(words)
         if first not in COMMANDS:
             refuse_misspelt_command(words)
         command, rest = (first, words[1:]) if first in COMMANDS else ("run", words)

@@ -13,7 +13,7 @@ from objectives.sla import Sla, parse_rate
 from optimizer.cli.main import EXIT_CODES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
-from optimizer.options.command_line import Parser, values_of
+from optimizer.options.command_line import Parser, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
@@ -55,7 +55,7 @@ class PlanArguments:
 
     Attributes:
         names: Models or runs.
-        out: The folder of the runs.
+        results: The folder of the runs.
         question: The question to answer.
         note: A remark on the recorded traffic; may be empty.
         as_json: Print one JSON document.
@@ -63,7 +63,7 @@ class PlanArguments:
     """
 
     names: tuple[str, ...]
-    out: str
+    results: str
     question: CapacityQuestion
     note: str
     as_json: bool
@@ -108,7 +108,7 @@ def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
         sla=Sla.from_bounds(latency_bounds_ms(sla)),
     )
     note = trace.note if trace else ""
-    return PlanArguments(tuple(arguments.names), arguments.out, question, note, arguments.json, sla)
+    return PlanArguments(tuple(arguments.names), arguments.results, question, note, arguments.json, sla)
 
 
 def _parser() -> Parser:
@@ -158,7 +158,7 @@ def _parser() -> Parser:
         metavar="[NAME=]COST",
         help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
     )
-    results.add_argument("--out", default="results", metavar="DIR", help="Folder of the runs (default: results)")
+    add_results(results)
     results.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
     return parser
 
@@ -215,18 +215,18 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
 
     A model without a run is tuned first.
     """
-    is_run = any(is_file(path / "run.json") for path in (Path(name), Path(arguments.out) / name))
+    is_run = any(is_file(path / "run.json") for path in (Path(name), Path(arguments.results) / name))
     if is_run or name == LATEST:
-        return read_run(name, arguments.out)
-    if _is_run_name(name, arguments.out):
+        return read_run(name, arguments.results)
+    if _is_run_name(name, arguments.results):
         raise BadInputError(
-            f"{quote(name)}: no run.json there or in {one_line(arguments.out)}; give the folder of a run "
-            f"(`{list_command(arguments.out)}` lists runs)"
+            f"{quote(name)}: no run.json there or in {one_line(arguments.results)}; give the folder of a run "
+            f"(`{list_command(arguments.results)}` lists runs)"
         )
     first: FinishedRun | None = None
-    for folder in RunFolder.all_in(arguments.out, Path(name).stem):
+    for folder in RunFolder.all_in(arguments.results, Path(name).stem):
         try:
-            run = read_run(folder.path, arguments.out)
+            run = read_run(folder.path, arguments.results)
         except BadInputError as error:
             _say(f"left out: {error}")
             continue
@@ -248,12 +248,12 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     from optimizer.cli.main import progress_on, terminal
     from optimizer.study.tuning_run import tune
 
-    options = run_options(model, {**arguments.sla, "out": arguments.out})
-    _say(f"{quote(model)} has no run in {arguments.out} yet: tuning it first")
+    options = run_options(model, {**arguments.sla, "out": arguments.results})
+    _say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
     result = tune(options, None, *progress_on(terminal()))
     if result.status == "interrupted":
         raise KeyboardInterrupt
-    return read_run(result.folder.path, arguments.out)
+    return read_run(result.folder.path, arguments.results)
 
 
 def _say(line: str) -> None:

@@ -68,7 +68,8 @@ def _row(option: Option) -> str:
     if option.choices:
         value = ", ".join(f"`{choice}`" for choice in option.choices)
     text = option.help_text().replace("|", "\\|")
-    flag = f"**`{option.flag}`**" if option.is_common else f"`{option.flag}`"
+    flags = ", ".join(f"`{flag}`" for flag in (option.short, option.flag) if flag)
+    flag = f"**{flags}**" if option.is_common else flags
     return f"| {flag} | {value} | {text} | {' '.join(option.also)} |"
 
 

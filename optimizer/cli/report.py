@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.options.command_line import RUN_HELP, Parser
+from optimizer.options.command_line import RUN_HELP, Parser, add_results
 
 if TYPE_CHECKING:
     from optimizer.results.finished_run import FinishedRun
@@ -34,21 +34,21 @@ def main(words: list[str]) -> int:
         help=f"{', '.join(FORMATS)}; several separated by commas, or repeated (default: html)",
     )
     parser.add_argument(
-        "--output",
+        "--out",
         metavar="DIR|FILE",
         help="Folder or file to write (default: the folder of the run; the current one for several)",
     )
-    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    add_results(parser)
     arguments = parser.read(words)
     formats = _formats(arguments.format or ["html"])
     if len(arguments.runs) > MAX_RUNS:
         raise BadInputError(f"{len(arguments.runs):,} runs are too many for one page; give up to {MAX_RUNS}")
-    runs = _readable(arguments.runs, arguments.out)
+    runs = _readable(arguments.runs, arguments.results)
     if not runs:
         return NO_RUNS
     from optimizer.results.report.write import write
 
-    output = Path(arguments.output) if arguments.output else runs[0].folder.path if len(runs) == 1 else Path()
+    output = Path(arguments.out) if arguments.out else runs[0].folder.path if len(runs) == 1 else Path()
     for path in write(runs, formats, output):
         print(one_line(str(path)))
     return 0

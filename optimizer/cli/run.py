@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from optimizer.cli.completion import complete_model
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import parse_values
+from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, OPTIONS
 from optimizer.study.run_request import RunRequest, read_run_request
 
@@ -43,12 +45,14 @@ class RunArguments(RunRequest):
     Attributes:
         as_json: Print one JSON document.
         print_profile: Print Model Analyzer's file as a profile and run nothing.
+        dry_run: Print a preview of the run and measure nothing.
         log: One of LOGS; None chooses by the kind of terminal.
         report: Write the report page.
     """
 
     as_json: bool = False
     print_profile: bool = False
+    dry_run: bool = False
     log: str | None = None
     report: bool = True
 
@@ -65,6 +69,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
         **vars(request),
         as_json="json" in parsed,
         print_profile="print-profile" in parsed,
+        dry_run="dry-run" in parsed,
         log=parsed.get("log"),
         report="no-report" not in parsed,
     )
@@ -95,12 +100,13 @@ def _parser(names: Collection[str]) -> Parser:
         EPILOG,
         add_help=False,
     )
-    parser.add_argument(
+    model = parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
         help="A name from `tune models`, a profile.yaml, a model.onnx, or a Triton model folder",
     )
+    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="Show the common options")
     parser.add_argument("--help-all", action=_Help, nargs=0, help="Show all options")
     parser.add_options(names)
@@ -124,10 +130,29 @@ def main(words: list[str]) -> int:
         return 0
     for note in mapped.notes if mapped is not None and not arguments.as_json else ():
         print(note, file=sys.stderr, flush=True)
+    progress = progress_on(terminal(), arguments.log)
+    if arguments.dry_run:
+        return _preview(options, progress[0], as_json=arguments.as_json)
     from optimizer.study.tuning_run import tune
 
-    result = tune(options, arguments.resumed, *progress_on(terminal(), arguments.log), report=arguments.report)
+    result = tune(options, arguments.resumed, *progress, report=arguments.report)
     return finish(result, as_json=arguments.as_json)
+
+
+def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:
+    """Print the preview of a run and return the exit code. Raises TuneError."""
+    from optimizer.study.run_preview import preview, print_preview
+
+    shown = preview(options, say)
+    if as_json:
+        import json
+
+        print(json.dumps(shown.document(), indent=2))
+    else:
+        from rich.console import Console
+
+        print_preview(Console(), shown)
+    return 0
 
 
 def finish(result: RunResult, *, as_json: bool) -> int:

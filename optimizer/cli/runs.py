@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line
-from optimizer.options.command_line import Parser
+from optimizer.options.command_line import Parser, add_results
 from optimizer.options.values import quote
 from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
 
@@ -31,7 +31,7 @@ its process ended without a result, and --resume continues it; interrupted, fail
 left; sweep: what tune sweep measured; damaged: its record cannot be read.
 
 What tune verify --fresh measured is part of its run. The runs of a batch are listed
-with --out results/batches/SUITE.
+with --results results/batches/SUITE.
 
 exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use or
 cannot be deleted
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
         return _delete(arguments)
     if arguments.yes:
         raise BadInputError(f"--yes: works only with {FLAG}; give that too, or leave it out")
-    runs = list_runs(arguments.out, arguments.model)
+    runs = list_runs(arguments.results, arguments.model)
     if arguments.json:
         print(json.dumps([run.document() for run in runs], indent=2))
     elif runs:
@@ -59,10 +59,10 @@ def main(words: list[str]) -> int:
         console = Console()
         _print(console if console.is_terminal else Console(width=PIPED_WIDTH), runs)
     else:
-        print(f"no runs in {one_line(arguments.out)}; `tune models` lists what can be tuned")
-    batches = Path(arguments.out) / BATCHES
+        print(f"no runs in {one_line(arguments.results)}; `tune models` lists what can be tuned")
+    batches = Path(arguments.results) / BATCHES
     if arguments.model is None and not arguments.json and is_folder(batches):
-        print(f"batches are in {one_line(str(batches))}; --out {one_line(str(batches))}/SUITE lists their runs")
+        print(f"batches are in {one_line(str(batches))}; --results {one_line(str(batches))}/SUITE lists their runs")
     return 0
 
 
@@ -78,10 +78,10 @@ def _parser() -> Parser:
         FLAG,
         metavar="RUN",
         nargs="+",
-        help="Delete these runs: folders, <model>/<run> in --out, or latest",
+        help="Delete these runs: folders, <model>/<run> in --results, or latest",
     )
     parser.add_argument("--yes", action="store_true", help="Delete without a question; needed without a terminal")
-    parser.add_argument("--out", default="results", metavar="DIR", help="Folder of the results (default: results)")
+    add_results(parser)
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
     return parser
 
@@ -121,7 +121,7 @@ def _result(run: ListedRun) -> str:
 def _delete(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         raise BadInputError(f"{quote(arguments.model)}: write the runs to delete after {FLAG}, and no model")
-    found = [find_deletable(run, arguments.out) for run in arguments.delete]
+    found = [find_deletable(run, arguments.results) for run in arguments.delete]
     runs = list({run.folder.path.resolve(): run for run in found}.values())
     question = f"delete {_sentence(runs)}?"
     if not confirm_deletion(question, FLAG, is_confirmed=arguments.yes):

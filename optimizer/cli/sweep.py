@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from objectives.sla import parse_duration_ms
+from optimizer.cli.completion import complete_model
 from optimizer.cli.main import INTERRUPTED, progress_on, terminal
 from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
@@ -37,8 +38,8 @@ from optimizer.study.sweep_plan import SweepChoices, SweepRequest
 T = TypeVar("T")
 
 OWN_OPTIONS = (
-    *("max_batch_size", "max_queue_delay", "preferred_batch_size", "instances", "config"),
-    *("concurrency", "rates", "repeat"),
+    *("max_batch_size", "max_queue_delay", "preferred_batch_size", "instance_count", "config"),
+    *("concurrency", "request_rate", "repeat"),
 )
 DEFAULT_CONCURRENCY = "1,2,4,8,16"
 MAX_CONCURRENCY = 2**16
@@ -57,7 +58,7 @@ exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3 environment,
 
 examples:
   static against dynamic batching, one instance against two:
-    tune sweep --max-queue-delay off,0 --instances 1,2 --concurrency 2:16:2 dlrm
+    tune sweep --max-queue-delay off,0 --instance-count 1,2 --concurrency 2:16:2 dlrm
   throughput by request batch size:
     tune sweep --max-batch-size 4096 --request-batch-size 1,8,64,512 \\
       --concurrency 1 dlrm
@@ -95,7 +96,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
     first_words = read_words(folder)
-    first = _parser().read(first_words)
+    first = _parser().read_stored(first_words)
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)
@@ -126,7 +127,8 @@ def _parser() -> Parser:
         "average and percentile latencies, and the time that a request spends in each stage.",
         epilog=EPILOG,
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
+    model = parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")
+    model.completer = complete_model  # type: ignore[attr-defined]  # read by argcomplete
     configurations = parser.add_argument_group("Configurations")
     configurations.add_argument("--max-batch-size", metavar="LIST", help="Values of max_batch_size: 1,8")
     configurations.add_argument(
@@ -139,7 +141,7 @@ def _parser() -> Parser:
         metavar="LIST",
         help="Preferred batch sizes of dynamic batching: none, 8, 4+8, max/2 (none,4+8)",
     )
-    configurations.add_argument("--instances", metavar="LIST", help="Counts of the instance group: 1,4")
+    configurations.add_argument("--instance-count", metavar="LIST", help="Counts of the instance group: 1,4")
     configurations.add_argument(
         "--config",
         metavar="PATH=V,V",
@@ -154,7 +156,7 @@ def _parser() -> Parser:
         help=f"Numbers of requests in flight (default: {DEFAULT_CONCURRENCY})",
     )
     loads.add_argument(
-        "--rates",
+        "--request-rate",
         "--request-rate-range",
         metavar="LIST",
         help="Fixed request rates per second instead: 100,200",
@@ -172,8 +174,8 @@ def _parser() -> Parser:
 def _read(
     arguments: argparse.Namespace, values: dict[str, object], words: tuple[str, ...], csv: Path | None
 ) -> SweepArguments:
-    if arguments.rates is not None and arguments.concurrency is not None:
-        raise BadInputError("--concurrency and --rates are two kinds of load; give one of them")
+    if arguments.request_rate is not None and arguments.concurrency is not None:
+        raise BadInputError("--concurrency and --request-rate are two kinds of load; give one of them")
     for name in values:
         if "S" not in BY_NAME[name].also:
             raise BadInputError(
@@ -183,10 +185,10 @@ def _read(
     sizes = arguments.request_batch_size
     if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
         values["request-batch-size"], sizes = sizes, None
-    if arguments.rates is not None:
+    if arguments.request_rate is not None:
         values["load"] = "rate"
     options = read_run_request(arguments.model, values).options
-    rates = parse_optional("--rates", arguments.rates, parse_rates) or ()
+    rates = parse_optional("--request-rate", arguments.request_rate, parse_rates) or ()
     concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
     request = SweepRequest(
         choices=_choices(arguments),
@@ -204,7 +206,7 @@ def _choices(arguments: argparse.Namespace) -> SweepChoices:
         max_batch_size=_parse_numbers("--max-batch-size", arguments.max_batch_size, 0),
         max_queue_delay_us=_parse_list("--max-queue-delay", arguments.max_queue_delay, _delay),
         preferred_batch_size=_parse_list("--preferred-batch-size", arguments.preferred_batch_size, _policy),
-        instance_count=_parse_numbers("--instances", arguments.instances, 1, MAX_INSTANCES),
+        instance_count=_parse_numbers("--instance-count", arguments.instance_count, 1, MAX_INSTANCES),
         fields=dict(_field(text) for text in arguments.config or ()),
     )
     choices.check()

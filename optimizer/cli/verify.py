@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from optimizer.cli.main import progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import server_address
-from optimizer.options.command_line import RUN_HELP, Parser, values_of
-from optimizer.options.option import DEFAULTS
+from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
 from optimizer.options.option_reader import retarget
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, OF_TARGET
@@ -81,15 +80,16 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
         metavar="TIME",
         help="Wall time of the measurements: 5m, 90s (default: 3m; with --fresh twice the expected time)",
     )
+    add_results(parser)
     parser.add_options(
-        {*(option.name for option in OF_TARGET), "out", "storage", "json"},
+        {*(option.name for option in OF_TARGET), "storage", "json"},
         defaults={"target": "that of the run", "storage": "that of the run"},
     )
     arguments = parser.read(words)
     budget_seconds = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     values = values_of(arguments)
     values.pop("budget", None)
-    run = RunFolder.find(arguments.run, str(values.get("out", DEFAULTS.out)), "RUN")
+    run = RunFolder.find(arguments.run, arguments.results, "RUN")
     as_json = values.pop("json", False) is True
     options = _fresh_options(run, values) if arguments.fresh else _continued_options(run, values)
     return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json)
@@ -103,7 +103,7 @@ def _continued_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
 
 
 def _fresh_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
-    options = retarget(read_stored_options(run), {name: values[name] for name in values if name != "out"})
+    options = retarget(read_stored_options(run), values)
     if options.target == "remote":
         protocol = server_address(options.url).protocol
         if options.protocol != protocol:

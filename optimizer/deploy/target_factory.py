@@ -22,7 +22,7 @@ from optimizer.deploy.remote_server import is_loopback
 from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options
-from optimizer.options.addresses import expand_headers, server_address
+from optimizer.options.addresses import SSL_FLAGS, expand_headers, server_address
 from optimizer.options.run_options import RunOptions
 
 METRICS_PORT = 8002  # Triton's installation
@@ -78,11 +78,8 @@ def check_target(options: RunOptions, say: Callable[[str], None]) -> None:
     if options.perf_analyzer_image is not None:
         docker_engine.image_id(options.perf_analyzer_image)
     expand_headers(options.headers)
-    for flag, file in (
-        ("--tls-ca", options.tls_ca),
-        ("--tls-cert", options.tls_cert),
-        ("--tls-key", options.tls_key),
-    ):
+    flags = SSL_FLAGS[server_address(options.url).protocol].values()
+    for flag, file in zip(flags, (options.tls_ca, options.tls_cert, options.tls_key), strict=True):
         if file is not None and not is_file(Path(file)):
             raise BadInputError(f"{flag} {one_line(file)}: no such file; name one in PEM")
 

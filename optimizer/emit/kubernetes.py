@@ -250,7 +250,7 @@ CHART = Path(__file__).parent / "chart"
 
 def emit_values(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
     """Return ``values.yaml`` for the chart."""
-    use = f"helm install {settings.name} ./chart --values {VALUES_FILE}, with the chart that --output writes"
+    use = f"helm install {settings.name} ./chart --values {VALUES_FILE}, with the chart that --out writes"
     return {
         VALUES_FILE: to_yaml(values(recommended, settings), header=[*kubernetes_header(recommended, settings), use])
     }

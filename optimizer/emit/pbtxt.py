@@ -91,7 +91,7 @@ def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelCo
     for tensor in config.input:
         if -1 in tensor.dims and tensor.name not in dims:
             raise BadInputError(
-                f"--warm-up: the run does not record the size of input {tensor.name} of {config.name}; "
+                f"--model-warmup: the run does not record the size of input {tensor.name} of {config.name}; "
                 "tune with --model-warmup, which uses the requests of the run"
             )
     return model_config.with_warmup(config, dims)

@@ -39,6 +39,7 @@ from optimizer.measure.perf_output import (
     with_statistics,
 )
 from optimizer.measure.server_health import PROBE_SECONDS, ca_file, model_died
+from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -118,10 +119,9 @@ def connection_arguments(connection: Connection) -> list[str]:
     protocol, address, tls = connection.protocol, connection.address, connection.tls
     arguments = ["-i", protocol, "-u", f"https://{address}" if tls and protocol == "http" else address]
     if tls is not None:
-        flags = _GRPC if protocol == "grpc" else _HTTPS
         arguments += ["--ssl-grpc-use-ssl"] if protocol == "grpc" else []
         for name, file in _tls_files(tls).items():
-            arguments += [flags[name], str(file)]
+            arguments += [SSL_FLAGS[protocol][name], str(file)]
     for name, value in connection.sent_headers.items():
         arguments += ["-H", SecretArgument(f"{name}:{value}", redacted=f"{name}:{REDACTED}")]
     return arguments
@@ -130,18 +130,6 @@ def connection_arguments(connection: Connection) -> list[str]:
 def _tls_files(tls: Tls) -> dict[str, Path]:
     files = {"ca": ca_file(tls), "cert": tls.cert, "key": tls.key}
     return {name: file for name, file in files.items() if file is not None}
-
-
-_GRPC = {
-    "ca": "--ssl-grpc-root-certifications-file",
-    "cert": "--ssl-grpc-certificate-chain-file",
-    "key": "--ssl-grpc-private-key-file",
-}
-_HTTPS = {
-    "ca": "--ssl-https-ca-certificates-file",
-    "cert": "--ssl-https-client-certificate-file",
-    "key": "--ssl-https-private-key-file",
-}
 
 
 NEVER_UNSTABLE = 10**9  # percent: a slow model's first window may have a twentieth of the throughput of the others

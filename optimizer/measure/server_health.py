@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Connection, Tls
 from optimizer.core.safe_text import one_line, read_bytes, read_tail
+from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient
@@ -117,7 +118,7 @@ def tls_context(tls: Tls, create: Callable[..., Any] = ssl.create_default_contex
             raise BadInputError(f"{names}: not a certificate and its private key ({reason})") from None
     elif tls.cert is not None or tls.key is not None:
         file = one_line(str(tls.cert or tls.key))
-        raise BadInputError(f"{file}: a client certificate needs its private key; give both --tls-cert and --tls-key")
+        raise BadInputError(f"{file}: a client certificate needs its private key; give both")
     return context
 
 
@@ -159,7 +160,7 @@ def diagnose_connection(connection: Connection) -> str:
 
     Raises BadInputError if the TLS files cannot be used.
     """
-    address, scheme = connection.address, connection.protocol
+    address, scheme, flags = connection.address, connection.protocol, SSL_FLAGS[connection.protocol]
     try:
         detected = _detect_protocol(connection, _connect(connection))
         if connection.tls is None:
@@ -170,7 +171,7 @@ def diagnose_connection(connection: Connection) -> str:
         else:
             detected = _detect_protocol(connection, _connect_tls(connection, tls_context(connection.tls)))
             if not detected and connection.tls.cert is None:
-                return _certificate_required(address)
+                return _certificate_required(connection)
     except socket.gaierror:
         return f"unknown host {one_line(connection.host)}; check --url"
     except ssl.SSLCertVerificationError as error:
@@ -179,13 +180,15 @@ def diagnose_connection(connection: Connection) -> str:
             return (
                 f"the certificate of the server at {address} is for another host ({reason}); use that host in --url"
             )
-        return f"the certificate of the server at {address} is not trusted ({reason}); give its CA with --tls-ca"
+        ca = flags["ca"]
+        return f"the certificate of the server at {address} is not trusted ({reason}); give its CA with {ca}"
     except ssl.SSLError as error:
         reason = error.reason or str(error)
         if "CERTIFICATE" in reason and connection.tls is not None and connection.tls.cert is None:
-            return _certificate_required(address)
+            return _certificate_required(connection)
         return (
-            f"the TLS handshake with the server at {address} failed ({reason}); check its certificate and --tls-cert"
+            f"the TLS handshake with the server at {address} failed ({reason}); check its certificate and "
+            f"{flags['cert']}"
         )
     except OSError as error:
         reason = (error.strerror or str(error) or "no response").lower()
@@ -193,10 +196,11 @@ def diagnose_connection(connection: Connection) -> str:
     return _wrong_protocol(connection, detected)
 
 
-def _certificate_required(address: str) -> str:
+def _certificate_required(connection: Connection) -> str:
+    flags = SSL_FLAGS[connection.protocol]
     return (
-        f"the server at {address} closes the connection after the TLS handshake; "
-        "if it requires a client certificate, give --tls-cert and --tls-key"
+        f"the server at {connection.address} closes the connection after the TLS handshake; "
+        f"if it requires a client certificate, give {flags['cert']} and {flags['key']}"
     )
 
 

@@ -10,7 +10,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.model.repository import backend_of
 from optimizer.options.run_options import RunOptions
 
-MAX_INSTANCES = 64  # the default of --max-instances
+MAX_INSTANCES = 64  # the default of --max-instance-count
 GIB = 2**30
 PROCESS_BYTES = 32 << 20  # the least memory of an instance's process, without weights
 BACKENDS_THAT_COPY = ("onnxruntime", "pytorch")  # each instance has weights of its own
@@ -25,8 +25,8 @@ def instance_count(config: ModelConfig) -> int:
 def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunOptions, *, on_gpu: bool) -> str:
     """Return why one of ``counts`` is too large a number of instances of a model; an empty string if none is.
 
-    The limit is ``--max-instances``. On the CPU of this machine the processes also have to fit into its memory, with
-    the weights of a single model unless the user has set the limit.
+    The limit is ``--max-instance-count``. On the CPU of this machine the processes also have to fit into its memory,
+    with the weights of a single model unless the user has set the limit.
     """
     import psutil
 
@@ -35,7 +35,7 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
     if largest > limit:
         return (
             f"{largest:,} instances are above the limit of {limit:,}; write fewer, or raise the limit with "
-            "--max-instances"
+            "--max-instance-count"
         )
     if on_gpu or options.target not in ("embedded", "local") or options.cluster is not None or largest < 2:
         return ""
@@ -46,5 +46,5 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
         return ""
     return (
         f"{largest:,} instances need about {needed / GIB:.1f} GiB of memory, and this machine has "
-        f"{memory / GIB:.1f} GiB; write fewer{', or set --max-instances' if weights else ''}"
+        f"{memory / GIB:.1f} GiB; write fewer{', or set --max-instance-count' if weights else ''}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from optimizer.core.errors import BadInputError
@@ -74,6 +74,18 @@ def redact(text: str, url: str = "") -> str:
 
 
 DEFAULT_URL = "localhost:8001"
+SSL_FLAGS: Final[dict[ProtocolName, dict[str, str]]] = {  # perf_analyzer's flags for PEM files, by field of Tls
+    "grpc": {
+        "ca": "--ssl-grpc-root-certifications-file",
+        "cert": "--ssl-grpc-certificate-chain-file",
+        "key": "--ssl-grpc-private-key-file",
+    },
+    "http": {
+        "ca": "--ssl-https-ca-certificates-file",
+        "cert": "--ssl-https-client-certificate-file",
+        "key": "--ssl-https-private-key-file",
+    },
+}
 LARGEST_PORT = 65535
 LOCAL_CLUSTER, RAY_SCHEME, RAY_PORT = "auto", "ray://", 10001
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"

@@ -11,15 +11,16 @@ from typing import Any, NoReturn
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.options.option import Option
-from optimizer.options.option_reader import did_you_mean, written_values
+from optimizer.options.option import DEFAULTS, Option
+from optimizer.options.option_reader import RENAMED, did_you_mean, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path, quote
 
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
-RUN_HELP = "Folder of a run, <model>/<run> in --out, a model for its newest run, or latest"
+COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
+RUN_HELP = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 
 
 class _NoColor(argparse.Action):
@@ -61,14 +62,25 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: list[str]) -> argparse.Namespace:
         """Return the parsed words; negative values may follow their flag as words of their own.
 
-        Raises BadInputError for a wrong word, and if ``--out`` or ``--output`` is no path.
+        Raises BadInputError for a wrong word, and if ``--out`` or ``--results`` is no path.
         """
+        if COMPLETION_VARIABLE in os.environ:
+            import argcomplete
+
+            argcomplete.autocomplete(self, always_complete_options=False)  # ends the process
         words = _join_negative_values(words)
         self._refuse_unknown_flags(words)
         namespace = self.parse_args(words)
-        for name in ("out", "output"):
+        for name in ("out", "results"):
             parse_optional(f"--{name}", getattr(namespace, name, None), parse_path)
         return namespace
+
+    def read_stored(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the parsed words of an earlier command, whose options may have had other names; see ``read``."""
+        known = self._option_string_actions
+        parts = (word.partition("=") for word in words)
+        current = ((name if name in known else RENAMED.get(name, name), *value) for name, *value in parts)
+        return self.read(["".join(word) for word in current])
 
     def add_options(
         self, names: Collection[str], hidden: Collection[str] = (), defaults: Mapping[str, str] | None = None
@@ -92,22 +104,27 @@ class Parser(argparse.ArgumentParser):
         return groups
 
     def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
-        """Raise BadInputError for the first flag that the command does not have, with the flags spelled most like it.
+        """Raise BadInputError for the first flag that the command does not have, and for the value ``--``.
 
-        argparse reports it only after missing arguments, and together with the words behind it.
+        argparse reports such a flag only after missing arguments, and together with the words behind it. It drops the
+        value ``--``.
         """
         known = self._option_string_actions
-        takes_value = False  # argparse itself reports a flag in place of a value
+        awaiting = ""  # the flag whose value comes next; argparse itself reports a flag in place of a value
         for word in words:
-            flag = word.partition("=")[0]
+            flag, _, value = word.partition("=")
+            if (awaiting and word == "--") or (value == "--" and flag in known):
+                problem = f"{awaiting or flag} --: -- only marks the end of the options; write a value"
+                raise BadInputError(f"{problem}; {self._advice()}")
             if word == "--":
                 return
-            if _is_flag(word) and flag not in known and word[:2] not in known and not takes_value:
+            is_short = word[:2] in known and f"-{flag}" not in known  # with its value, as -b8
+            if _is_flag(word) and flag not in known and not is_short and not awaiting:
                 shown = (name for name, action in known.items() if action.help != argparse.SUPPRESS)
                 advice = f"{did_you_mean(flag, shown)} {self._advice()}".lstrip()
                 raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}")
             action = known.get(word)
-            takes_value = action is not None and action.nargs is None
+            awaiting = word if action is not None and action.nargs is None else ""
 
     def _advice(self) -> str:
         flag = "--help-all" if "--help-all" in self._option_string_actions else "--help"
@@ -121,7 +138,15 @@ def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -
     else:
         choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
         named |= {"action": "append" if option.repeatable else "store", "metavar": choices or option.type.metavar}
-    parser.add_argument(option.flag, **named)
+    action = parser.add_argument(*filter(None, (option.short, option.flag)), **named)
+    if option.type is not None and not option.type.is_path:
+        action.completer = lambda **_: option.choices  # type: ignore[attr-defined]  # read by argcomplete
+
+
+def add_results(parser: argparse._ActionsContainer) -> None:
+    """Add the option for the folder in which a command looks for runs."""
+    text = f"Folder in which RUN is looked for (default: {DEFAULTS.out})"
+    parser.add_argument("--results", default=DEFAULTS.out, metavar="DIR", help=text)
 
 
 def values_of(namespace: argparse.Namespace) -> dict[str, object]:

@@ -31,6 +31,11 @@ class ValueType:
     annotation: str = "str"
     move: MovePath | None = None
 
+    @property
+    def is_path(self) -> bool:
+        """Whether the value may be a path."""
+        return "Path" in self.annotation
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -38,12 +43,14 @@ class Option:
 
     Attributes:
         name: The flag without dashes.
+        short: The short flag, with its dash; empty if there is none.
         type: How its value is read and written; None for a switch, which takes no value.
         help: The help text, without the targets that take it.
         also: Where else it is taken: P Python, B entries of a suite, S ``tune sweep``, R together with ``--resume``.
         stored_as: The field of RunOptions: None if it has the option's name, empty for an option that only the
             command itself uses.
         key: The key in the field if that is a mapping.
+        is_for: Whether this option, rather than another one with the same field, gives options their value.
         default: The default in words if it is not the default of the field.
         choices: The allowed values if there are few.
         repeatable: It may be given several times; the field is a tuple.
@@ -60,6 +67,8 @@ class Option:
     also: str = "PBS"
     stored_as: str | None = None
     key: str = ""
+    is_for: Callable[[RunOptions], bool] = lambda options: True
+    short: str = ""
     default: str = ""
     choices: tuple[str, ...] = ()
     repeatable: bool = False
@@ -88,7 +97,7 @@ class Option:
         """Return the help with the default, or with ``default`` in its place."""
         default = default or self.default
         if not default and self.type is not None and self.field and not self.key and not self.repeatable:
-            value = getattr(DEFAULTS, self.field)
+            value = getattr(DEFAULTS, self.field) if self.is_for(DEFAULTS) else None
             default = "" if value in (None, ()) else self.type.write(value)
         targets = "" if self.targets == TARGETS else f"{', '.join(self.targets)}: "
         return f"{targets}{self.help} (default: {default})" if default else f"{targets}{self.help}"

@@ -7,19 +7,33 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from optimizer.core.interfaces import ProtocolName
 from optimizer.core.safe_text import is_folder
-from optimizer.options.addresses import DEFAULT_URL, server_address
+from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.run_options import RunOptions, default_search
-from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS
+from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS, TIMING
 from optimizer.options.values import OptionError, move_model, quote
 
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
 LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
 MOST_PROPOSALS = 5  # flags that are equally similar
 LONGEST_FLAG = 100  # further characters are not compared
+RENAMED: Final = {  # earlier names of options, which are not accepted except in the record of a sweep
+    "--arrivals": "--request-distribution",
+    "--instances": "--instance-count",
+    "--join": "--study-name",
+    "--max-instances": "--max-instance-count",
+    "--out": "--results",  # of commands that only read runs
+    "--output": "--out",
+    "--rates": "--request-rate",
+    "--tls-ca": SSL_FLAGS["grpc"]["ca"],
+    "--tls-cert": SSL_FLAGS["grpc"]["cert"],
+    "--tls-key": SSL_FLAGS["grpc"]["key"],
+    "--warm-up": "--model-warmup",
+}
 
 
 def check_options(options: RunOptions, explicit: Collection[str]) -> None:
@@ -30,9 +44,8 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
     _check_search(options)
     _check_cluster(options)
     if options.join is not None and options.storage is None:
-        raise OptionError(
-            "join", f"--join {quote(options.join)}: --storage is missing; give the database that all workers share"
-        )
+        problem = f"--study-name {quote(options.join)}: --storage is missing; give the database of all workers"
+        raise OptionError("study-name", problem)
 
 
 def check_target(options: RunOptions, explicit: Collection[str]) -> None:
@@ -46,14 +59,7 @@ def check_target(options: RunOptions, explicit: Collection[str]) -> None:
                 option.name,
                 f"{option.flag} {shown}: works only with --target {names}; give that too, or leave {option.flag} out",
             )
-    if (options.tls_cert is None) != (options.tls_key is None):
-        flag, other = ("--tls-key", "--tls-cert") if options.tls_cert is None else ("--tls-cert", "--tls-key")
-        raise OptionError(flag[2:], f"{flag}: a client certificate needs its key; give {other} too")
-    files = {"tls-ca": options.tls_ca, "tls-cert": options.tls_cert, "tls-key": options.tls_key}
-    name = next((name for name, file in files.items() if file is not None), None)
-    if name is not None and not server_address(options.url).tls:
-        url = quote(options.url or DEFAULT_URL)
-        raise OptionError(name, f"--{name}: --url {url} is not encrypted; begin it with grpcs:// or https://")
+    _check_ssl(options, explicit)
     if options.target == "docker" and options.docker_image is None:
         raise OptionError(
             "target",
@@ -61,13 +67,35 @@ def check_target(options: RunOptions, explicit: Collection[str]) -> None:
         )
 
 
+def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
+    address, url = server_address(options.url), quote(options.url or DEFAULT_URL)
+    flags = SSL_FLAGS[address.protocol]
+    files = {"ca": options.tls_ca, "cert": options.tls_cert, "key": options.tls_key}
+    other: ProtocolName = "grpc" if address.protocol == "http" else "http"
+    for name, flag in SSL_FLAGS[other].items():
+        if flag[2:] in explicit:
+            problem = f"{flag}: --url {url} does not begin with {other}s://; begin it so, or give {flags[name]}"
+            raise OptionError(flag[2:], problem)
+    if (options.tls_cert is None) != (options.tls_key is None):
+        given, missing = ("key", "cert") if options.tls_cert is None else ("cert", "key")
+        problem = f"{flags[given]}: a client certificate needs its key; give {flags[missing]} too"
+        raise OptionError(flags[given][2:], problem)
+    given_flag = next((flags[name] for name, file in files.items() if file is not None), None)
+    if given_flag is not None and not address.tls:
+        problem = f"{given_flag}: --url {url} is not encrypted; begin it with {address.protocol}s://"
+        raise OptionError(given_flag[2:], problem)
+
+
 def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
+    timing = [name for name in TIMING if name in explicit]
+    if len(timing) > 1:
+        both = " and ".join(f"--{name}" for name in timing)
+        raise OptionError(timing[0], f"{both} both set the times of the requests: give one of them")
     if options.load != "rate":
-        if "arrivals" in explicit:
-            problem = (
-                f"--arrivals {quote(options.arrivals)}: works only with --load rate; give that too, or leave it out"
-            )
-            raise OptionError("arrivals", problem)
+        if timing:
+            value = quote(options.arrivals)
+            problem = f"--{timing[0]} {value}: works only with --load rate; give that too, or leave it out"
+            raise OptionError(timing[0], problem)
         return
     if options.protocol == "http":
         fix = "leave --protocol http out" if "protocol" in explicit else "give the server's gRPC address as --url"
@@ -114,7 +142,7 @@ def _check_cluster(options: RunOptions) -> None:
             f"take {' or '.join(CLUSTER_TARGETS)}",
         )
     if options.join is not None:
-        raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --join out")
+        raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --study-name out")
     for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):
         option = next(option for option in OPTIONS if option.name == name)
         if option.value_in(options) is not None:
@@ -160,10 +188,13 @@ def parse_values(
 
 
 def did_you_mean(flag: str, known: Iterable[str]) -> str:
-    """Return the question after the ``known`` flags that are spelled most like ``flag``; empty if none is similar.
+    """Return the question after the new name of ``flag``, or after the ``known`` flags that are spelled most like it.
 
-    Case, dashes and underscores do not count.
+    It is empty if none is similar. Case, dashes and underscores do not count.
     """
+    known, renamed = list(known), RENAMED.get(f"--{flag.lstrip('-')}")
+    if renamed in known:
+        return f"did you mean {renamed}?"
     word = _letters(flag[:LONGEST_FLAG])
     similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in known}
     highest = max(similarity.values(), default=0.0)
@@ -210,9 +241,9 @@ def written_values(options: RunOptions) -> dict[str, str | list[str] | bool]:
             continue
         value, default = option.value_in(options), _default(option, options)
         always = option.always_written or (option.from_model_analyzer and options.from_model_analyzer is not None)
-        if option.name == "arrivals" and options.load != "rate":
+        if option.name in TIMING and options.load != "rate":
             always = False
-        if value is None or (value == default and not always):
+        if value is None or not option.is_for(options) or (value == default and not always):
             continue
         if option.type is None:
             written[option.name] = True

@@ -16,6 +16,7 @@ SEARCHERS: Final[tuple[SearchName, ...]] = get_args(SearchName)
 LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
 SLA_METRICS: Final[tuple[SlaMetric, ...]] = get_args(SlaMetric)
 THROUGHPUT = ("throughput",)
+DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
 
 
 def default_search(objectives: tuple[str, ...]) -> SearchName:
@@ -28,7 +29,8 @@ class RunOptions:
     """Options of ``tune run``: durations in ms, the budget in seconds, memory in bytes; None if not set.
 
     Everything that decides which measurements are made is a field and is stored in ``run.json``, so ``--resume`` uses
-    the same values. ``optimizer.options.table`` declares the option of each field.
+    the same values. ``optimizer.options.table`` declares the option of each field. A field keeps its name if
+    its option gets another one, so that earlier runs stay readable.
     """
 
     model: str
@@ -77,7 +79,7 @@ class RunOptions:
     string_data: str | None = None
     string_length: int | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
-    arrivals: str = "poisson"  # or constant, or a file of intervals; only with load "rate"
+    arrivals: str = DISTRIBUTIONS[0]  # or constant, or a file of intervals; only with load "rate"
     server_cpus: str | None = None  # such as 0-3
     client_cpus: str | None = None
     cluster: str | None = None  # auto, or ray://host:port

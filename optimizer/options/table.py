@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Final
 
 from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
+from optimizer.core.interfaces import ProtocolName
 from optimizer.core.request_sizes import parse_range, parse_shape
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS
 from optimizer.options import values
 from optimizer.options.addresses import (
     DEFAULT_URL,
+    SSL_FLAGS,
     parse_cluster_address,
     parse_metrics_address,
     redact,
@@ -23,7 +25,7 @@ from optimizer.options.addresses import (
     server_address,
 )
 from optimizer.options.option import Option, ValueType
-from optimizer.options.run_options import LOGS, SEARCHERS, SLA_METRICS, TARGETS, TargetName
+from optimizer.options.run_options import DISTRIBUTIONS, LOGS, SEARCHERS, SLA_METRICS, TARGETS, TargetName
 
 SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load", "Server", "Search", "Output"
 GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)
@@ -72,9 +74,27 @@ def _moved(metavar: str) -> ValueType:
     return ValueType(metavar, values.parse_path, annotation="str | Path", move=values.move_path)
 
 
+def _ssl_options(protocol: ProtocolName) -> tuple[Option, ...]:
+    """Return the options for the PEM files of a server that speaks ``protocol`` over TLS, as in perf_analyzer."""
+    files = {"ca": "certificates that verify the server", "cert": "client certificate", "key": "client private key"}
+    is_http = protocol == "http"
+    return tuple(
+        Option(
+            flag.removeprefix("--"),
+            _program("FILE"),
+            f"{files[name]} (PEM file), for a --url with {protocol}s://",
+            stored_as=f"tls_{name}",
+            is_for=lambda options: (options.url or "").startswith(("http://", "https://")) is is_http,
+            targets=("remote",),
+        )
+        for name, flag in SSL_FLAGS[protocol].items()
+    )
+
+
 _LOCAL: tuple[TargetName, ...] = ("local",)
 _DOCKER: tuple[TargetName, ...] = ("docker",)
 _REMOTE: tuple[TargetName, ...] = ("remote",)
+
 # the options of the target, which `tune verify --fresh` takes too
 _TARGET_OPTIONS: Final = (
     Option(
@@ -132,9 +152,8 @@ _TARGET_OPTIONS: Final = (
         targets=_REMOTE,
         also="PBSR",
     ),
-    Option("tls-ca", _program("FILE"), "CA certificates that verify the server (PEM file)", targets=_REMOTE),
-    Option("tls-cert", _program("FILE"), "client certificate (PEM file)", targets=_REMOTE),
-    Option("tls-key", _program("FILE"), "client private key (PEM file)", targets=_REMOTE),
+    *_ssl_options("grpc"),
+    *_ssl_options("http"),
     Option(
         "docker-image",
         _text("IMAGE"),
@@ -227,9 +246,10 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option("concurrent-models", _MODELS, "Models that get the same load at the same time, separated by commas"),
         Option("variants", _MODELS, "Models that may be served in place of MODEL, separated by commas"),
         Option(
-            "max-instances",
+            "max-instance-count",
             _number("N", 1, values.LARGEST_INT32),
             "Largest number of instances of a model that a configuration may have",
+            stored_as="max_instances",
             default="64, fewer if memory is short",
             is_common=True,
         ),
@@ -256,15 +276,27 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             is_common=True,
         ),
         Option(
-            "arrivals",
-            ValueType("KIND", values.parse_arrivals, annotation="str | Path", move=values.move_arrivals),
-            "Request distribution of --load rate: poisson, constant, or a file of intervals in µs",
+            "request-distribution",
+            _CHOICE,
+            "Distribution of the requests of --load rate over time",
+            stored_as="arrivals",
+            is_for=lambda options: options.arrivals in DISTRIBUTIONS,
+            choices=DISTRIBUTIONS,
+            from_model_analyzer=True,
+        ),
+        Option(
+            "request-intervals",
+            ValueType("FILE", values.parse_intervals, annotation="str | Path", move=values.move_arrivals),
+            "File of the intervals between the requests of --load rate in µs, in place of a distribution",
+            stored_as="arrivals",
+            is_for=lambda options: options.arrivals not in DISTRIBUTIONS,
             from_model_analyzer=True,
         ),
         Option(
             "request-batch-size",
             ValueType("N", values.parse_batch_size, annotation="str | int"),
             "Samples in each request; with --load rate also a mix of sizes such as 1*9|8*1",
+            short="-b",
             is_common=True,
         ),
         Option(
@@ -363,9 +395,10 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             also="PBR",
         ),
         Option(
-            "join",
-            ValueType("STUDY", values.parse_study_name),
-            "Share this study of --storage with other workers",
+            "study-name",
+            ValueType("NAME", values.parse_study_name),
+            "Share the study of this name in --storage with other workers",
+            stored_as="join",
             also="P",
         ),
         Option(
@@ -385,13 +418,21 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     OUTPUT: (
         Option("out", _FOLDER, "Folder of the results", also="PSR", is_common=True),
         Option("json", None, "Print one JSON document on standard output", stored_as="", also="SR", is_common=True),
+        Option(
+            "dry-run",
+            None,
+            "Show the search space, the first trials and the time, and measure nothing",
+            stored_as="",
+            also="",
+            is_common=True,
+        ),
         Option("no-report", None, "Write no report.html (`tune report` writes it later)", stored_as="", also="PR"),
         Option(
             "log",
             _CHOICE,
-            "What is shown during the run",
+            "What is shown during the run on standard error: plain is a line for each trial",
             stored_as="",
-            default="live on a terminal, else none",
+            default="live on a terminal, else plain",
             choices=LOGS,
             also="PR",
             is_common=True,
@@ -402,3 +443,4 @@ OPTIONS: Final = tuple(replace(option, group=group) for group, options in _BY_GR
 BY_NAME: Final = {option.name: option for option in OPTIONS}
 SLA_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.key)
 OF_TARGET: Final = tuple(BY_NAME[option.name] for option in _TARGET_OPTIONS)
+TIMING: Final = tuple(option.name for option in OPTIONS if option.field == "arrivals")

@@ -18,7 +18,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import DISTRIBUTIONS, RunOptions
 from optimizer.options.server_options import check_option_name
 
 MovePath: TypeAlias = Callable[[Path, str, RunOptions], str]
@@ -48,7 +48,7 @@ def move_program(folder: Path, path: str, _: RunOptions) -> str:
 
 def move_arrivals(folder: Path, arrivals: str, _: RunOptions) -> str:
     """Return the name of a distribution, or a file of intervals."""
-    return str(folder / arrivals) if is_file(folder / arrivals) else arrivals
+    return arrivals if arrivals in DISTRIBUTIONS else str(folder / arrivals)
 
 
 def move_input_data(folder: Path, input_data: str, _: RunOptions) -> str:
@@ -258,10 +258,12 @@ def parse_path(text: str) -> str:
     return text
 
 
-def parse_arrivals(text: str) -> str:
-    """Return a distribution of requests, or the path of a file of intervals."""
+def parse_intervals(text: str) -> str:
+    """Return the path of a file of intervals between requests."""
     if not text.strip():
-        raise ValueError("write poisson, constant, or a file of intervals in microseconds")
+        raise ValueError("write a file of intervals in microseconds")
+    if text in DISTRIBUTIONS:
+        raise ValueError(f"give a distribution with --request-distribution, or a file of this name as ./{text}")
     return text
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class QuietWatcher:
-    """Prints nothing. For pipes and files."""
+    """Prints nothing."""
 
     def __enter__(self) -> QuietWatcher:
         return self
@@ -95,13 +95,9 @@ class PlainWatcher(QuietWatcher):
 
 
 def make_watcher(
-    log: str | None, terminal: Console, problem: Problem, budget: Budget, hardware: str
+    log: str, terminal: Console, problem: Problem, budget: Budget, hardware: str
 ) -> LiveWatcher | QuietWatcher:
-    """Return the watcher for ``log``, one of ``run_options.LOGS``.
-
-    None selects the live display on a terminal, and no output otherwise.
-    """
-    log = log or ("live" if terminal.is_terminal else "none")
+    """Return the watcher for ``log``, one of ``run_options.LOGS``."""
     if log == "plain":
         return PlainWatcher(terminal, problem, budget)
     return LiveWatcher(terminal, problem, budget, hardware=hardware) if log == "live" else QuietWatcher()

@@ -69,7 +69,7 @@ def new_folder(out: str, parent: str, inner: str = "") -> Path:
 
 def list_command(out: str) -> str:
     """Return the command that lists the runs in ``out``."""
-    words = ["tune", "runs", *([] if out == DEFAULTS.out else ["--out", out])]
+    words = ["tune", "runs", *([] if out == DEFAULTS.out else ["--results", out])]
     return one_line(shlex.join(words), LONGEST_NAME)
 
 

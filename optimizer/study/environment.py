@@ -133,13 +133,17 @@ class Environment:
         """Return the hardware with the CPUs that the server gets."""
         return replace(self.hardware, cpu_count=len(self.placement().server))
 
-    def prepare_task(self) -> Task:
-        """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault."""
+    def prepare_task(self, *, fetch_server: bool = True) -> Task:
+        """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.
+
+        With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed.
+        """
         with self.stopwatch.count("set_up"):
             task = prepare_task(self.options, self.server_hardware(), self.say)
             if "energy" in self.options.objectives and not task.on_gpu:
                 raise EnvironmentFault(NO_POWER)
-            runtime.ensure(self.say)
+            if fetch_server:
+                runtime.ensure(self.say)
         shares_cpus = bool(self.server_resources(task).client_shares_cpus)
         return replace(task, problem=replace(task.problem, client_shares_cpus=shares_cpus))
 

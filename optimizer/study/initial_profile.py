@@ -24,7 +24,7 @@ from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME
 from optimizer.study.environment import Environment
-from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile
+from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, undeclared_models
 from optimizer.study.task import search_space, serving_hardware
 
 _ENDINGS = (".yaml", ".yml")
@@ -105,7 +105,7 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
     if not same:
         folder = profile.path.parent
         raise BadInputError(
-            f"{one_line(str(profile.path))}: has paths that begin in its folder; give --output "
+            f"{one_line(str(profile.path))}: has paths that begin in its folder; give --out "
             f"{one_line(str(folder / f'my_{profile.name}.yaml'))}"
         )
     return InitialProfile(path, text)
@@ -114,9 +114,9 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
 def _check_output(output: Path) -> None:
     name = one_line(str(output))
     if output.suffix not in _ENDINGS:
-        raise BadInputError(f"--output {name}: the name of a profile ends in .yaml; give such a name")
+        raise BadInputError(f"--out {name}: the name of a profile ends in .yaml; give such a name")
     if not is_folder(output.parent):
-        raise BadInputError(f"--output {name}: no such folder; create {one_line(str(output.parent))}")
+        raise BadInputError(f"--out {name}: no such folder; create {one_line(str(output.parent))}")
 
 
 def _latency_bounds(options: RunOptions) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _relative(file: Path, profile: Path) -> str:
         place = target.parent / profile.name
         raise BadInputError(
             f"{one_line(str(file))} is not below {one_line(str(folder))}, and a profile names only files below its "
-            f"own folder; give --output {one_line(str(place))}"
+            f"own folder; give --out {one_line(str(place))}"
         )
     relative = target.relative_to(folder).as_posix()
     if not relative.isprintable():
@@ -157,7 +157,7 @@ def _relative(file: Path, profile: Path) -> str:
 
 def _undeclared(source: ModelSource) -> str:
     """Return advice on models that declare no inputs or outputs; an empty text if all declare them."""
-    names = [name for name, config in source.models.items() if not (config.input and config.output)]
+    names = undeclared_models(source)
     if not names:
         return ""
     return (

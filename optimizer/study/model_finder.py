@@ -13,7 +13,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import INSTANCE_GPUS
-from optimizer.deploy.embedded_target import complete_config
+from optimizer.deploy.embedded_target import Installation, complete_config
 from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
 from optimizer.machine import nvml
@@ -57,12 +57,13 @@ def find_model(options: RunOptions, hardware: Hardware, say: Say, *, start_serve
     if names_profile(options):
         profile = load_profile(find_profile(options.model))
         profile = profile.for_hardware(gpu=_on_gpu(profile, serving))
-        return _of_profile(profile, options, serving, say)
+        return _of_profile(profile, options, serving, say, start_server=start_server)
     if options.model_repository is not None:
         if not is_folder(Path(options.model_repository)):
             raise BadInputError(f"--model-repository {quote(options.model_repository)}: no such folder")
         if options.from_model_analyzer is not None:
-            return _of_model_analyzer(Path(options.from_model_analyzer), options, serving, say)
+            file = Path(options.from_model_analyzer)
+            return _of_model_analyzer(file, options, serving, say, start_server=start_server)
         repository, name = Path(options.model_repository), options.model
         return _of_repository(repository, name, options, serving, say, start_server=start_server)
     path = Path(options.model)
@@ -72,6 +73,11 @@ def find_model(options: RunOptions, hardware: Hardware, say: Say, *, start_serve
     _refuse_others(options)
     batch = _batch(options)
     return NamedModel(_bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest), serving), batch, file=path)
+
+
+def undeclared_models(source: ModelSource) -> list[str]:
+    """Return the names of the models that declare no inputs or outputs, so that only a server knows them."""
+    return [name for name, config in source.models.items() if not (config.input and config.output)]
 
 
 def names_profile(options: RunOptions) -> bool:
@@ -123,7 +129,9 @@ def _is_profile_too(folder: Path) -> bool:
     return named and not is_file(folder / "config.pbtxt")
 
 
-def _of_profile(profile: Profile, options: RunOptions, serving: DeviceAssignment, say: Say) -> NamedModel:
+def _of_profile(
+    profile: Profile, options: RunOptions, serving: DeviceAssignment, say: Say, *, start_server: bool
+) -> NamedModel:
     batch = _batch(options, profile.request.batch_size)
     section = profile.space or SpaceSection()
     _check(section, profile, batch.largest, serving.gpu_count)
@@ -136,7 +144,9 @@ def _of_profile(profile: Profile, options: RunOptions, serving: DeviceAssignment
     else:
         stored = profile.model.repository
         source = read_source(
-            lambda name: _stored(stored, name, options, serving, DEFAULT_LARGEST_BATCH, say),
+            lambda name: _stored(
+                stored, name, options, serving, DEFAULT_LARGEST_BATCH, say, start_server=start_server
+            ),
             profile.model.name,
             composing=options.bls_composing_models or profile.model.bls_composing_models or (),
             variants=options.variants or profile.model.variants or (),
@@ -198,13 +208,16 @@ def _built(
     return read_source(read, built.name)
 
 
-def _of_model_analyzer(file: Path, options: RunOptions, serving: DeviceAssignment, say: Say) -> NamedModel:
+def _of_model_analyzer(
+    file: Path, options: RunOptions, serving: DeviceAssignment, say: Say, *, start_server: bool
+) -> NamedModel:
     from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
 
     mapped, repository = read_model_analyzer(file, options.model), Path(options.model_repository or ".")
     on_gpu = serving.stored_on_gpu(repository, mapped.model)
     profile = build_profile(mapped, repository, gpu=on_gpu).for_hardware(gpu=on_gpu)
-    return replace(_of_profile(profile, options, serving, say), notes=tuple(map(str, mapped.notes)))
+    named = _of_profile(profile, options, serving, say, start_server=start_server)
+    return replace(named, notes=tuple(map(str, mapped.notes)))
 
 
 def _of_repository(
@@ -244,9 +257,12 @@ def _stored(
         if missing and options.cluster is None and not nvml.survey().fault:
             raise BadInputError(f"{one_line(str(config))}: {missing}")
         if start_server:
-            source = complete_config(
-                source, lambda: find_installation(options, say), load_limit_seconds(options.budget_seconds)
-            )
+
+            def find() -> Installation:
+                say(f"{one_line(str(config))} declares no inputs or outputs: starting a server, which knows them")
+                return find_installation(options, say)
+
+            source = complete_config(source, find, load_limit_seconds(options.budget_seconds))
     elif not (source.config.input and source.config.output):
         raise BadInputError(
             f"{config}: has no inputs or outputs; add those that the server reports (GET /v2/models/{name}/config)"

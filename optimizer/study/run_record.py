@@ -36,6 +36,23 @@ from optimizer.study.task import Task
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
 
 
+def problem_document(task: Task) -> dict[str, Any]:
+    """Return the problem of ``task`` for run.json."""
+    problem = task.problem
+    return {
+        "model": problem.model,
+        "facts": task.source.facts,
+        "constraints": list(map(str, problem.sla)),
+        "objectives": [metric.name for metric in problem.objectives],
+        "request_batch_size": problem.request_batch_size,
+        "space": {k: list(v) for k, v in problem.space.parameters().items()},
+        "candidates": len(problem.space),
+        "baseline": candidate_document(task.baseline),
+        "dynamic_batching": candidate_document(task.dynamic_batching),
+        "input_data": Path(task.input_data).name,
+    }
+
+
 class HasServerVersion(Protocol):
     """A target or a group of workers that knows the version of its server."""
 
@@ -139,18 +156,7 @@ class RunRecord:
                 "command": command_line(options),
                 "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
                 "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "problem": {
-                    "model": self.task.problem.model,
-                    "facts": self.task.source.facts,
-                    "constraints": list(map(str, self.task.problem.sla)),
-                    "objectives": [metric.name for metric in self.task.problem.objectives],
-                    "request_batch_size": self.task.problem.request_batch_size,
-                    "space": {k: list(v) for k, v in self.task.problem.space.parameters().items()},
-                    "candidates": len(self.task.problem.space),
-                    "baseline": candidate_document(self.task.baseline),
-                    "dynamic_batching": candidate_document(self.task.dynamic_batching),
-                    "input_data": Path(self.task.input_data).name,
-                },
+                "problem": problem_document(self.task),
                 "hardware": {**asdict(self.environment.hardware), "system": platform.platform()},
                 "fingerprint": self.fingerprint.to_document(),
                 **asdict(self.environment.server_resources(self.task)),

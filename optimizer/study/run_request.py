@@ -13,7 +13,7 @@ from optimizer.options.addresses import HIDDEN, redact
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import parse_values, resume_options, run_options, written_values
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME
+from optimizer.options.table import BY_NAME, TIMING
 from optimizer.options.values import quote, storage_file
 from optimizer.store.run_folder import RunFolder
 
@@ -51,8 +51,10 @@ def read_run_request(model: str | None, values: Mapping[str, object]) -> RunRequ
 
     mapped = read_model_analyzer(Path(parsed["from-model-analyzer"]), model)
     merged = {**mapped.options(parsed.get("model-repository")), **values}
-    if merged.get("load") != "rate" and "arrivals" not in values:
-        merged.pop("arrivals", None)  # the file's, whose load is overridden
+    if merged.get("load") != "rate" or any(name in values for name in TIMING):
+        for name in TIMING:  # the file's is overridden
+            if name not in values:
+                merged.pop(name, None)
     return RunRequest(_with_found_run(run_options(mapped.model, merged)), mapped=mapped)
 
 

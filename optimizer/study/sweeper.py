@@ -203,7 +203,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     choices = request.choices
     own = model_config.candidate_of(task.source.tuned_config, choices.fields)
     if too_many := too_many_instances(choices.instance_count, task.source, options, on_gpu=task.on_gpu):
-        raise BadInputError(f"--instances: {too_many}")
+        raise BadInputError(f"--instance-count: {too_many}")
     candidates = _add_variants(configurations(own, choices), task.source)
     for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
         if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):

@@ -167,7 +167,7 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
     if batch.fixed is None and options.load != "rate":
         raise BadInputError(
             f"{option} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends requests of "
-            "one size: give one size, or send at a rate (--load rate; for a sweep --rates)"
+            "one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)"
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")

@@ -33,6 +33,7 @@ output { name: "y" data_type: TYPE_FP32 dims: 4 }
 """
 LONG = "x" * 5000
 SECRET = "geheim"
+CA_FLAG = "--ssl-grpc-root-certifications-file"
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,22 @@ FLAGS = [
     bad("--string-length 0 mlp", "--string-length 0: ", "1 to 1048576"),
     bad("--input-data= mlp", "--input-data '': ", "random, zero"),
     bad("--out= mlp", "--out '': ", "write a path"),
-    bad("explain run --out=", "--out '': ", "write a path"),
-    bad("plan run --out=", "--out '': ", "write a path"),
+    bad("explain run --results=", "--results '': ", "write a path"),
+    bad("plan run --results=", "--results '': ", "write a path"),
     bad("report run --out=", "--out '': ", "write a path"),
     bad("emit run --out=", "--out '': ", "write a path"),
+    bad("compare run run --results=", "--results '': ", "write a path"),
     bad("batch suite.yaml --out=", "--out '': ", "write a path"),
-    bad("report run --output=", "--output '': ", "write a path"),
+    bad("report run --results=", "--results '': ", "write a path"),
     bad("--model-repository= m", "--model-repository '': ", "write a path"),
-    bad("--load rate --arrivals= mlp", "--arrivals '': ", "poisson, constant"),
+    bad("--load rate --request-distribution= mlp", "--request-distribution '': ", "poisson, constant"),
+    bad("--load rate --request-intervals= mlp", "--request-intervals '': ", "a file of intervals"),
+    bad("--load rate --request-intervals poisson mlp", "--request-intervals poisson: ", "--request-distribution"),
+    bad(
+        "--load rate --request-distribution constant --request-intervals i.txt mlp",
+        "--request-distribution and --request-intervals both set",
+        "give one of them",
+    ),
     bad("--storage= mlp", "--storage '': ", "./study.journal", "sqlite:///study.db"),
     bad("--storage bogus mlp", "--storage bogus: ", "./bogus.journal", "sqlite:///study.db"),
     bad("--variants mlp mlp", "--variants mlp: ", "the tuned model itself", "leave it out"),
@@ -111,7 +120,8 @@ FLAGS = [
     bad("--min-throughput much mlp", "--min-throughput much: ", "4000/s", "500req/s"),
     bad("--max-memory 4 mlp", "--max-memory 4: ", "4GiB"),
     bad("--load fast mlp", "--load fast: ", "concurrency, rate"),
-    bad("--arrivals constant mlp", "--arrivals constant", "--load rate"),
+    bad("--request-distribution constant mlp", "--request-distribution constant", "--load rate"),
+    bad("--request-intervals i.txt mlp", "--request-intervals i.txt", "--load rate"),
     bad("--load rate --protocol http mlp", "--load rate", "gRPC"),
     bad("--min-score high mlp", "--min-score high: ", "0.9"),
     bad("--confidence 99.99999% mlp", "--confidence 99.99999%: ", "99%", "from 80% to 99.99%"),
@@ -139,8 +149,10 @@ FLAGS = [
     bad("--target local --tritonserver ./mine mlp", "--tritonserver", "/mine", "chmod +x", mine=""),
     bad("--url triton:8001 mlp", "--url triton:8001", "works only with --target remote"),
     bad("--target remote --header a:$NOT_THERE mlp", "--header a", "$NOT_THERE is not set", "export it"),
-    bad("--target remote --url grpcs://h:1 --tls-ca no.pem mlp", "--tls-ca no.pem", "no such file"),
-    bad("--target remote --tls-ca no.pem mlp", "--tls-ca", "is not encrypted", "grpcs://"),
+    bad(f"--target remote --url grpcs://h:1 {CA_FLAG} no.pem mlp", f"{CA_FLAG} no.pem", "no such file"),
+    bad(f"--target remote {CA_FLAG} no.pem mlp", CA_FLAG, "is not encrypted", "grpcs://"),
+    bad(f"--target remote {CA_FLAG}=-- mlp", f"{CA_FLAG} --: ", "write a value"),
+    bad("--sla-p95 -- mlp", "--sla-p95 --: ", "only marks the end of the options", "write a value"),
     bad("--measurement-interval 5 mlp", "--measurement-interval 5: ", "5ms?"),
     bad("--measurement-interval 1h mlp", "--measurement-interval 1h: ", "50ms to 15s"),
     bad("--protocol tcp mlp", "--protocol tcp: ", "grpc, http"),
@@ -271,8 +283,8 @@ def entries(folder: Path) -> set[Path]:
 def assert_says(ended: Ended, *lines: tuple[str, ...], code: int = 2) -> None:
     """Assert that stderr has one line for each of ``lines``, with its words in their order."""
     assert ended.code == code, ended.stderr
-    assert len(ended.complaints) == len(lines), ended.stderr
-    for complaint, words in zip(ended.complaints, lines, strict=True):
+    assert len(ended.errors) == len(lines), ended.stderr
+    for complaint, words in zip(ended.errors, lines, strict=True):
         assert complaint.startswith("tune: ")
         at = 0
         for word in words:
@@ -488,7 +500,7 @@ REPOSITORIES = {
     ),
     "too many instances": Repository(
         replace_config(f"{CONFIG}instance_group {{ count: 100000 kind: KIND_CPU }}\n"),
-        ("config.pbtxt: ", "100,000 instances are above the limit of 64", "--max-instances"),
+        ("config.pbtxt: ", "100,000 instances are above the limit of 64", "--max-instance-count"),
     ),
     "unclosed": Repository(
         replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:2: ", 'Expected "}"')
@@ -550,18 +562,18 @@ def test_the_number_of_instances_is_limited(called_tune: Tune, playground: Playg
     write_model(playground.here / "models", "m", CONFIG, doubler())
     profile = "model: {repository: models, name: m}\nspace: {instance_group_count: [1, 65]}\n"
     (playground.here / "p.yaml").write_text(profile)
-    too_many = ("65 instances are above the limit of 64", "--max-instances")
+    too_many = ("65 instances are above the limit of 64", "--max-instance-count")
     ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "p.yaml")
     assert_says(ended, ("p.yaml:2: space.instance_group_count: ", *too_many))
-    assert_says(called_tune("sweep", "--instances", "1,65", "models/m"), ("--instances: ", *too_many))
-    allowed = called_tune("--max-instances", "65", "--sla-p95", "20ms", "p.yaml", env=without_server(playground))
+    assert_says(called_tune("sweep", "--instance-count", "1,65", "models/m"), ("--instance-count: ", *too_many))
+    allowed = called_tune("--max-instance-count", "65", "--sla-p95", "20ms", "p.yaml", env=without_server(playground))
     assert_says(allowed, ("pip could not fetch the server",), code=3)
 
 
 def test_instances_that_cannot_fit_into_memory_are_refused(called_tune: Tune, playground: Playground) -> None:
     group = "instance_group { count: 1000000 kind: KIND_CPU }\n"
     write_model(playground.here, "m", CONFIG + group, doubler())
-    arguments = ["--max-instances", "1000000", "--sla-p95", "20ms", "m"]
+    arguments = ["--max-instance-count", "1000000", "--sla-p95", "20ms", "m"]
     ended = tune_without_server(called_tune, playground, *arguments)
     assert_says(ended, ("m/config.pbtxt: instance_group: ", "1,000,000 instances need about", "GiB; write fewer"))
 

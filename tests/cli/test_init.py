@@ -34,16 +34,16 @@ def test_an_existing_file_is_overwritten_only_with_force(init: Tune, playground:
     profile.write_text("mine\n")
     ended = init("net.onnx")
     assert (ended.code, ended.stdout) == (2, "")
-    assert ended.complaints == ["tune: net.yaml exists; give another --output, or --force"]
+    assert ended.complaints == ["tune: net.yaml exists; give another --out, or --force"]
     assert profile.read_text() == "mine\n"
     assert not (playground.here / COPY_NAME).exists()
     assert init("--force", "net.onnx").code == 0
     assert load_profile(profile).name == "net"
-    assert init("--output", "other.yml", "net.onnx").stdout == f"other.yml\n{COPY_NAME}\n"
+    assert init("--out", "other.yml", "net.onnx").stdout == f"other.yml\n{COPY_NAME}\n"
 
 
 def test_a_printed_profile_refers_to_no_schema(init: Tune, playground: Playground) -> None:
-    ended = init("--output", "-", "mlp")
+    ended = init("--out", "-", "mlp")
     assert (ended.code, ended.stderr) == (0, "")
     assert ended.stdout.startswith("# Profile of mlp, written by `tune init`. To tune with it: tune mlp.yaml\n")
     assert list(playground.here.iterdir()) == [playground.here / "net.onnx"]
@@ -65,8 +65,8 @@ def test_what_is_missing_is_one_line_on_standard_error(init: Tune, playground: P
         (("nosuch",), "tune: no model 'nosuch' in "),
         (("--sla-p95", "20", "mlp"), "tune: --sla-p95 20: a unit is missing: 20ms?"),
         (("--budget", "5m", "mlp"), "tune: --budget is not an option of `tune init`"),
-        (("--output", "", "mlp"), "tune: --output '': write a path"),
-        (("--output", "mlp", "mlp"), "tune: --output mlp: the name of a profile ends in .yaml"),
+        (("--out", "", "mlp"), "tune: --out '': write a path"),
+        (("--out", "mlp", "mlp"), "tune: --out mlp: the name of a profile ends in .yaml"),
     ],
 )
 def test_bad_input_is_one_line(init: Tune, words: tuple[str, ...], message: str) -> None:

@@ -112,7 +112,7 @@ def test_an_empty_folder_of_results_and_batches_are_named(called_tune: Tune, pla
     assert called_tune("runs", "--json").stdout == "[]\n"
     (playground.here / "results" / "batches" / "nightly").mkdir(parents=True)
     lines = called_tune("runs").stdout.splitlines()
-    assert lines[1:] == ["batches are in results/batches; --out results/batches/SUITE lists their runs"]
+    assert lines[1:] == ["batches are in results/batches; --results results/batches/SUITE lists their runs"]
 
 
 def test_commands_take_the_newest_run_by_name(called_tune: Tune, playground: Playground, results: Path) -> None:

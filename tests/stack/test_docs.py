@@ -66,7 +66,7 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
         arguments = shlex.split(words, comments=True)[1:]
         more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
         ended = run_tune(there, *arguments, *more, env=env)
-        assert not [line for line in ended.complaints if line.startswith("tune: ")], command
+        assert ended.errors == [], command
         assert ended.code in FINISHED, command  # in so short a time no load may be steady on a busy machine
         if output:
             (there.here / output).write_text(ended.stdout)

@@ -32,8 +32,8 @@ def test_a_repository_with_emitted_configurations_serves(mlp: ModelSource, tmp_p
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
         at = str(folder.repository / "mlp"), str(folder.repository)
-        emit.main([str(tmp_path / "usual" / "run"), "--warm-up", "--force", "--output", at[0]])
-        words = ["--warm-up", "--format", "per-device", "--device", "h100", "--output", at[1]]
+        emit.main([str(tmp_path / "usual" / "run"), "--model-warmup", "--force", "--out", at[0]])
+        words = ["--model-warmup", "--format", "per-device", "--device", "h100", "--out", at[1]]
         emit.main([str(tmp_path / "device" / "run"), *words])
         for options, expected in (((), USUAL), (("--model-config-name=h100",), OF_DEVICE)):
             log = tmp_path / f"{expected.max_batch_size}.log"

@@ -316,7 +316,7 @@ def test_the_recommendation_is_tested_separately(built: Run) -> None:
     folder = built.folder.relative_to(built.playground.here)
     ended = run_tune(built.playground, "verify", "--fresh", folder, "--json")
     assert (built.folder / "trials.csv").read_bytes() == before
-    assert ended.stderr == ""
+    assert ended.errors == []
     document = json.loads(ended.stdout)
     assert ended.code == (0 if document["holds"] else 1)
     assert document["holds"] == (document["verdict_holds"] and document["ranking_holds"])
@@ -343,7 +343,7 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
     folder = steady_run.folder.relative_to(steady_run.playground.here)
     for budget in ("1s", "30s"):  # the first one is too short for any server
         ended = run_tune(steady_run.playground, "verify", "--budget", budget, folder, "--json")
-        assert ended.stderr == ""
+        assert ended.errors == []
         document = json.loads(ended.stdout)
         rows, after = steady_run.rows(), steady_run.info()
         assert rows[: len(before)] == before

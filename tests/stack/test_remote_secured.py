@@ -138,7 +138,7 @@ def test_what_keeps_out_is_told_in_one_line_and_nothing_is_changed(
             (replace(grpc, headers={}), "expects the header triton-grpc-protocol-key.* give --header"),
             (replace(grpc, headers=wrong), "expects the header triton-grpc-protocol-key"),
             (replace(grpc, tls=None), f"expects TLS; connect with --url grpcs://{grpc.address}"),
-            (replace(grpc, tls=Tls(certificates.other_ca)), "is not trusted .* give its CA with --tls-ca"),
+            (replace(grpc, tls=Tls(certificates.other_ca)), "is not trusted .* give its CA with --ssl-grpc-root"),
             (replace(grpc, address=http.address), f"does not use TLS; connect with --url grpc://{http.address}"),
             (Connection(http.address), f"speaks HTTP, not gRPC; .*--url http://{http.address}"),
             (replace(http, headers={}), "expects the header key"),

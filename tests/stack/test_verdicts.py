@@ -91,7 +91,7 @@ def test_on_a_machine_that_became_slower_a_lower_load_passes(playground: Playgro
     assert searched.ended.code == UNDECIDED, searched.ended
     slow.touch()
     verified = run_tune(playground, "verify", "--budget", "2m", searched.folder, "--json")
-    assert (verified.code, verified.stderr) == (0, ""), verified
+    assert (verified.code, verified.errors) == (0, []), verified
     before, after = searched.document["recommended"], Run(playground, verified).document["recommended"]
     assert after["latency_p95_ms"] <= SLOW_SLA_MS
     assert after["concurrency"] < before["concurrency"]

@@ -192,15 +192,15 @@ def _at_a_rate(settings: ModelSettings, flags: LocatedValues, parameters: Locate
 
 
 def _rate(settings: ModelSettings, flags: LocatedValues) -> dict[str, str]:
-    arrivals = ARRIVALS[0]
+    timing = {"request-distribution": ARRIVALS[0]}
     if "request-distribution" in flags:
-        arrivals = settings.reader.one_of(flags["request-distribution"], ARRIVALS)
+        timing = {"request-distribution": settings.reader.one_of(flags["request-distribution"], ARRIVALS)}
     if "request-intervals" in flags:
-        arrivals = str(settings.reader.path(flags["request-intervals"]))
+        timing = {"request-intervals": str(settings.reader.path(flags["request-intervals"]))}
     for where in (settings.common.get(CONCURRENCY_LIMIT), flags.get("concurrency-range")):
         if where is not None:
             settings.notes.add(where, ignored("requests are sent at a rate"))
-    return {"load": "rate", "arrivals": arrivals}
+    return {"load": "rate", **timing}
 
 
 def _max_concurrency(settings: ModelSettings, flags: LocatedValues, parameters: LocatedValues) -> LocatedValue | None:

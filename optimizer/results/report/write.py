@@ -141,7 +141,7 @@ def _paths(formats: Sequence[str], output: Path) -> dict[str, Path]:
         return {name: output / f"{stems.get(name, NAME)}{SUFFIXES[name]}" for name in formats if name not in PLOTS}
     if len(formats) != 1 or formats[0] in PLOTS or output.suffix != SUFFIXES[formats[0]]:
         raise BadInputError(
-            f"--output {one_line(str(output))}: a single file needs one of the formats html, markdown, csv and "
+            f"--out {one_line(str(output))}: a single file needs one of the formats html, markdown, csv and "
             "parquet, and a name that ends in .html, .md, .csv or .parquet; give a folder"
         )
     return {formats[0]: output}
@@ -152,5 +152,5 @@ def _write(path: Path, content: str | bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     except OSError as error:
-        raise output_error(path, error, "--output") from error
+        raise output_error(path, error, "--out") from error
     return path

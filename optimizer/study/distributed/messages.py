@@ -21,7 +21,7 @@ from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_values import MetricFunction
 from optimizer.model.requests import GENERATED_DATA
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import DISTRIBUTIONS, RunOptions
 from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.study.task import Task
 
@@ -208,7 +208,6 @@ ClusterJob = SearchJob | ConfirmJob
 
 
 MODELS = Path("models")
-DISTRIBUTIONS = ("poisson", "constant")  # values of --arrivals that name no file
 Relocate = Callable[[Path], Path]
 
 
@@ -242,7 +241,7 @@ def pack(task: Task, options: RunOptions) -> TaskBundle:
 
 
 def unpack(bundle: TaskBundle, folder: Path) -> tuple[Task, str]:
-    """Return the task with its files in ``folder``, and the value of ``--arrivals`` there.
+    """Return the task with its files in ``folder``, and the request distribution, or its file of intervals there.
 
     Raises EnvironmentFault if the disk refuses the files.
     """

@@ -192,7 +192,7 @@ class SharedWorkers:
         hosts = {trial.user_attrs[HOST] for trial in self._running()} - {self._where[HOST]}
         if hosts:
             raise BadInputError(
-                f"--join {name}: {min(hosts)} uses it, and a file can be shared by workers of one host only; "
+                f"--study-name {name}: {min(hosts)} uses it, and a file can be shared by workers of one host only; "
                 "give all workers a database server (--storage postgresql://…), or choose another name"
             )
 

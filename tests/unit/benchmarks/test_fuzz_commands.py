@@ -110,7 +110,7 @@ def test_one_line_of_error_with_a_log_is_right() -> None:
         (("explain", "run"), "p.yaml", False),
         (("explain", "run"), "run/report.html", False),
         (("report", "run"), "run/report.html", True),
-        (("report", "run", "--output=new/page"), "new/page/report.html", True),
+        (("report", "run", "--out=new/page"), "new/page/report.html", True),
         (("report", "run"), "../../elsewhere", False),
     ],
 )

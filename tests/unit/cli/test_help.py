@@ -23,7 +23,8 @@ def help_of_run(flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def flags(text: str) -> list[str]:
-    return [flag for flag in re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE) if flag not in OF_THE_PARSER]
+    shown = re.findall(r"^  (?:-\w \w+, )?(--[a-z0-9-]+)", text, re.MULTILINE)
+    return [flag for flag in shown if flag not in OF_THE_PARSER]
 
 
 def groups(text: str) -> list[str]:

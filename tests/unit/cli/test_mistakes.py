@@ -24,8 +24,19 @@ FLAGS = [
         "--sla is not an option of `tune run`; did you mean --sla-avg, --sla-p50, --sla-p90, --sla-p95 or --sla-p99? "
         f"{ALL}",
     ),
+    (
+        "--arrivals constant dlrm",
+        f"--arrivals is not an option of `tune run`; did you mean --request-distribution? {ALL}",
+    ),
+    (
+        "--max-instances=2 dlrm",
+        f"--max-instances is not an option of `tune run`; did you mean --max-instance-count? {ALL}",
+    ),
+    ("-budget 5m dlrm", f"-budget is not an option of `tune run`; did you mean --budget? {ALL}"),
     ("--frob dlrm", f"--frob is not an option of `tune run`; {ALL}"),
     ("--budget --max-trials 3 dlrm", f"argument --budget: expected one argument; {ALL}"),
+    ("--budget -- dlrm", f"--budget --: -- only marks the end of the options; write a value; {ALL}"),
+    ("--out=-- dlrm", f"--out --: -- only marks the end of the options; write a value; {ALL}"),
     ("dlrm mlp", f"unrecognized arguments: mlp; {ALL}"),
     ("--sla-p95 20 dlrm", "--sla-p95 20: a unit is missing: 20ms?"),
 ]

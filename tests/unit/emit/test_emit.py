@@ -150,15 +150,16 @@ def test_one_configuration_for_each_device(tmp_path: Path) -> None:
 
 
 def test_warm_up_runs_the_batches_of_the_batcher(tmp_path: Path) -> None:
-    files = emitted(write_run(tmp_path / "a"), tmp_path / "out", "--warm-up")
+    files = emitted(write_run(tmp_path / "a"), tmp_path / "out", "--model-warmup")
     warmed = read_config(files["config.pbtxt"]).model_warmup
     assert [sample.batch_size for sample in warmed] == [1, 4, 8]
     open_dims = {"doubler": config_text("doubler", dims="-1")}
     options = RunOptions("doubler", shapes=("x:16..128",))
-    files = emitted(write_run(tmp_path / "b", configs=open_dims, options=options), tmp_path / "b_out", "--warm-up")
+    measured = write_run(tmp_path / "b", configs=open_dims, options=options)
+    files = emitted(measured, tmp_path / "b_out", "--model-warmup")
     assert list(read_config(files["config.pbtxt"]).model_warmup[0].inputs["x"].dims) == [128]
     with pytest.raises(BadInputError, match="the size of input x of doubler"):
-        emit.main([str(write_run(tmp_path / "c", configs=open_dims)), "--warm-up"])
+        emit.main([str(write_run(tmp_path / "c", configs=open_dims)), "--model-warmup"])
 
 
 # -- names -----------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def test_an_incomplete_record_is_refused(tmp_path: Path) -> None:
         ([*in_production("s3://b/m", "docker"), "--max-replicas", "3"], "--format docker does not use it"),
         (["--device", "a b", "--format", "per-device"], "--device a b: write letters"),
         (["--device", "a", "--device", "b", "--format", "per-device"], "--device: give one for each of the"),
-        ([*in_production("/srv/models", "docker")], "writes 2 files here: give --output DIR"),
+        ([*in_production("/srv/models", "docker")], "writes 2 files here: give --out DIR"),
     ],
 )
 def test_bad_options_are_refused(words: list[str], message: str) -> None:
@@ -290,11 +291,11 @@ def test_a_model_that_docker_cannot_mount(tmp_path: Path) -> None:
 
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text("mine")
-    assert "config.pbtxt exists; give another --output" in refused(SAMPLE, "--output", tmp_path)
+    assert "config.pbtxt exists; give another --out" in refused(SAMPLE, "--out", tmp_path)
     assert (tmp_path / "config.pbtxt").read_text() == "mine"
     assert "dlrm" in emitted(SAMPLE, tmp_path, "--force")["config.pbtxt"]
     (tmp_path / "file").write_text("")
-    assert "cannot write" in refused(SAMPLE, "--output", tmp_path / "file")
+    assert "cannot write" in refused(SAMPLE, "--out", tmp_path / "file")
 
 
 def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +304,7 @@ def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFi
     for line in commands:
         words = shlex.split(line)
         capsys.readouterr()
-        if "--output" in words:
+        if "--out" in words:
             folder = tmp_path / words.pop()
             assert emitted(Path(words[0]), folder, *words[1:-1]) != {}
         else:

@@ -202,7 +202,7 @@ def test_a_wrong_connection_is_diagnosed(certificates: Certificates) -> None:
             (Connection(other_host, "http", tls=ours), "is for another host"),
             (
                 Connection(mutual, tls=ours),
-                "closes the connection after the TLS handshake; if it requires a client certificate, give --tls-cert",
+                "closes the connection after the TLS handshake; if it requires a client certificate, give --ssl-grpc",
             ),
             (Connection(web), f"speaks {http_name}; give its gRPC port, or --url http://{web}"),
             (Connection(plain, "http"), f"speaks {grpc_name}; give its HTTP port, or --url grpc://{plain}"),

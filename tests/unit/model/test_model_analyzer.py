@@ -360,19 +360,19 @@ profile_models:
     ),
     "a request rate": Example(
         f"{HEAD}client_protocol: http\nprofile_models: {{m: {{parameters: {{request_rate: [50, 100]}}}}}}\n",
-        options={"load": "rate", "arrivals": "constant"},
+        options={"load": "rate", "request-distribution": "constant"},
     ),
     "a search of request rates": Example(
         f"""{ONE}
 request_rate_search_enable: true
 perf_analyzer_flags: {{request-distribution: poisson, input-data: zero}}
 """,
-        options={"load": "rate", "arrivals": "poisson"},
+        options={"load": "rate", "request-distribution": "poisson"},
         sections={"request": {"input_data": "zero"}},
     ),
     "intervals of requests": Example(
         f"{ONE}perf_analyzer_flags: {{request-intervals: intervals.txt}}\n",
-        options={"load": "rate", "arrivals": "intervals.txt"},
+        options={"load": "rate", "request-intervals": "intervals.txt"},
     ),
     "composing models": Example(
         f"""{HEAD}
@@ -550,10 +550,12 @@ profile_models: {{m: {{parameters: {{request_rate: 9, batch_sizes: 2}}}}}}
     won = ["--load=concurrency", "--objective=throughput", "--sla-p95=9ms", "--request-batch-size=4"]
     options = read_run_arguments([*won, *request_options, "m"]).options
     assert (options.load, options.arrivals, options.objectives) == ("concurrency", "poisson", ("throughput",))
+    recorded = read_run_arguments([*request_options, "--request-intervals", "intervals.txt"]).options
+    assert (recorded.load, recorded.arrivals) == ("rate", "intervals.txt")
     target_task = task.prepare_task(options, MACHINE, print)
     assert [str(bound) for bound in target_task.problem.sla] == ["p95 <= 9 ms"]
     assert target_task.problem.request_batch_size == 4
-    for values in (rate, options):
+    for values in (rate, options, recorded):
         assert read_run_arguments(shlex.split(command_line(values))[1:]).options == values
 
 

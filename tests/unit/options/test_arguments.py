@@ -20,7 +20,7 @@ POSITIVE = st.floats(1e-3, 1e9)
 
 
 def not_dashes(text: str) -> bool:
-    """Return whether argparse keeps ``text`` as a value: it drops ``--``, even in ``--out=--``."""
+    """Return whether ``text`` can be a value: ``--`` is refused, even in ``--out=--``."""
     return text != "--"
 
 

@@ -15,9 +15,9 @@ from optimizer.options.run_options import SLA_METRICS, RunOptions
 from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
 
 
-def test_each_field_has_one_option() -> None:
+def test_each_field_has_an_option() -> None:
     assert len(BY_NAME) == len(OPTIONS)
-    names = [option.field for option in OPTIONS if option.field and not option.key]
+    names = {option.field for option in OPTIONS if option.field and not option.key}
     assert sorted([*names, "model", "sla_ms"]) == sorted(field.name for field in fields(RunOptions))
     assert [option.key for option in OPTIONS if option.field == "sla_ms"] == list(SLA_METRICS)
 
@@ -38,7 +38,7 @@ def test_the_help_has_the_groups_in_their_order() -> None:
     text = parser.format_help()
     places = [text.index(f"\n{group}:\n") for group in GROUPS]
     assert places == sorted(places)
-    assert all(f"\n  {option.flag}" in text for option in OPTIONS)
+    assert all(f"\n  {option.short or option.flag}" in text for option in OPTIONS)
 
 
 def test_values_of_python_and_yaml_are_options() -> None:
@@ -77,3 +77,28 @@ def test_the_parser_keeps_text() -> None:
     parser.add_options(("seed", "shape", "no-report"))
     words = ["--seed", "-1", "--shape", "a:1", "--shape=b:2", "--no-report"]
     assert values_of(parser.read(words)) == {"seed": "-1", "shape": ["a:1", "b:2"], "no-report": True}
+
+
+def test_an_earlier_name_of_an_option_is_answered_with_the_current_one() -> None:
+    for earlier, current in (("arrivals", "--request-distribution"), ("join", "--study-name")):
+        with pytest.raises(BadInputError, match=f"--{earlier}: unknown option; did you mean {current}\\?"):
+            run_options("m", {earlier: "x"})
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(("out", "study-name", "seed"))
+    stored = parser.read_stored(["--join=x", "--out", "o", "--seed=1"])
+    assert values_of(stored) == {"study-name": "x", "out": "o", "seed": "1"}
+
+
+def test_options_with_the_same_field_are_written_by_its_value() -> None:
+    given = {"target": "remote", "url": "https://h:1", "ssl-https-ca-certificates-file": "c"}
+    assert written_values(run_options("m", given)).items() >= given.items()
+    assert run_options("m", given).tls_ca == "c"
+    for values in ({"request-distribution": "constant"}, {"request-intervals": "i.txt"}):
+        assert written_values(run_options("m", {"load": "rate", **values})).items() >= values.items()
+
+
+@pytest.mark.parametrize("words", [["-b", "8"], ["-b8"], ["--request-batch-size=8"]])
+def test_the_batch_size_has_the_short_flag_of_perf_analyzer(words: list[str]) -> None:
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(("request-batch-size", "budget"))
+    assert values_of(parser.read(words)) == {"request-batch-size": "8"}

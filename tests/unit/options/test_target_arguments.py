@@ -11,7 +11,14 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.cli.verify import read_verify_arguments
 from optimizer.core.errors import BadInputError
-from optimizer.options.addresses import ServerAddress, expand_headers, redact_header, redact_words, server_address
+from optimizer.options.addresses import (
+    SSL_FLAGS,
+    ServerAddress,
+    expand_headers,
+    redact_header,
+    redact_words,
+    server_address,
+)
 from optimizer.options.command_line import command_line
 from optimizer.options.option import Option
 from optimizer.options.run_options import RunOptions
@@ -34,8 +41,10 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
     flag = option.flag
     words = ["--target", target, f"{flag}{VALUES.get(flag, '=x')}", "m"]
     words += ["--docker-image", "i"] if target == "docker" and flag != "--docker-image" else []
-    words += ["--url", "grpcs://h:1"] if flag.startswith("--tls") and target == "remote" else []
-    words += {"--tls-cert": ["--tls-key", "k"], "--tls-key": ["--tls-cert", "c"]}.get(flag, [])
+    for protocol, flags in SSL_FLAGS.items():
+        words += ["--url", f"{protocol}s://h:1"] if flag in flags.values() and target == "remote" else []
+        certificate, key = flags["cert"], flags["key"]
+        words += {certificate: [key, "k"], key: [certificate, "c"]}.get(flag, [])
     if target in option.targets:
         assert option.value_in(read_run_arguments(words).options)
         return
@@ -53,12 +62,27 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
         ("--target remote --url h:70000 m", "--url h:70000: write host:port"),
         ("--target remote --metrics-url http://h:1 m", "--metrics-url http://h:1: write host:port alone"),
         ("--target remote --header token m", "--header \\*\\*\\*: write NAME:VALUE"),
-        ("--target remote --tls-cert c m", "--tls-cert: a client certificate needs its key; give --tls-key too"),
         (
-            "--target remote --tls-ca c m",
-            "--tls-ca: --url localhost:8001 is not encrypted; begin it with grpcs:// or https://",
+            "--target remote --url grpcs://h:1 --ssl-grpc-certificate-chain-file c m",
+            "--ssl-grpc-certificate-chain-file: a client certificate needs its key; give --ssl-grpc-private-key-file",
         ),
-        ("--target remote --url http://h:1 --tls-ca c m", "--tls-ca: --url http://h:1 is not encrypted"),
+        (
+            "--target remote --ssl-grpc-root-certifications-file c m",
+            "--ssl-grpc-root-certifications-file: --url localhost:8001 is not encrypted; begin it with grpcs://",
+        ),
+        (
+            "--target remote --url http://h:1 --ssl-https-private-key-file k --ssl-https-client-certificate-file c m",
+            "--ssl-https-client-certificate-file: --url http://h:1 is not encrypted; begin it with https://",
+        ),
+        (
+            "--target remote --url grpcs://h:1 --ssl-https-ca-certificates-file c m",
+            "--ssl-https-ca-certificates-file: --url grpcs://h:1 does not begin with https://; begin it so, or give "
+            "--ssl-grpc-root-certifications-file",
+        ),
+        (
+            "--target remote --url https://h:1 --ssl-grpc-private-key-file k m",
+            "--ssl-grpc-private-key-file: --url https://h:1 does not begin with grpcs://",
+        ),
         ("--target remote --protocol http m", "--protocol http: --url is a gRPC address"),
         ("--target remote --url http://h:1 --load rate m", "--load rate sends requests by gRPC only"),
         ("--target remote --server-cpus 0 m", "--server-cpus 0: the CPUs of a remote server cannot be set"),

@@ -97,7 +97,7 @@ def test_replicas_for_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_newest_run_of_a_model_and_rates_in_either_unit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_requests = planned(capsys, run, "--rate", "2000req/s")["answers"][0]
-    by_inferences = planned(capsys, "dlrm", "--rate", "8000/s", "--out", run.parent.parent)["answers"][0]
+    by_inferences = planned(capsys, "dlrm", "--rate", "8000/s", "--results", run.parent.parent)["answers"][0]
     assert by_requests == by_inferences
     assert by_requests["runs"] == ["dlrm/sample"]
 
@@ -219,7 +219,7 @@ def test_runs_that_cannot_be_planned_from(run: Path) -> None:
     with pytest.raises(BadInputError, match="of different models"):
         main([str(run), str(other), "--rate", "9/s"])
     with pytest.raises(BadInputError, match=r"no run\.json there"):
-        main([str(run.parent / "nosuch"), "--rate", "9/s", "--out", str(run.parent.parent)])
+        main([str(run.parent / "nosuch"), "--rate", "9/s", "--results", str(run.parent.parent)])
     for name in ("a" * 5000, f"a/{'b' * 5000}"):
         with pytest.raises(BadInputError, match=r"no model|no run"):
             main([name, "--rate", "10/s"])
@@ -234,7 +234,7 @@ def test_runs_that_cannot_be_planned_from(run: Path) -> None:
 def test_a_half_written_run_is_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torn = Path(shutil.copytree(run, run.parent / "torn"))
     (torn / "run.json").write_text('{"options": {')
-    words = ("--rate", "8000/s", "--out", str(run.parent.parent))
+    words = ("--rate", "8000/s", "--results", str(run.parent.parent))
     for of in (["dlrm"], [str(torn), str(run)]):
         assert main([*of, *words]) == 0
         assert "torn/run.json: not the record of a run" in capsys.readouterr().err

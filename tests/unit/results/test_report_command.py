@@ -47,7 +47,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the sample's report in all formats."""
     out = tmp_path_factory.mktemp("report")
     formats = ["--format", "html,markdown,csv,parquet", "--format", "svg,png"]
-    assert main([str(SAMPLE), *formats, "--output", str(out)]) == 0
+    assert main([str(SAMPLE), *formats, "--out", str(out)]) == 0
     return out
 
 
@@ -86,9 +86,9 @@ def test_a_report_that_cannot_be_written_names_the_place_and_the_flag(run: Path,
     (tmp_path / "file").write_text("")
     for output, reason in ((tmp_path / "file" / "r", "Not a directory"), (Path("/proc/tritune"), "No such file")):
         with pytest.raises(BadInputError, match=reason) as caught:
-            main([str(run), "--format", "markdown", "--output", str(output)])
+            main([str(run), "--format", "markdown", "--out", str(output)])
         assert str(caught.value).startswith(f"cannot write {output}/report.md: ")
-        assert str(caught.value).endswith("; give another place with --output")
+        assert str(caught.value).endswith("; give another place with --out")
 
 
 class TestFormats:
@@ -113,11 +113,11 @@ class TestFormats:
         assert packed.throughput_infer_per_sec.tolist() == rows.throughput_infer_per_sec.tolist()
 
     def test_the_report_of_one_run_is_in_its_folder(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["dlrm/sample", "--out", str(run.parent.parent), "--format", "csv"]) == 0
+        assert main(["dlrm/sample", "--results", str(run.parent.parent), "--format", "csv"]) == 0
         assert capsys.readouterr() == (f"{run / 'measurements.csv'}\n", "")
 
     def test_a_file(self, run: Path) -> None:
-        assert main([str(run), "--format", "markdown", "--output", str(run / "one.md")]) == 0
+        assert main([str(run), "--format", "markdown", "--out", str(run / "one.md")]) == 0
         assert (run / "one.md").read_text().startswith("# dlrm: PASS at 13,315 infer/s within p95")
 
     @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ class TestFormats:
         [
             ["--format", "docx"],
             ["--format", ""],
-            ["--format", "html,csv", "--output", "a.html"],
-            ["--format", "png", "--output", "a.png"],
-            ["--format", "csv", "--output", "a.html"],
+            ["--format", "html,csv", "--out", "a.html"],
+            ["--format", "png", "--out", "a.png"],
+            ["--format", "csv", "--out", "a.html"],
         ],
     )
     def test_an_output_that_cannot_be_written_is_refused(self, run: Path, words: list[str]) -> None:
-        with pytest.raises(BadInputError, match=r"^--(format|output) "):
+        with pytest.raises(BadInputError, match=r"^--(format|out) "):
             main([str(run), *words])
 
 
@@ -139,7 +139,7 @@ class TestRuns:
     def test_several_runs_share_a_page_with_an_index(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         other = changed(run, "1", status="interrupted")
         page = run.parent / "all.html"
-        again = [str(run), str(other), f"{run}/", "--output", str(page)]
+        again = [str(run), str(other), f"{run}/", "--out", str(page)]
         assert main(again) == 0
         text = page.read_text()
         assert "<h1>2 runs</h1>" in text
@@ -162,7 +162,7 @@ class TestRuns:
         (empty / "trials.csv").unlink()
         page = run.parent / "all.md"
         names = [str(one) for one in (run, bert, damaged, empty, run / "gone")]
-        assert main([*names, "--format", "markdown", "--output", str(page)]) == 0
+        assert main([*names, "--format", "markdown", "--out", str(page)]) == 0
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 4
         for line, message in zip(
@@ -189,7 +189,7 @@ class TestRuns:
         table[lacking] = None
         bare = changed(run, "bare")
         table.to_csv(bare / "trials.csv", index=False)
-        assert main([str(bare), "--format", "svg,markdown", "--output", str(bare / "out")]) == 0
+        assert main([str(bare), "--format", "svg,markdown", "--out", str(bare / "out")]) == 0
         # the windows of the confirmation keep their throughput
         assert {path.stem for path in (bare / "out").iterdir()} == {"report", "noise"}
         assert "no configuration meets p95" in (bare / "out" / "report.md").read_text()

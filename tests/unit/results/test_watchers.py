@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.timing import Budget
+from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveWatcher, scatter
 from optimizer.results.recommendation import assess
 from optimizer.results.terminal_summary import print_outcome
-from optimizer.results.watchers import PlainWatcher, QuietWatcher, make_watcher
+from optimizer.results.watchers import PlainWatcher, QuietWatcher
 
 SAMPLE = Path("tests/data/dlrm/sample")
 
@@ -121,13 +123,21 @@ class TestPlain:
     def test_the_watcher_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
             console = Console(file=io.StringIO(), force_terminal=terminal)
-            return type(make_watcher(log, console, run.problem, Budget(1.0), ""))
+            _, watch = progress_on(console, log)
+            return type(watch(run.problem, Budget(1.0), hardware.detect()))
 
         assert chosen(None, terminal=True) is LiveWatcher
-        assert chosen(None, terminal=False) is QuietWatcher
+        assert chosen(None, terminal=False) is PlainWatcher
         assert chosen("plain", terminal=True) is chosen("plain", terminal=False) is PlainWatcher
         assert chosen("none", terminal=True) is QuietWatcher
         assert read_run_arguments(["--log", "plain", "mlp"]).log == "plain"
+
+    @pytest.mark.parametrize(("log", "printed"), [(None, True), ("plain", True), ("none", False)])
+    def test_a_preparation_is_one_line_without_a_terminal(self, log: str | None, printed: bool) -> None:
+        text, line = io.StringIO(), "word " * 40
+        say, _ = progress_on(Console(file=text, width=80), log)
+        say(line)
+        assert text.getvalue() == (f"{line}\n" if printed else "")
 
 
 class TestColours:

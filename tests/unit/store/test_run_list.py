@@ -109,7 +109,7 @@ def test_a_run_that_is_not_found_is_reported_with_the_command_that_lists_runs(na
     assert len(message) < 1000
     assert message.startswith("RUN ")
     assert "my results" in message
-    assert message.endswith("(`tune runs --out 'my results'` lists runs)")
+    assert message.endswith("(`tune runs --results 'my results'` lists runs)")
 
 
 def test_the_run_that_a_warm_start_names_is_stored_by_its_folder(here: Path) -> None:

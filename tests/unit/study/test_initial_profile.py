@@ -157,7 +157,7 @@ def test_bounds_of_the_command_line_replace_those_of_the_profile() -> None:
 
 def test_a_profile_with_paths_stays_in_its_folder(folder: Path) -> None:
     (folder / "models" / "mine.yaml").write_text("model: {repository: ., name: doubler}\n")
-    with pytest.raises(BadInputError, match=r"mine.yaml: has paths that begin in its folder; give --output .*"):
+    with pytest.raises(BadInputError, match=r"mine.yaml: has paths that begin in its folder; give --out .*"):
         drafted(RunOptions("models/mine.yaml"))
     after = drafted(RunOptions("models/mine.yaml"), "models/my_mine.yaml")
     assert load_profile(after.path).model == load_profile(Path("models/mine.yaml")).model
@@ -169,10 +169,10 @@ def test_a_profile_with_paths_stays_in_its_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "output", "message"),
     [
-        (RunOptions("models/doubler"), "sub/p.yaml", r"models is not below .*sub, .* give --output .*/here/p.yaml$"),
-        (RunOptions("net.onnx"), "sub/p.yml", r"net.onnx is not below .*sub, .* give --output .*/here/p.yml$"),
-        (RunOptions("net.onnx"), "p.txt", "--output p.txt: the name of a profile ends in .yaml; give such a name"),
-        (RunOptions("net.onnx"), "no/p.yaml", "--output no/p.yaml: no such folder; create no"),
+        (RunOptions("models/doubler"), "sub/p.yaml", r"models is not below .*sub, .* give --out .*/here/p.yaml$"),
+        (RunOptions("net.onnx"), "sub/p.yml", r"net.onnx is not below .*sub, .* give --out .*/here/p.yml$"),
+        (RunOptions("net.onnx"), "p.txt", "--out p.txt: the name of a profile ends in .yaml; give such a name"),
+        (RunOptions("net.onnx"), "no/p.yaml", "--out no/p.yaml: no such folder; create no"),
         (RunOptions("mlp", variants=("x",)), None, "--variants x: mlp is a profile; write them into its"),
         (RunOptions("net.onnx", variants=("x",)), None, "--variants x: net.onnx is not in a repository"),
         (RunOptions("nosuch"), None, "no model 'nosuch' in "),
@@ -192,5 +192,5 @@ def test_the_suggested_place_works() -> None:
     Path("sub").mkdir()
     with pytest.raises(BadInputError) as caught:
         drafted(RunOptions("models/doubler"), "sub/p.yaml")
-    place = str(caught.value).rpartition("--output ")[2]
+    place = str(caught.value).rpartition("--out ")[2]
     assert load_profile(drafted(RunOptions("models/doubler"), place).path).name == "p"

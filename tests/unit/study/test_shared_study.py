@@ -1,4 +1,4 @@
-"""Tests for ``tune --join``: worker processes on a PostgreSQL server and a recorded table."""
+"""Tests for ``tune --study-name``: worker processes on a PostgreSQL server and a recorded table."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_a_file_is_not_shared_by_hosts(problem: Problem, tmp_path: Path) -> None
     with joined(problem, tmp_path, "a") as a:
         there = {HOST: "host2", ROLE: SEARCH, LIVES: True, "pid": 1}
         a._workers._study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=there))
-        with pytest.raises(BadInputError, match=r"--join s: host2 uses it, .* postgresql://"):
+        with pytest.raises(BadInputError, match=r"--study-name s: host2 uses it, .* postgresql://"):
             joined(problem, tmp_path, "b")
 
 
@@ -287,8 +287,8 @@ def test_retrying_ends_with_the_budget() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--join", "s"], "--join s: --storage is missing; give the database that all workers share"),
-        (["--join", " ", "--storage", "./x.journal"], "give a name of 1 to 400 printable characters"),
+        (["--study-name", "s"], "--study-name s: --storage is missing; give the database of all workers"),
+        (["--study-name", " ", "--storage", "./x.journal"], "give a name of 1 to 400 printable characters"),
     ],
 )
 def test_a_study_needs_a_name_and_a_storage(words: Sequence[str], complaint: str) -> None:

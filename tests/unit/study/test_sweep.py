@@ -112,7 +112,7 @@ def test_rates_may_be_fractions() -> None:
 
 def test_configurations_are_the_product_without_duplicates() -> None:
     arguments = parse(
-        "--max-batch-size 1,8 --max-queue-delay off,0,5ms --preferred-batch-size none,4+8 --instances 1,2 m"
+        "--max-batch-size 1,8 --max-queue-delay off,0,5ms --preferred-batch-size none,4+8 --instance-count 1,2 m"
     )
     candidates = configurations(OWN, arguments.request.choices)
     static = [candidate for candidate in candidates if not candidate.dynamic_batching]
@@ -134,11 +134,11 @@ def test_unlisted_settings_are_the_models_own() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--concurrency 1 --rates 5 m", "--concurrency and --rates are two kinds of load"),
+        ("--concurrency 1 --request-rate 5 m", "--concurrency and --request-rate are two kinds of load"),
         ("--max-queue-delay soon m", "--max-queue-delay soon: write a positive time such as 20ms"),
         ("--max-queue-delay 1h m", "longer than Triton's maximum queue delay"),
         ("--preferred-batch-size many m", "is no policy"),
-        ("--instances 0 m", "--instances 0: write whole numbers from 1"),
+        ("--instance-count 0 m", "--instance-count 0: write whole numbers from 1"),
         ("--config nothing m", "--config nothing: write the path of a field and its values"),
         ("--config no.such=1 m", "no field 'no'"),
         ("--config max_batch_size=1 m", "use its name in the space"),
@@ -146,7 +146,7 @@ def test_unlisted_settings_are_the_models_own() -> None:
         ("--repeat 0 m", "--repeat 0: write a whole number from 1 to 100"),
         ("--sla-p95 5ms m", "--sla-p95: `tune sweep` measures only the listed cells"),
         ("--search grid m", "--search: `tune sweep` measures only the listed cells"),
-        ("--rates 5 --protocol http m", "--load rate sends requests by gRPC only"),
+        ("--request-rate 5 --protocol http m", "--load rate sends requests by gRPC only"),
         ("--csv nowhere/x.csv m", "--csv nowhere/x.csv: write the name of a file in a folder that exists"),
         ("--resume nowhere", "--resume nowhere: no such folder"),
         ("--resume nowhere m", "leave m out"),
@@ -180,8 +180,8 @@ def test_options_of_a_run_are_accepted() -> None:
         (2, 4),
         True,
     )
-    assert parse("--rates 100 m").options.load == "rate"
-    mixed = parse("--rates 100 -b 1*9|8 m")
+    assert parse("--request-rate 100 m").options.load == "rate"
+    mixed = parse("--request-rate 100 -b 1*9|8 m")
     assert (mixed.request.request_batch_size, mixed.options.request_batch_size) == ((), "1*9|8")
 
 

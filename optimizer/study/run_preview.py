@@ -1,0 +1,258 @@
+"""The preview of a run: its search space, its first trials and its time. Nothing is measured or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.safe_text import one_line
+from optimizer.core.timing import CONFIRM_SHARE, Stopwatch
+from optimizer.core.trial import Candidate, Trial
+from optimizer.deploy import runtime, target_factory
+from optimizer.machine.hardware import Hardware
+from optimizer.options.command_line import command_line
+from optimizer.options.run_options import RunOptions
+from optimizer.results import formatting
+from optimizer.results.finished_run import candidate_document
+from optimizer.search import SMALLEST_GAIN, make_searcher
+from optimizer.search.transfer import TransferredStudy
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.environment import Environment, ServerResources
+from optimizer.study.load_generators import why_perf_analyzer
+from optimizer.study.model_finder import find_model, undeclared_models
+from optimizer.study.run_record import problem_document
+from optimizer.study.searcher_factory import load_warm_start
+from optimizer.study.task import Task
+
+PROPOSALS = 2  # further ones of tpe depend on the measurements
+SERVER_MB = 90  # of the download
+REASONS = {
+    "baseline": "the configuration as given; gains are relative to it",
+    "dynamic_batching": "plain dynamic_batching {}, the usual advice; gains are relative to it too",
+}
+
+
+class FirstTrial(NamedTuple):
+    """A configuration that is tried first, and why."""
+
+    role: str
+    candidate: Candidate
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """The preview of a run with ``options``.
+
+    ``first`` are the first trials in their order. ``has_server`` says whether the embedded server and perf_analyzer
+    are installed, ``started_server`` whether a server was started for a model that declares no inputs or outputs.
+    """
+
+    options: RunOptions
+    task: Task
+    hardware: Hardware
+    resources: ServerResources
+    first: tuple[FirstTrial, ...]
+    notes: tuple[str, ...]
+    has_server: bool
+    started_server: bool
+
+    @property
+    def confirmation_seconds(self) -> float:
+        """The part of the budget that is reserved for the confirmation."""
+        return CONFIRM_SHARE * self.options.budget_seconds if self.options.confirmation else 0.0
+
+    @property
+    def search_seconds(self) -> float:
+        """The part of the budget for the search."""
+        return self.options.budget_seconds - self.confirmation_seconds
+
+    def document(self) -> dict[str, Any]:
+        """Return the document of ``--dry-run --json``, with the names of run.json."""
+        problem, options = self.task.problem, self.options
+        return {
+            "command": command_line(options),
+            "problem": problem_document(self.task),
+            "target": options.target,
+            "hardware": str(self.hardware),
+            **asdict(self.resources),
+            "load": {
+                "generator": "tune" if problem.open_loop else "perf_analyzer",
+                "confirmation_generator": "perf_analyzer" if why_perf_analyzer(options, self.task) else "tune",
+                "protocol": options.protocol,
+                "kind": options.load,
+                "max_concurrency": None if problem.open_loop else problem.max_concurrency,
+                "request_distribution": options.arrivals if problem.open_loop else None,
+            },
+            "search": options.search,
+            "first": [
+                {"role": trial.role, "configuration": candidate_document(trial.candidate), "reason": trial.reason}
+                for trial in self.first
+            ],
+            "max_trials": options.max_trials,
+            "budget_seconds": options.budget_seconds,
+            "search_seconds": self.search_seconds,
+            "confirmation_seconds": self.confirmation_seconds,
+            "server_is_installed": self.has_server,
+            "server_was_started": self.started_server,
+            "notes": list(self.notes),
+        }
+
+
+def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
+    """Return the preview of a run with ``options``.
+
+    ``say`` gets one line for each slow preparation: a model may be built in the cache. The server is not downloaded,
+    and is started only for a model that declares no inputs or outputs. Raises BadInputError and EnvironmentFault.
+    """
+    if options.cluster is not None:
+        raise BadInputError(
+            "--dry-run: it describes a run on this machine, but --cluster measures on other nodes; leave one out"
+        )
+    RunFolder.check(options.out)
+    with Environment.open(options, Stopwatch(), say) as environment:
+        has_server = runtime.installed() is not None
+        undeclared = _undeclared(environment)
+        if undeclared and options.target == "embedded" and not has_server:
+            models = one_line(", ".join(undeclared))
+            raise EnvironmentFault(
+                f"--dry-run: config.pbtxt of {models} declares no inputs or outputs, and the "
+                "server that knows them is not installed; install it (`tune setup`), or declare them"
+            )
+        task = environment.prepare_task(fetch_server=False)
+        if has_server or options.target != "embedded":
+            target_factory.check_space(task.problem.space, options, say)
+        transfer, transfer_notes = load_warm_start(options, task, None)
+        notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
+        resources = environment.server_resources(task)
+        first = _first_trials(options, task, transfer)
+        hardware = environment.hardware
+    return RunPreview(options, task, hardware, resources, first, notes, has_server, bool(undeclared))
+
+
+def _undeclared(environment: Environment) -> list[str]:
+    """Return the models for which a server is started on this machine."""
+    if environment.options.target not in target_factory.ON_THIS_MACHINE:
+        return []
+    hardware = environment.server_hardware()
+    named = find_model(environment.options, hardware, environment.say, start_server=False)
+    return undeclared_models(named.source)
+
+
+def _first_trials(options: RunOptions, task: Task, transfer: TransferredStudy | None) -> tuple[FirstTrial, ...]:
+    compared = [FirstTrial(role, candidate, REASONS[role]) for role, candidate in task.comparisons()]
+    most = PROPOSALS if options.max_trials is None else options.max_trials - len(compared)
+    proposals = first_proposals(
+        options.search, task.problem, options.seed, [trial.candidate for trial in compared], transfer
+    )
+    reason = f"a first proposal of {options.search} with the seed {options.seed}"
+    searched = [FirstTrial("search", candidate, reason) for candidate in proposals]
+    return (*compared[: options.max_trials], *searched[: max(most, 0)])
+
+
+def first_proposals(
+    method: str,
+    problem: Problem,
+    seed: int,
+    compared: Sequence[Candidate],
+    transferred: TransferredStudy | None = None,
+) -> list[Candidate]:
+    """Return the first candidates that a search proposes after those ``compared``, if no measurement changes them.
+
+    The list is empty for `simulated`, all of whose proposals depend on measurements.
+    """
+    if method == "simulated":
+        return []
+    searcher = make_searcher(method, problem, seed, transferred=transferred)
+    for number, candidate in enumerate(compared):
+        searcher.observe(Trial(number, candidate, status="failed", reason="not measured"))
+    proposals = (searcher.suggest() for _ in range(PROPOSALS))
+    return [candidate for candidate in proposals if candidate is not None]
+
+
+def print_preview(console: Console, shown: RunPreview) -> None:
+    """Print ``shown`` for people."""
+    problem = shown.task.problem
+    table = formatting.plain_table("", "")
+    table.show_header = False
+    facts = formatting.facts_line(shown.task.source.facts)
+    for name, text in (
+        ("model", " · ".join(filter(None, (problem.model, facts)))),
+        ("goal", _goal(problem)),
+        ("server", f"{shown.options.target}, on {shown.hardware}"),
+        ("load", _load(shown)),
+        ("time", _time(shown)),
+    ):
+        table.add_row(Text(name), Text(one_line(text)))
+    formatting.print_table(console, table)
+    formatting.print_line(console)
+    formatting.print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
+    choices = formatting.plain_table("parameter", "choices")
+    choices.columns[0].overflow = "fold"  # names can be copied
+    for name, values in problem.space.parameters().items():
+        choices.add_row(Text(one_line(name)), Text(one_line(", ".join(map(_choice, values)))))
+    formatting.print_table(console, choices)
+    formatting.print_line(console)
+    formatting.print_line(console, "tried first:")
+    for number, trial in enumerate(shown.first, 1):
+        formatting.print_line(console, f"{number}. {formatting.configuration(trial.candidate)}")
+        formatting.print_line(console, f"   {trial.reason}")
+    formatting.print_line(console, f"then: {_search(shown)}")
+    for note in shown.notes:
+        formatting.print_line(console, f"note: {one_line(note)}")
+    started = "A server was started to read the inputs" if shown.started_server else "No server was started"
+    formatting.print_line(console, f"{started}, and nothing was measured.")
+
+
+def _goal(problem: Problem) -> str:
+    best = ", then ".join(
+        f"{'highest' if metric.better == 'higher' else 'lowest'} {formatting.metric_label(metric.name)}"
+        for metric in problem.objectives
+    )
+    bounds = formatting.bounds(problem.sla)
+    return f"{best} within {bounds}" if bounds else f"{best}, without a bound"
+
+
+def _load(shown: RunPreview) -> str:
+    problem, options = shown.task.problem, shown.options
+    size = problem.request_batch_size
+    each = f"requests of {formatting.exact(size)} sample{'' if size == 1 else 's'}"
+    each += " on average" if problem.request_mix else ""
+    data = f"{Path(shown.task.input_data).name} as input data"
+    if problem.open_loop:
+        return f"tune's own client, at {options.arrivals} request rates; {each}, {data}"
+    confirming = "" if why_perf_analyzer(options, shown.task) else ", and tune's own client on fresh servers"
+    loads = f"1 to {problem.max_concurrency:,} in flight"
+    return f"perf_analyzer over {options.protocol}{confirming}; {each}, {loads}, {data}"
+
+
+def _time(shown: RunPreview) -> str:
+    clock = formatting.clock
+    text = f"at most {clock(shown.options.budget_seconds)} minutes"
+    if shown.confirmation_seconds:
+        tests = clock(shown.confirmation_seconds)
+        text += f": {clock(shown.search_seconds)} of search, {tests} of tests on fresh servers"
+    if shown.options.max_trials is not None:
+        text += f"; at most {formatting.count(shown.options.max_trials, 'trial')}"
+    return text if shown.has_server else f"{text}; before, the download of the server ({SERVER_MB} MB, once)"
+
+
+def _search(shown: RunPreview) -> str:
+    options = shown.options
+    if options.search == "simulated":
+        gain = f"{SMALLEST_GAIN:.0%}".replace("%", " %")
+        return f"simulated, until the expected gain of another trial is below about {gain}"
+    if options.search == "grid":
+        return "grid tries each configuration"
+    return f"{options.search} proposes one after another, until the time or the space is used up"
+
+
+def _choice(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,76 @@
+"""``tune --print-completion``, and the words that the shell then gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli.commands import COMMANDS
+from optimizer.cli.completion import SHELLS
+from optimizer.options.run_options import TARGETS
+from tests.command_fixtures import TUNE, Tune
+
+
+def completions(line: str, folder: Path) -> set[str]:
+    """Return the words that ``tune`` proposes at the end of ``line`` in ``folder``."""
+    answer = folder / "answer"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    environment = {**os.environ, **asked, "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    ended = subprocess.run([TUNE], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
+    proposed = answer.read_text()
+    answer.unlink()
+    return {word.rstrip() for word in proposed.split("\013")} - {""}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tune ex", {"explain"}),
+        ("tune resnext101", {"resnext101-32x4d"}),
+        ("tune --sla-p9", {"--sla-p90", "--sla-p95", "--sla-p99"}),
+        ("tune run --target ", set(TARGETS)),
+        ("tune --search=g", {"--search=grid", "--search=gp"}),
+        ("tune --sla-p95 ", set()),
+        ("tune verify --fr", {"--fresh"}),
+        ("tune sweep resnext101", {"resnext101-32x4d"}),
+        ("tune emit --output", set()),
+    ],
+)
+def test_the_next_words_are_completed(line: str, words: set[str], tmp_path: Path) -> None:
+    assert completions(line, tmp_path) == words
+
+
+def test_the_first_word_may_be_a_command_a_model_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    assert {*COMMANDS, "dlrm", "model.onnx"} < completions("tune ", tmp_path)
+    assert set(COMMANDS).isdisjoint(completions("tune --sla-p95 20ms ", tmp_path))
+
+
+def test_the_script_completes_in_bash(tmp_path: Path) -> None:
+    line = "tune emi"
+    code = (
+        f'eval "$(tune --print-completion bash)"; COMP_LINE="{line}" COMP_POINT={len(line)}; '
+        'COMP_WORDS=(tune emi) COMP_CWORD=1; _python_argcomplete tune; echo "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PATH": f"{TUNE.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("emit", "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_gets_a_script(shell: str, called_tune: Tune) -> None:
+    for words in (["--print-completion", shell], [f"--print-completion={shell}"]):
+        printed = called_tune(*words)
+        assert (printed.code, printed.stderr) == (0, "")
+        assert "tune" in printed.stdout
+
+
+@pytest.mark.parametrize(("words", "shown"), [((), "''"), (("ksh",), "ksh"), (("bash", "zsh"), "bash zsh")])
+def test_another_shell_is_refused(words: tuple[str, ...], shown: str, called_tune: Tune) -> None:
+    refused = called_tune("--print-completion", *words)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert refused.complaints == [f"tune: --print-completion {shown}: write one of bash, zsh, tcsh, fish"]

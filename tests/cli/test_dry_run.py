@@ -1,0 +1,145 @@
+"""``tune --dry-run``: what a run would do, without a server, a download or a folder of results."""
+
+from __future__ import annotations
+
+import functools
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.trial import Candidate
+from optimizer.deploy import runtime
+from optimizer.search import make_searcher
+from optimizer.study.run_preview import PROPOSALS, first_proposals
+from tests.command_fixtures import Playground, Tune
+from tests.contract.test_searchers import WIDE, problem_of, trial
+from tests.repositories import doubler, serialized, write_python_model
+
+UNDECLARED = 'backend: "python"\ninstance_group { kind: KIND_CPU }\n'
+COMPLETING = textwrap.dedent("""\
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [4]})
+            config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [4]})
+            config.set_max_batch_size(8)
+            return config
+
+        def execute(self, requests):
+            return []
+    """)
+
+
+@pytest.fixture
+def dry_run(called_tune: Tune, playground: Playground) -> Tune:
+    """Return ``tune --dry-run`` in a folder with an ONNX file; no server is installed."""
+    (playground.here / "net.onnx").write_bytes(serialized(doubler()))
+    return functools.partial(called_tune, "--dry-run", env={"TRITUNE_CACHE": playground.root / "cache"})
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def write_undeclared(folder: Path) -> None:
+    write_python_model(folder / "models", "auto", COMPLETING).joinpath("config.pbtxt").write_text(UNDECLARED)
+
+
+def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: Tune, playground: Playground) -> None:
+    shown = dry_run("--sla-p95", "50ms", "--budget", "100s", "net.onnx")
+    assert (shown.code, shown.complaints) == (0, [])
+    for text in (
+        "highest throughput within p95 <= 50 ms",
+        "embedded, on ",
+        "perf_analyzer over grpc, and tune's own client on fresh servers",
+        "at most 1:40 minutes: 1:00 of search, 0:40 of tests on fresh servers",
+        "the download of the server",
+        "max_batch_size ",
+        "the configuration as given",
+        "plain dynamic_batching {}",
+        "then: simulated, until the expected gain",
+        "No server was started, and nothing was measured.",
+    ):
+        assert text in " ".join(shown.stdout.split()), text
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert files(playground.here) == [playground.here / "net.onnx"]
+    assert not any(path.name.startswith("runtime") for path in (playground.root / "cache").iterdir())
+
+
+def test_the_document_has_the_names_of_run_json(dry_run: Tune) -> None:
+    words = ("--search", "random", "--seed", "3", "--max-trials", "3", "--no-confirmation", "--json")
+    shown = dry_run("--sla-p95", "50ms", *words, "net.onnx")
+    assert (shown.code, shown.complaints) == (0, [])
+    document = json.loads(shown.stdout)
+    problem = document["problem"]
+    assert (problem["model"], problem["constraints"]) == ("net", ["p95 <= 50 ms"])
+    assert problem["candidates"] > 1
+    assert {"max_batch_size", "max_queue_delay_us", "instance_count"} < set(problem["space"])
+    assert [one["role"] for one in document["first"]] == ["baseline", "dynamic_batching", "search"]
+    assert document["first"][0]["configuration"] == problem["baseline"]
+    assert document["load"]["generator"] == "perf_analyzer"
+    assert (document["search_seconds"], document["confirmation_seconds"], document["max_trials"]) == (180, 0, 3)
+    assert (document["server_is_installed"], document["server_was_started"]) == (False, False)
+    assert "tune --sla-p95 50ms" in document["command"]
+
+
+@pytest.mark.parametrize("method", ["tpe", "random", "nsga2", "grid"])
+def test_the_first_proposals_are_those_of_a_run(method: str) -> None:
+    problem, compared = problem_of(WIDE), [Candidate(16), Candidate(16, dynamic_batching=True)]
+    searcher, proposals = make_searcher(method, problem, 7), list[Candidate | None]()
+    for number, candidate in enumerate(compared):
+        searcher.observe(trial(number, candidate))
+    for number in range(len(compared), len(compared) + PROPOSALS):
+        proposals.append(suggested := searcher.suggest())
+        assert suggested is not None
+        searcher.observe(trial(number, suggested))
+    assert first_proposals(method, problem, 7, compared) == proposals
+
+
+def test_the_proposals_of_simulated_depend_on_measurements() -> None:
+    assert first_proposals("simulated", problem_of(WIDE), 0, []) == []
+
+
+def test_a_request_rate_is_shown(dry_run: Tune) -> None:
+    shown = dry_run("--load", "rate", "--request-distribution", "constant", "--sla-p99", "50ms", "net.onnx")
+    assert "tune's own client, at constant request rates" in " ".join(shown.stdout.split())
+
+
+def test_a_model_that_needs_the_server_does_not_download_it(dry_run: Tune, playground: Playground) -> None:
+    write_undeclared(playground.here)
+    ended = dry_run("--sla-p95", "50ms", "models/auto")
+    assert (ended.code, ended.stdout) == (3, "")
+    assert ended.complaints[-1].startswith("tune: --dry-run: config.pbtxt of auto declares no inputs or outputs, ")
+    assert ended.complaints[-1].endswith("install it (`tune setup`), or declare them")
+
+
+def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, playground: Playground) -> None:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    runtime.ensure(print)
+    write_undeclared(playground.here)
+    shown = called_tune("--dry-run", "--sla-p95", "50ms", "models/auto")
+    assert (shown.code, len(shown.complaints)) == (0, 1)
+    assert "auto/config.pbtxt declares no inputs or outputs: starting a server" in shown.complaints[0]
+    assert shown.stdout.endswith("A server was started to read the inputs, and nothing was measured.\n")
+    assert not (playground.here / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--sla-p95", "20", "net.onnx"), "--sla-p95 20: a unit is missing: 20ms?"),
+        (("nosuch",), "no model 'nosuch' in "),
+        (("--resume", "latest"), "--resume latest keeps the options of the run; leave --dry-run out"),
+        (("--cluster", "auto", "net.onnx"), "--dry-run: it describes a run on this machine, but --cluster measures"),
+        (("--out", "net.onnx", "net.onnx"), "results folder net.onnx: cannot write there (Not a directory)"),
+        (("--load", "rate", "--protocol", "http", "net.onnx"), "--load rate sends requests by gRPC only"),
+    ],
+)
+def test_bad_input_is_one_line(dry_run: Tune, words: tuple[str, ...], message: str) -> None:
+    ended = dry_run(*words)
+    assert (ended.code, ended.stdout) == (2, "")
+    (line,) = ended.complaints
+    assert line.startswith(f"tune: {message}")
