@@ -37,7 +37,8 @@ from optimizer.measure.server_health import without_traceback
 from optimizer.options.run_options import RunOptions
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
-NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model; apt-get install bash"
+NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"
+INSTALL_STUB_SHELL = "apt-get install bash"
 LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
 MORE_ADDRESS_SPACE = "ulimit -v unlimited"
 WITHOUT_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}  # its thread and requests would disturb measurements
@@ -242,7 +243,7 @@ def server_environment(installed: Runtime) -> dict[str, str]:
         raise EnvironmentFault(runtime.libpython_advice())
     search_path = stub_search_path()
     if shutil.which(STUB_SHELL, path=search_path) is None:
-        raise EnvironmentFault(NO_STUB_SHELL)
+        raise EnvironmentFault(f"{NO_STUB_SHELL}; {INSTALL_STUB_SHELL}")
     if problem := address_space_problem():
         raise EnvironmentFault(f"{problem}; {MORE_ADDRESS_SPACE}")
     packages = [path for path in sys.path if path.endswith("site-packages")]

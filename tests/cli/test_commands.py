@@ -159,7 +159,7 @@ def test_doctor_checks_what_starts_the_process_of_a_model(called_tune: Tune, mon
     assert shown.code == 3
     assert findings(shown.stdout)["bash"] == (
         "fail",
-        "missing: Triton starts the process of a model with it",
+        "bash is missing, with which Triton starts the process of a model",
         "apt-get install bash",
     )
     ended = called_tune("--sla-p95", "20ms", "mlp", env={"PATH": "/nowhere"})
