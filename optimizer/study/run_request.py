@@ -127,8 +127,8 @@ def refuse_foreign_values(
     missing = external.keys() - named
     if missing and not folder.is_own(stored):
         written = written_values(options)
-        words = option_words({name: value for name, value in written.items() if name in missing})
-        words += [options.model] if MODEL in missing else []
+        words = [options.model] if MODEL in missing else []  # argparse wants it right behind the run
+        words += option_words({name: value for name, value in written.items() if name in missing})
         raise BadInputError(
             f"{about}: run.json was not written by your tune on this machine, and names code, addresses or data; if "
             f"you trust them, add {quote(shlex.join(words))}"

@@ -240,7 +240,6 @@ MODEL_ANALYZER = [
     bad("--from-model-analyzer f m", "f:4:1: ", "expected", f=f"{TWO}profile_models: {{\n"),
     bad("--from-model-analyzer f --model-repository no m", "--model-repository no: no such", f="concurrency: 1"),
     bad("--print-profile mlp", "--print-profile ", "--from-model-analyzer FILE"),
-    bad("--resume r --from-model-analyzer f", "--resume r ", "leave --from-model-analyzer out", f=TWO),
 ]
 
 
@@ -744,6 +743,42 @@ REFUSED_RUNS = {
         ("--resume run: ", "outside its folder", "give --storage postgresql://me@host/db"),
     ),
     "a model named like a flag": (record(model="--help"), "--resume run", ("no model '--help'",)),
+    "another file of options": (
+        record(),
+        "--resume run --from-model-analyzer f",
+        ("--resume run keeps the options of the run; leave --from-model-analyzer out",),
+    ),
+    "a program that was not given": (
+        record(target="local", tritonserver="./evil"),
+        "--resume run",
+        ("--resume run: run.json was not written by your tune", "add --target local --tritonserver ./evil"),
+    ),
+    "an address that was not given": (
+        record(target="remote", url="h:1", headers=["a:$SECRET"]),
+        "verify run --target remote",
+        ("--resume run: run.json was not written by your tune", "add --url h:1 --header 'a:$SECRET'"),
+    ),
+    "an address of a separate test that was not given": (
+        record(target="remote", url="h:1"),
+        "verify --fresh run",
+        ("verify run: run.json was not written by your tune", "add --target remote --url h:1"),
+    ),
+    "another address": (
+        record(target="remote", url="h:1"),
+        "--resume run --target remote --url h:2",
+        ("--resume run keeps the options of the run; leave --url out",),
+    ),
+    "a repository that was not given": (
+        record(model="m", model_repository="models"),
+        "--resume run --budget 5m",
+        ("--resume run: run.json was not written by your tune", "add --model-repository models"),
+    ),
+    "a model in the folder of the run": (
+        record(model="run"),
+        "--resume run",
+        ("--resume run: run.json was not written by your tune", "add run"),
+    ),
+    "another model for a test": (record(), "verify run mlp", ("--resume run", "'mlp'", "out")),
     "a redacted password": (
         record(storage="postgresql://u:***@host/db"),
         "--resume run",
@@ -767,10 +802,11 @@ def test_a_run_whose_file_is_a_link_is_not_continued(name: str, called_tune: Tun
     path = playground.here / "run" / name
     path.parent.mkdir(exist_ok=True)
     path.symlink_to(playground.here)
-    assert_says(
-        tune_without_server(called_tune, playground, "--resume", "run"),
-        (f"run/{name}: is a link", "replace it by that file"),
-    )
+    for words in (("--resume", "run"), ("verify", "--fresh", "run")):
+        assert_says(
+            tune_without_server(called_tune, playground, *words),
+            (f"run/{name}: is a link", "replace it by that file"),
+        )
 
 
 BROKEN_RECORDS = {
