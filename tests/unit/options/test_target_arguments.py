@@ -195,7 +195,7 @@ def test_a_sweep_from_someone_else_is_not_resumed(tmp_path: Path, monkeypatch: p
     (tmp_path / "sweep.json").write_text(json.dumps(record))
     assert read_sweep_arguments(["--resume", str(tmp_path)]).options == options
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))
-    with pytest.raises(BadInputError, match=r"sweep.json was not .* begin it again: tune sweep --target remote --url"):
+    with pytest.raises(BadInputError, match=r"sweep.json was not .* begin it again: tune sweep --target remote"):
         read_sweep_arguments(["--resume", str(tmp_path)])
 
 
