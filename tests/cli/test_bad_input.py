@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from optimizer.machine import hardware
 from optimizer.model.builders.onnx_graph import Graph
@@ -374,6 +374,14 @@ def without_config(model: Path) -> None:
     (model / "1" / "model.onnx").rename(model / "net.onnx")
 
 
+def with_weights_in(location: str) -> ModelProto:
+    model = doubler()
+    weights = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value=location)
+    return model
+
+
 def with_operator(name: str, domain: str = "") -> ModelProto:
     model = doubler()
     model.graph.node[0].op_type, model.graph.node[0].domain = name, domain
@@ -488,6 +496,14 @@ REPOSITORIES = {
     "too many instances": Repository(
         replace_config(f"{CONFIG}instance_group {{ count: 100000 kind: KIND_CPU }}\n"),
         ("config.pbtxt: ", "100,000 instances are above the limit of 64", "--max-instances"),
+    ),
+    "instances below 0": Repository(
+        replace_config(f"{CONFIG}instance_group {{ count: -5 kind: KIND_CPU }}\n"),
+        ("config.pbtxt: ", "instance_group: count -5 is below 0"),
+    ),
+    "weights outside the folder": Repository(
+        replace_onnx(serialized(with_weights_in("../../secret.bin"))),
+        ("m/1/model.onnx: its weights are in '../../secret.bin', outside the folder of the model",),
     ),
     "unclosed": Repository(
         replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:2: ", 'Expected "}"')
@@ -611,16 +627,20 @@ def test_a_missing_repository_folder_is_reported(path: str, called_tune: Tune, p
 
 
 @pytest.mark.parametrize("name", ["m$(touch PWNED)", "m x"])
-@pytest.mark.parametrize("as_step", [False, True])
+@pytest.mark.parametrize("kind", ["model", "step", "bls-composing-models", "concurrent-models", "variants"])
 def test_a_model_name_that_a_shell_would_interpret_is_refused(
-    name: str, as_step: bool, called_tune: Tune, playground: Playground
+    name: str, kind: str, called_tune: Tune, playground: Playground
 ) -> None:
     models = playground.here / "models"
     write_model(models, name, CONFIG, doubler())
-    if as_step:
+    arguments = [f"models/{name}"]
+    if kind == "step":
         steps = f'ensemble_scheduling {{ step {{ model_name: "{name}" model_version: -1 }} }}\n'
         write_model(models, "chain", CONFIG.replace("onnxruntime_onnx", "ensemble") + steps, None)
-    arguments = ["--model-repository", "models", "chain"] if as_step else [f"models/{name}"]
+        arguments = ["--model-repository", "models", "chain"]
+    elif kind != "model":
+        write_model(models, "m", CONFIG, doubler())
+        arguments = [f"--{kind}", name, "models/m"]
     assert_says(tune_without_server(called_tune, playground, *arguments), (repr(name), "shell", "rename it"))
 
 
