@@ -308,9 +308,9 @@ def complete_config(
 ) -> ModelSource:
     """Return ``source`` with the inputs and outputs that Triton's auto-completion finds in the model.
 
-    ``find`` returns the server to start for it; the model has to load within ``limit_seconds``. A source that is
-    complete is returned unchanged. Raises BadInputError if the model does not load, or has no inputs or outputs
-    either.
+    ``find`` returns the server to start for it; it has to start, and the model to load, within ``limit_seconds``. A
+    source that is complete is returned unchanged. Raises BadInputError if the model does not load, or has no inputs
+    or outputs either.
     """
     if source.config.input and source.config.output:
         return source
@@ -322,6 +322,7 @@ def complete_config(
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
         server = TritonServer(folder, installation, log=folder.path / "tritonserver.log")
+        server.start_seconds = min(server.start_seconds, limit_seconds)
         undo.callback(server.stop)
         client = server.client()
         try:
