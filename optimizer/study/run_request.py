@@ -124,6 +124,8 @@ def refuse_foreign_values(
         if repeated is None or repeated != external.get(MODEL):
             raise BadInputError(f"{about}: the run has its own model; leave {one_line(repr(model))} out")
         named.add(MODEL)
+    if not exists(Path(options.model)):  # the name of a profile, which is tune's or in the user's configs/
+        named.add(MODEL)
     missing = external.keys() - named
     if missing and not folder.is_own(stored):
         written = written_values(options)

@@ -187,6 +187,23 @@ def test_a_run_from_someone_else_needs_its_addresses_and_its_model_again(
         read_verify_arguments(["--fresh", folder, "--input-data", "b.npz"])
 
 
+def test_a_run_from_someone_else_may_name_a_profile_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "named.yaml").touch()
+    folder = str(run(tmp_path / "r", RunOptions("named")).path)
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))
+    assert read_run_arguments(["--resume", folder]).options.model == "named"
+    monkeypatch.chdir("/")
+    with pytest.raises(BadInputError, match=r"add .*/configs/named.yaml$"):  # of the folder where the run began
+        read_run_arguments(["--resume", folder])
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    assert read_run_arguments(["--resume", folder]).options.model == f"{tmp_path}/configs/named.yaml"
+
+
 def test_a_sweep_from_someone_else_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
     words = ["--target", "remote", "--url", "h:1", "m"]
