@@ -19,7 +19,7 @@ from optimizer.core.trial import FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
-from optimizer.options.option_reader import external_values
+from optimizer.options.option_reader import external_names, external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
 from optimizer.options.values import (
@@ -102,8 +102,8 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)
-    external = external_values(first_arguments.options)
-    if external and not is_signed(external, signature):
+    options = first_arguments.options
+    if external_names(options) and not is_signed(external_values(options), signature):
         command = quote(shlex.join(["tune", "sweep", *first_words]))
         raise BadInputError(
             f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "

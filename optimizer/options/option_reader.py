@@ -242,6 +242,15 @@ def external_values(options: RunOptions) -> dict[str, list[str]]:
     return external
 
 
+def external_names(options: RunOptions) -> set[str]:
+    """Return the names of ``external_values`` without a profile that is given by its name.
+
+    Such a profile is tune's own, or in the user's ``configs/``.
+    """
+    names = set(external_values(options))
+    return names if exists(Path(options.model)) else names - {MODEL}
+
+
 def changed_options(options: RunOptions, values: Mapping[str, object]) -> list[str]:
     """Return the names in ``values`` that are not for a resumed run, unless they repeat what ``options`` name.
 

@@ -16,6 +16,7 @@ from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import (
     MODEL,
     changed_options,
+    external_names,
     external_values,
     parse_values,
     resume_options,
@@ -117,16 +118,13 @@ def refuse_foreign_values(
     The options of the run are ``stored``; ``options`` are those that apply now. ``model`` and ``values`` are on the
     command line, where the model may only be repeated. ``about`` begins the message.
     """
-    external = external_values(options)
     named = {name for name, value in values.items() if value is not None}
     if model is not None:
         repeated = external_values(replace(options, model=model)).get(MODEL)
-        if repeated is None or repeated != external.get(MODEL):
+        if repeated is None or repeated != external_values(options).get(MODEL):
             raise BadInputError(f"{about}: the run has its own model; leave {one_line(repr(model))} out")
         named.add(MODEL)
-    if not exists(Path(options.model)):  # the name of a profile, which is tune's or in the user's configs/
-        named.add(MODEL)
-    missing = external.keys() - named
+    missing = external_names(options) - named
     if missing and not folder.is_own(stored):
         written = written_values(options)
         words = [options.model] if MODEL in missing else []  # argparse wants it right behind the run
