@@ -104,7 +104,7 @@ def read_repository_model(
     if not is_folder(folder):
         models = sorted(path.name for path in _entries(repository) if (path / "config.pbtxt").exists())
         has = one_line(", ".join(models), MAX_LIST) or "none"
-        raise BadInputError(f"{show_path(repository)}: no model {name!r} there; it has {has}")
+        raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
     versions = [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
     facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
     path = folder / "config.pbtxt"

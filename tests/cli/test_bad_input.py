@@ -607,8 +607,9 @@ def test_an_unknown_model_is_reported_with_the_models_of_the_repository(
 ) -> None:
     write_model(playground.here / "models", "first", CONFIG, doubler())
     write_model(playground.here / "models", "second", CONFIG, doubler())
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models", "third")
-    assert_says(ended, ("models: ", "'third'", "first, second"))
+    for name, shown in (("third", "'third'"), (LONG, f"'{LONG[:58]}…")):
+        ended = tune_without_server(called_tune, playground, "--model-repository", "models", name)
+        assert_says(ended, ("models: no model ", f"{shown} there", "first, second"))
 
 
 @pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])
