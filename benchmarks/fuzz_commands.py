@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
 from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
 from optimizer.machine.hardware import detect
+from optimizer.model.profile_json_schema import COPY_NAME
 from optimizer.simulator.simulate import compile_simulator
 from tests.command_fixtures import TUNE, Ended, Playground, call_tune
 
@@ -66,7 +67,8 @@ MOST_SECONDS = 300.0  # only a deadlock takes so long
 MOST_CHARACTERS = 1000  # of a line of error
 MOST_BYTES = 4 << 30  # of memory: a case must not take that of the whole machine
 OUTPUT_FLAGS = ("--out", "--storage", "--csv")
-READS_ONLY = ("plan", "explain", "compare", "emit", "replay", "models")  # they leave the folder of a run as it is
+# they leave the folder of a run as it is
+READS_ONLY = ("plan", "explain", "compare", "emit", "replay", "models", "init", "cache")
 LISTS_FONTS = "fc-list"  # matplotlib starts it once
 ALL_PHASES = (Phase.generate, Phase.shrink)
 
@@ -235,7 +237,7 @@ class Place:
             folder.mkdir(parents=True)
         self.compiled = cache_folder() / "compiled"
         compile_simulator(lambda _: None)  # a first case must not take that time
-        (self._cache / "compiled").symlink_to(self.compiled)
+        self._link_compiled()
         self.env: Mapping[str, str | Path] = {
             "HOME": self._home,
             "TRITUNE_CACHE": self._cache,
@@ -245,6 +247,10 @@ class Place:
             "COLUMNS": "100",
         }
         self._count = 0
+
+    def _link_compiled(self) -> None:
+        with contextlib.suppress(FileExistsError):  # `tune cache --clean` removes it
+            (self._cache / self.compiled.name).symlink_to(self.compiled)
 
     @contextlib.contextmanager
     def folder(self, case: CommandCase) -> Iterator[Path]:
@@ -262,7 +268,7 @@ class Place:
         before = self._files()
         try:
             yield folder
-            allowed = _places_to_write(case.words, folder)
+            allowed = _places_to_write(case.words, folder, before)
             after = self._files()
             made = {parent for place in allowed for parent in place.parents}
             changed = {path for path in before.keys() | after.keys() if before.get(path, "") != after.get(path, "")}
@@ -270,6 +276,7 @@ class Place:
             assert not wrong, f"wrote {wrong[0]}"
         finally:
             shutil.rmtree(self.playground.here / "a")
+            self._link_compiled()
             if len(list(self._cache.glob("*/*"))) > 100:
                 for kept in self._cache.iterdir():
                     if not kept.is_symlink() and kept.is_dir():
@@ -290,8 +297,11 @@ class Place:
         return contents
 
 
-def _places_to_write(words: tuple[str, ...], folder: Path) -> list[Path]:
-    """Return where ``tune`` with ``words`` may write: the results, and what its flags name."""
+def _places_to_write(words: tuple[str, ...], folder: Path, before: Collection[Path]) -> list[Path]:
+    """Return where ``tune`` with ``words`` may write: the results, what its flags name, and the files of a profile.
+
+    ``before`` are the files that there were: a profile is overwritten only with ``--force``.
+    """
     places = [folder / "results"]
     if not words or words[0] not in READS_ONLY:
         places.append(folder / "run")
@@ -300,6 +310,9 @@ def _places_to_write(words: tuple[str, ...], folder: Path) -> list[Path]:
         if flag in OUTPUT_FLAGS:
             name = (value if equals else following).removeprefix("sqlite:///")
             places.append(Path(os.path.normpath(folder / name)))
+    if words[:1] == ("init",):
+        places += [place.parent / COPY_NAME for place in (folder / COPY_NAME, *places)]
+        places += [path for path in folder.glob("*.yaml") if path not in before or "--force" in words]
     return places
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from optimizer.cli.commands import COMMANDS as TUNE_COMMANDS
 from optimizer.config import model_config
 from optimizer.core import timing
 from optimizer.core.errors import BadInputError, MeasurementError
@@ -322,6 +323,9 @@ RUN_COMMANDS = (
     ("verify", "run"),
     ("--resume", "run"),
     (*REPLAY, "random", "run/trials.csv"),
+    ("runs", "--results", ".."),
+    ("runs", "--results", "..", "--json"),
+    ("runs", "--delete", "run", "--yes"),
 )
 COMMANDS = (
     (
@@ -356,6 +360,13 @@ COMMANDS = (
     ("emit", "run", "--format", "helm-values", *SERVICE, "s3://models", "--min-replicas", "2", "--out", "results"),
     ("batch", "suite.yaml", "--budget", "4m", "--fail-on-regression", "5%"),
     ("models", "--json"),
+    ("--version",),
+    ("init", "--sla-p95", "20ms", "./model.onnx"),
+    ("init", "--model-repository", "models", "--out", "new.yaml", "m"),
+    ("init", "--out", "-", "mlp"),
+    ("runs", "m", "--results", "results"),
+    ("cache", "--json"),
+    ("cache", "--clean", "onnx", "requests", "--yes"),
     *RUN_COMMANDS,
 )
 STARTS_A_SERVER = ("run", "sweep")
@@ -384,6 +395,7 @@ FLAGS = (
         "--seeds",
         "--config",
     ),
+    *("--delete", "--clean", "--yes", "--fail-on-regression", "--version"),
     *("--request-rate", "--against", "--help", "--no-color", "--", "-", "-x", "--unknown"),
 )
 NAMES = (b"models/m", b"m", b"run", b"./model.onnx", b"p.yaml", b"mlp", b"results/m", b"../m", b"models/m/1")
@@ -406,7 +418,7 @@ def _command_lines(draw: st.DrawFn) -> Case:
         )
         words[place : place + replaced] = new
     command = words[0] if words else ""
-    if (command in STARTS_A_SERVER or command.startswith("-")) and "--resume" not in words:
+    if (command in STARTS_A_SERVER or command not in TUNE_COMMANDS) and "--resume" not in words:
         words += REMOTE
     several = len(words) if command in ("report", "plan", "emit", "batch") else FAULTS_OF_A_DOCUMENT
     return CommandCase(tuple(words), valid=_valid(), most_lines=several)
@@ -427,6 +439,12 @@ def _model_names(draw: st.DrawFn) -> Case:
                 ("report", "--format", "csv", name),
                 ("explain", name),
                 ("emit", name),
+                ("compare", name, "run"),
+                ("runs", name, "--results", ".."),
+                ("runs", "--delete", name, "--yes"),
+                ("init", name),
+                ("init", "--out", f"{name}.yaml", "models/m"),
+                ("cache", "--clean", name, "--yes"),
                 ("verify", name),
                 ("--resume", name),
                 ("--from-model-analyzer", "ma.yaml", "--print-profile", name),
@@ -448,11 +466,14 @@ def _repositories(draw: st.DrawFn) -> Case:
         files[f"models/{name}/{version}/model.onnx"] = model
         files.setdefault(f"models/{name}/config.pbtxt", CONFIG.replace(b'"m"', f'"{name}"'.encode()))
     words = draw(st.sampled_from((("models/m",), ("--model-repository", "models", "m"))))
-    return CommandCase((*words, "--sla-p95", "20ms", *REMOTE), files)
+    command = draw(st.sampled_from(((*words, *REMOTE), (*words, *REMOTE), ("init", *words))))
+    return CommandCase((*command, "--sla-p95", "20ms"), files)
 
 
-def _profiles(content: bytes) -> Case:
-    return CommandCase(("p.yaml", *REMOTE), {"p.yaml": content}, _valid(), FAULTS_OF_A_DOCUMENT)
+@st.composite
+def _profiles(draw: st.DrawFn) -> Case:
+    words = draw(st.sampled_from((("p.yaml", *REMOTE), ("p.yaml", *REMOTE), ("init", "--out", "-", "p.yaml"))))
+    return CommandCase(words, {"p.yaml": draw(documents(PROFILE, STORED))}, _valid(), FAULTS_OF_A_DOCUMENT)
 
 
 def _onnx_files(content: bytes) -> Case:
@@ -560,7 +581,7 @@ READER_CASES = (
 SECTIONS: Mapping[str, st.SearchStrategy[Case]] = {
     "command line": _command_lines(),
     "model names": _model_names(),
-    "profiles": documents(PROFILE, STORED).map(_profiles),
+    "profiles": _profiles(),
     "repositories": _repositories(),
     "ONNX files": st.deferred(lambda: documents(_onnx(), _onnx_with_external_weights())).map(_onnx_files),
     "input data": _input_data(),

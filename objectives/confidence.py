@@ -20,7 +20,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from objectives.sequential import LOOKS, nominal_errors
 
@@ -178,6 +177,8 @@ def miss_rate_bounds(share: float, effective: float, freedom: float, error: floa
     estimated, so ``error`` is lowered by the ratio of Student's t with ``freedom`` degrees of freedom to the normal
     distribution.
     """
+    from scipy import special
+
     error_t = float(special.ndtr(special.stdtrit(freedom, error)))
     hits = share * effective
     others = effective - hits
@@ -193,6 +194,8 @@ def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: f
     server that is just as slow as the bound, however fast the measured ones are. Therefore this bound takes the
     quantile of the measured latencies, with Student's t on the normal quantile of the share.
     """
+    from scipy import special
+
     deviation = _probit_deviation(allowed, effective)
     margin = counts.slope * counts.distance + float(special.stdtrit(freedom, error)) * deviation
     return 1.0 if math.isnan(margin) else float(special.ndtr(special.ndtri(allowed) - margin))
@@ -204,6 +207,8 @@ def _probit_deviation(allowed: float, effective: float) -> float:
 
 
 def _probit_density(share: float) -> float:
+    from scipy import special
+
     return math.exp(-0.5 * float(special.ndtri(share)) ** 2) / math.sqrt(2 * math.pi)
 
 
@@ -224,6 +229,8 @@ def judge_share(
         error: One-sided error of all looks at this configuration and load.
         most_servers: Servers that the time allows in total.
     """
+    from scipy import special
+
     servers, share = len(counts.requests), counts.share
     effective = effective_requests(counts, allowed, spread)
     first_error = _look_error(error, LOOKS[0])
@@ -295,6 +302,8 @@ def mean_bounds(logs: Windows, spread: ServerSpread, error: float) -> tuple[floa
 
     They are Student's t bounds, from the variance between servers and that of the windows' means.
     """
+    from scipy import special
+
     half = -float(special.stdtrit(spread.freedom, error)) * math.sqrt(_mean_variance(logs, spread))
     middle = _mean(logs)
     return middle - half, middle + half
@@ -317,6 +326,8 @@ def difference_bounds(
         spread: Variance of the log between servers.
         error: One-sided error.
     """
+    from scipy import special
+
     variance = _mean_variance(ours, spread) + _mean_variance(theirs, spread)
     variance += spread.slope_variance * log_probe_difference**2
     half = -float(special.stdtrit(spread.freedom, error)) * math.sqrt(variance)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from scipy import special
 
 LOOKS = (4, 6, 9, 13, 19, 28)  # servers after which the verdict is judged; each look has about 1.5 times the data
 _GRID, _PARTS = np.linspace(-9.0, 9.0, 1801), 20  # standard deviations
@@ -32,6 +31,8 @@ def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float,
         error: One-sided error probability of all looks.
         looks: Servers after which the data are judged, ascending.
     """
+    from scipy import special
+
     levels: list[float] = []
     density, sums, before = np.array([1.0]), np.array([0.0]), 0
     for look in looks:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import numpy as np
-from scipy import special
 
 from objectives import latency_sketch
 from objectives.confidence import (
@@ -48,6 +47,8 @@ def order_statistic_levels(effective: float, quantile: float, confidence: float)
     Returns:
         The lower level (0 if no request is a bound) and the upper level (inf if no request is a bound).
     """
+    from scipy import special
+
     above = np.arange(math.ceil(effective))  # candidate numbers of requests above the sample quantile
     # P(at most `above` requests exceed the true quantile), the binomial distribution
     chance = special.betainc(effective - above, above + 1.0, quantile)
@@ -338,6 +339,8 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float) -> MissC
 
 def _slope(windows: Sequence[Measurement], level: float) -> float:
     """Return by how much the normal quantile of the share over a bound rises with the log of latency."""
+    from scipy import special
+
     shares = [(1 - level) * SLOPE_LEVELS, (1 - level) / SLOPE_LEVELS]
     low, high = (pooled_quantile_ms(windows, 1 - share) for share in shares)
     if not math.isfinite(high):  # beyond the highest known quantile

@@ -115,14 +115,14 @@ def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path
     return RecordedProcess(process, Path(complaints))
 
 
-def hold(folder: Path, count: int, file: str = recorded_run.HOLD) -> None:
+def hold(folder: Path, count: int) -> None:
     """Let a run in ``folder`` that has ``count`` rows measure nothing more until ``release``."""
     folder.with_name(folder.name + recorded_run.HELD).unlink(missing_ok=True)
-    write_atomically(folder.with_name(folder.name + file), str(count))
+    write_atomically(folder.with_name(folder.name + recorded_run.HOLD), str(count))
 
 
-def release(folder: Path, file: str = recorded_run.HOLD) -> None:
-    folder.with_name(folder.name + file).unlink()
+def release(folder: Path) -> None:
+    folder.with_name(folder.name + recorded_run.HOLD).unlink()
 
 
 def is_held(folder: Path) -> bool:

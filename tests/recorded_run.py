@@ -45,9 +45,9 @@ RESULT, PLAN = "recommended.json", "plan.json"
 HOLD, HELD = ".hold", ".held"  # files beside the folder of a run
 
 
-def wait_while_held(folder: Path, hold: str = HOLD) -> None:
+def wait_while_held(folder: Path) -> None:
     """Wait while FOLDER.hold exists, if the table has as many rows as that file says. FOLDER.held tells the test."""
-    while _row_count(folder) >= _held_at(folder.with_name(folder.name + hold)):
+    while _row_count(folder) >= _held_at(folder.with_name(folder.name + HOLD)):
         folder.with_name(folder.name + HELD).touch()
         time.sleep(MEASURE_SECONDS)
 

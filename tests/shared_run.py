@@ -40,7 +40,6 @@ from tests.recorded_run import RESULT, ending_as_tune, read_plan, wait_while_hel
 
 BEAT_SECONDS, GRACE_SECONDS = 1, 4
 SLOW_SECONDS = 0.02
-HOLD_CONFIRMATION = ".hold-confirmation"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class WorkerSettings:
 class SlowLoad:
     """A LoadGenerator whose measurements take ``seconds``, except those of the confirmation.
 
-    Tests hold the search with the file FOLDER.hold, and the confirmation with FOLDER.hold-confirmation.
+    Tests hold the search with the file FOLDER.hold.
     """
 
     table: RecordedServer
@@ -75,7 +74,6 @@ class SlowLoad:
         return self.table.measure(endpoint, load, seconds)
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        wait_while_held(self.folder, HOLD_CONFIRMATION)
         return [self.table.measure(endpoint, load, seconds)]
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:

@@ -14,6 +14,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
+from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.record import RECORD, BatchFolder, BatchRecord, EntryRecord, new_record, resumed_record
 from optimizer.study.batch.suite import Suite, read_suite
 
@@ -121,7 +122,7 @@ def _parser() -> Parser:
 
 
 def _open_batch(suite: Suite, resume: str | None, out: str, budget: float | None) -> tuple[BatchFolder, BatchRecord]:
-    """Return a new batch, or the one to continue."""
+    """Return a new batch, or the one to continue. Raises BadInputError."""
     if resume is None:
         folder = BatchFolder.create(out, suite.name)
         return folder, new_record(suite, budget or suite.budget_seconds)
@@ -135,6 +136,8 @@ def _open_batch(suite: Suite, resume: str | None, out: str, budget: float | None
     else:
         folder = BatchFolder.find(resume, "--resume")
         record = folder.read()
+    for path in (folder.path, *(folder.path / entry.folder for entry in record.entries)):
+        RunFolder(path).refuse_links()
     return folder, resumed_record(record, suite, budget)
 
 
@@ -182,7 +185,6 @@ def _line_printer(terminal: Console) -> Callable[[str], None]:
 def _runs_on(terminal: Console) -> RunEntry:
     from optimizer.cli.main import progress_on
     from optimizer.options.run_options import RunOptions
-    from optimizer.store.run_folder import RunFolder
     from optimizer.study.tuning_run import tune
 
     _, watch = progress_on(terminal)

@@ -17,7 +17,9 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import (
+    INSTALL_STUB_SHELL,
     MORE_ADDRESS_SPACE,
+    NO_STUB_SHELL,
     STUB_SHELL,
     address_space_problem,
     stub_search_path,
@@ -98,9 +100,7 @@ def check_shell() -> Finding:
     """Check the shell with which Triton's Python backend starts the process of a model."""
     program = shutil.which(STUB_SHELL, path=stub_search_path())
     if program is None:
-        return Finding(
-            STUB_SHELL, "fail", "missing: Triton starts the process of a model with it", "apt-get install bash"
-        )
+        return Finding(STUB_SHELL, "fail", NO_STUB_SHELL, INSTALL_STUB_SHELL)
     return Finding(STUB_SHELL, "ok", program)
 
 

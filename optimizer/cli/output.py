@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.errors import BadInputError
 
 
 class OutputClosed(SystemExit):
@@ -25,7 +25,7 @@ class OutputClosed(SystemExit):
 class Output:
     """A stream that reports its write errors as errors of ``tune``; all other attributes are those of ``stream``.
 
-    A closed pipe raises OutputClosed. Other errors of standard output raise EnvironmentFault; those of standard error
+    A closed pipe raises OutputClosed. Other errors of standard output raise BadInputError; those of standard error
     discard the rest of it, because nothing could show the message.
     """
 
@@ -57,7 +57,7 @@ class Output:
         except OSError as error:
             self._discard()
             if not self._is_error:
-                raise EnvironmentFault(
+                raise BadInputError(
                     f"standard output: cannot be written: {error.strerror}; free space there, or write it elsewhere"
                 ) from None
 
@@ -88,7 +88,7 @@ def guarded_streams() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Write what standard output has buffered. Raises OutputClosed and EnvironmentFault."""
+    """Write what standard output has buffered. Raises OutputClosed and BadInputError."""
     if sys.stdout is not None:
         sys.stdout.flush()
 

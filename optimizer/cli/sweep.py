@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +15,12 @@ from optimizer.cli.main import INTERRUPTED, progress_on, terminal
 from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder
+from optimizer.core.signature import is_signed
 from optimizer.core.trial import FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
+from optimizer.options.option_reader import external_names, external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
 from optimizer.options.values import (
@@ -95,11 +98,18 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         )
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
-    first_words = read_words(folder)
+    first_words, signature = read_words(folder)
     first = _parser().read_stored(first_words)
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)
+    options = first_arguments.options
+    if external_names(options) and not is_signed(external_values(options), signature):
+        command = quote(shlex.join(["tune", "sweep", *first_words]))
+        raise BadInputError(
+            f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "
+            f"code, addresses or data; if you trust them, begin it again: {command}"
+        )
     return replace(first_arguments, resumed=RunFolder(folder), as_json=as_json)
 
 

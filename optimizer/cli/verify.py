@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 
 from optimizer.cli.main import progress_on, terminal
 from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import server_address
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
-from optimizer.options.option_reader import retarget
+from optimizer.options.option_reader import EXTERNAL, changed_options, retarget
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME, OF_TARGET
+from optimizer.options.table import OF_TARGET
 from optimizer.options.values import parse_budget_seconds, parse_optional
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.run_request import read_run_request, read_stored_options
+from optimizer.study.run_request import read_run_request, read_stored_options, refuse_foreign_values
 
+_TARGET = {option.name for option in OF_TARGET}
 EPILOG = """\
 The test of the recommendation goes on where the run ended it: with the same loads and
 error shares, and with all windows that were measured so far. It is repeated until PASS
@@ -67,11 +69,12 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
     parser = Parser(
         prog="tune verify",
-        usage="[options] RUN",
+        usage="[options] RUN [MODEL]",
         description="Continue the test of the recommendation of a run on fresh servers, or test it again (--fresh).",
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model of a run from someone else, once more")
     parser.add_argument(
         "--fresh", action="store_true", help="Make a separate test, also on another server or machine"
     )
@@ -82,7 +85,8 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     )
     add_results(parser)
     parser.add_options(
-        {*(option.name for option in OF_TARGET), "storage", "json"},
+        {*_TARGET, "storage", "json"},
+        hidden=set(EXTERNAL) - _TARGET,
         defaults={"target": "that of the run", "storage": "that of the run"},
     )
     arguments = parser.read(words)
@@ -91,19 +95,26 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     values.pop("budget", None)
     run = RunFolder.find(arguments.run, arguments.results, "RUN")
     as_json = values.pop("json", False) is True
-    options = _fresh_options(run, values) if arguments.fresh else _continued_options(run, values)
+    read_options = _fresh_options if arguments.fresh else _continued_options
+    options = read_options(run, arguments.model, values)
     return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json)
 
 
-def _continued_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
-    changed = next((name for name in values if "R" not in BY_NAME[name].also), None)
-    if changed is not None:
-        raise BadInputError(f"--{changed}: the test of a run continues on the server of that run; give --fresh too")
-    return read_run_request(None, {**values, "resume": str(run.path)}).options
+def _continued_options(run: RunFolder, model: str | None, values: dict[str, object]) -> RunOptions:
+    if changed := changed_options(read_stored_options(run), values):
+        raise BadInputError(
+            f"--{changed[0]}: the test of a run continues on the server of that run; give --fresh too"
+        )
+    return read_run_request(model, {**values, "resume": str(run.path)}).options
 
 
-def _fresh_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
-    options = retarget(read_stored_options(run), values)
+def _fresh_options(run: RunFolder, model: str | None, values: dict[str, object]) -> RunOptions:
+    run.refuse_links()
+    stored, about = read_stored_options(run), f"verify {one_line(str(run.path))}"
+    if changed := changed_options(stored, {name: value for name, value in values.items() if name not in _TARGET}):
+        raise BadInputError(f"{about}: the run has its own model and data; leave --{changed[0]} out")
+    options = retarget(stored, values)
+    refuse_foreign_values(run, stored, options, about, model, values)
     if options.target == "remote":
         protocol = server_address(options.url).protocol
         if options.protocol != protocol:

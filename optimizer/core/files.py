@@ -45,7 +45,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
     """
     scratch = path.with_name(f".{path.name}.new")
     try:
-        with scratch.open("wb") as file:
+        scratch.unlink(missing_ok=True)  # of a killed process; in a folder from someone else it may be a link
+        with scratch.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -157,7 +158,7 @@ def stored_bytes(*paths: Path) -> int:
 def _acquired(path: Path, busy: Callable[[str], None]) -> TextIO:
     while True:
         with contextlib.ExitStack() as closing:
-            file = closing.enter_context(path.open("a+"))
+            file = closing.enter_context(open(path, "a+", opener=_open_no_link))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -169,6 +170,10 @@ def _acquired(path: Path, busy: Callable[[str], None]) -> TextIO:
                 file.flush()
                 closing.pop_all()
                 return file
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _is_at(path: Path, file: TextIO) -> bool:

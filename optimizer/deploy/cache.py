@@ -11,6 +11,7 @@ from pathlib import Path
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import file_lock, lock_holder, stored_bytes
 from optimizer.core.safe_text import is_folder, one_line
+from optimizer.core.signature import KEY_FILE
 from optimizer.deploy.remote_server import FOLDER as REMOTE_FOLDER
 from optimizer.deploy.runtime import DRAFT, LOCK
 from optimizer.deploy.server_process import processes_with_servers
@@ -37,6 +38,7 @@ KINDS = (
     CacheKind("requests", "requests to the models", ("requests",)),
     CacheKind("simulator", "compiled simulator", ("compiled",)),
     CacheKind("remote", "state to restore; is kept", (REMOTE_FOLDER,), removable=False),
+    CacheKind("signature", "key that marks your runs; is kept", (KEY_FILE,), removable=False),
 )
 REMOVABLE = tuple(kind.name for kind in KINDS if kind.removable)
 OTHER = CacheKind("other", "not tune's; is kept", ("*",), removable=False)

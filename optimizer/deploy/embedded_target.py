@@ -37,7 +37,8 @@ from optimizer.measure.server_health import without_traceback
 from optimizer.options.run_options import RunOptions
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
-NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model; apt-get install bash"
+NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"
+INSTALL_STUB_SHELL = "apt-get install bash"
 LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
 MORE_ADDRESS_SPACE = "ulimit -v unlimited"
 WITHOUT_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}  # its thread and requests would disturb measurements
@@ -242,7 +243,7 @@ def server_environment(installed: Runtime) -> dict[str, str]:
         raise EnvironmentFault(runtime.libpython_advice())
     search_path = stub_search_path()
     if shutil.which(STUB_SHELL, path=search_path) is None:
-        raise EnvironmentFault(NO_STUB_SHELL)
+        raise EnvironmentFault(f"{NO_STUB_SHELL}; {INSTALL_STUB_SHELL}")
     if problem := address_space_problem():
         raise EnvironmentFault(f"{problem}; {MORE_ADDRESS_SPACE}")
     packages = [path for path in sys.path if path.endswith("site-packages")]
@@ -307,9 +308,9 @@ def complete_config(
 ) -> ModelSource:
     """Return ``source`` with the inputs and outputs that Triton's auto-completion finds in the model.
 
-    ``find`` returns the server to start for it; the model has to load within ``limit_seconds``. A source that is
-    complete is returned unchanged. Raises BadInputError if the model does not load, or has no inputs or outputs
-    either.
+    ``find`` returns the server to start for it; it has to start, and the model to load, within ``limit_seconds``. A
+    source that is complete is returned unchanged. Raises BadInputError if the model does not load, or has no inputs
+    or outputs either.
     """
     if source.config.input and source.config.output:
         return source
@@ -321,6 +322,7 @@ def complete_config(
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
         server = TritonServer(folder, installation, log=folder.path / "tritonserver.log")
+        server.start_seconds = min(server.start_seconds, limit_seconds)
         undo.callback(server.stop)
         client = server.client()
         try:

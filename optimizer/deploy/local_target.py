@@ -19,6 +19,7 @@ from optimizer.core.interfaces import TargetSettings
 from optimizer.core.safe_text import is_shell_path, one_line
 from optimizer.deploy import server_process
 from optimizer.deploy.embedded_target import (
+    INSTALL_STUB_SHELL,
     NO_STUB_SHELL,
     STUB_SHELL,
     WITHOUT_TELEMETRY,
@@ -198,7 +199,7 @@ def _check_backends(source: ModelSource, installation: Installation) -> None:
 def _check_stub(installation: Installation) -> None:
     """Raise EnvironmentFault if the process of a model in Python cannot be started with this installation."""
     if shutil.which(STUB_SHELL, path=installation.environment.get("PATH")) is None:
-        raise EnvironmentFault(NO_STUB_SHELL)
+        raise EnvironmentFault(f"{NO_STUB_SHELL}; {INSTALL_STUB_SHELL}")
     if not is_shell_path(str(installation.backends)):
         raise EnvironmentFault(
             f"{one_line(str(installation.backends))}: Triton starts models in Python through a shell, which does not "

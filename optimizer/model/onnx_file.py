@@ -86,6 +86,15 @@ def external_files(model: ModelProto, path: Path) -> tuple[PurePosixPath, ...]:
     return tuple(map(PurePosixPath, sorted(needed)))
 
 
+def check_loadable(model: ModelProto, path: Path) -> None:
+    """Raise BadInputError if the installed ONNX Runtime cannot load the model, whatever its weights are.
+
+    This is the last check of a model, because the import of ONNX Runtime takes long.
+    """
+    check_versions(model, path)
+    check_operators(model, path)
+
+
 def check_versions(model: ModelProto, path: Path) -> None:
     """Raise BadInputError if the installed ONNX Runtime refuses every model of this opset and IR version."""
     import onnxruntime
@@ -297,10 +306,9 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
         raise BadInputError(f"{show_path(file)}: no such file")
     model = read_onnx(file)
     weights = external_files(model, file)
-    check_versions(model, file)
-    check_operators(model, file)
     name = model_name(file)
     config = model_config.with_explicit_counts(derive(model, file, name, largest_batch), gpu=gpu)
+    check_loadable(model, file)
     parts = [file, *(file.parent / weight for weight in weights)]
     digest = hashlib.sha256()
     for part in parts:

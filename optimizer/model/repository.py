@@ -19,8 +19,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import check_shell_word, format_value, is_folder, one_line
 from optimizer.model.config_check import check_config
 from optimizer.model.onnx_file import (
-    check_operators,
-    check_versions,
+    check_loadable,
     complete,
     derive,
     external_files,
@@ -105,7 +104,7 @@ def read_repository_model(
     if not is_folder(folder):
         models = sorted(path.name for path in _entries(repository) if (path / "config.pbtxt").exists())
         has = one_line(", ".join(models), MAX_LIST) or "none"
-        raise BadInputError(f"{show_path(repository)}: no model {name!r} there; it has {has}")
+        raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
     versions = [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
     facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
     path = folder / "config.pbtxt"
@@ -164,7 +163,9 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
     file = _newest(config, backend, path, versions)
     if backend == "onnxruntime":
         file = file / "model.onnx" if file.is_dir() else file
-        complete(config, _read_checked_onnx(file), path, file)
+        model = _read_onnx_and_weights(file)
+        complete(config, model, path, file)
+        check_loadable(model, file)
     elif backend == "pytorch":
         _check_pytorch(config, path, file)
     elif "{}.{}".format(*sys.version_info) not in PYTHON_BACKEND_VERSIONS:
@@ -175,11 +176,9 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
     return config
 
 
-def _read_checked_onnx(file: Path) -> ModelProto:
+def _read_onnx_and_weights(file: Path) -> ModelProto:
     model = read_onnx(file)
     external_files(model, file)
-    check_versions(model, file)
-    check_operators(model, file)
     return model
 
 
@@ -192,7 +191,10 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
             problem += f" (to tune {format_value(loose[0])}, name that file)"
         raise BadInputError(f"{show_path(folder)}: {problem}")
     file = max(files, key=lambda path: int(path.parent.name))
-    return derive(_read_checked_onnx(file), file, folder.name, largest_batch)
+    model = _read_onnx_and_weights(file)
+    config = derive(model, file, folder.name, largest_batch)
+    check_loadable(model, file)
+    return config
 
 
 def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path]) -> Path:

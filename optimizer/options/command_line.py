@@ -160,15 +160,21 @@ def command_line(options: RunOptions) -> str:
 
     Defaults are left out, except those that a file of Model Analyzer may set. Secrets are replaced.
     """
-    words = ["tune"]
-    for name, value in written_values(options).items():
+    words = option_words(written_values(options))
+    return shlex.join(["tune", *words, *(["--"] if options.model.startswith("-") else []), options.model])
+
+
+def option_words(values: Mapping[str, str | list[str] | bool]) -> list[str]:
+    """Return the words of a command line that give ``values``, which ``written_values`` has returned."""
+    words: list[str] = []
+    for name, value in values.items():
         flag = f"--{name}"
         if value is True:
             words.append(flag)
             continue
         for text in value if isinstance(value, list) else [str(value)]:
             words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
-    return shlex.join([*words, *(["--"] if options.model.startswith("-") else []), options.model])
+    return words
 
 
 def _is_flag(word: str) -> bool:

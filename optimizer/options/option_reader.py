@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from optimizer.core.interfaces import ProtocolName
-from optimizer.core.safe_text import is_folder
+from optimizer.core.safe_text import exists, is_folder
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.run_options import RunOptions, default_search
@@ -20,6 +20,9 @@ from optimizer.options.values import OptionError, move_model, quote
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
 LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
 MOST_PROPOSALS = 5  # flags that are equally similar
+MODEL = "MODEL"  # stands for the model among names of options
+# options that name code, a program, an address, or data that are sent to a server
+EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in OF_TARGET))
 LONGEST_FLAG = 100  # further characters are not compared
 RENAMED: Final = {  # earlier names of options, which are not accepted except in the record of a sweep
     "--arrivals": "--request-distribution",
@@ -252,6 +255,43 @@ def written_values(options: RunOptions) -> dict[str, str | list[str] | bool]:
         else:
             written[option.name] = option.type.write(value)
     return written
+
+
+def external_values(options: RunOptions) -> dict[str, list[str]]:
+    """Return the values that name code, a program, an address or a file of data, by the name of the option.
+
+    The path of a profile or of a model is among them, as ``MODEL``. Paths are absolute. Defaults are left out.
+    """
+    here = Path.cwd()
+    model = move_model(here, options.model, options)
+    external = {MODEL: [model]} if "/" in model and exists(Path(model)) else {}
+    for name, value in written_values(options).items():
+        kind = BY_NAME[name].type
+        if name in EXTERNAL and kind is not None and value != "zero":  # of --input-data
+            texts = value if isinstance(value, list) else [str(value)]
+            external[name] = [kind.move(here, text, options) if kind.move else text for text in texts]
+    return external
+
+
+def external_names(options: RunOptions) -> set[str]:
+    """Return the names of ``external_values`` without a profile that is given by its name.
+
+    Such a profile is tune's own, or in the user's ``configs/``.
+    """
+    names = set(external_values(options))
+    return names if exists(Path(options.model)) else names - {MODEL}
+
+
+def changed_options(options: RunOptions, values: Mapping[str, object]) -> list[str]:
+    """Return the names in ``values`` that are not for a resumed run, unless they repeat what ``options`` name.
+
+    A value of EXTERNAL may be repeated, because a run from someone else needs it. Raises OptionError.
+    """
+    given = [name for name, value in values.items() if value is not None and "R" not in BY_NAME[name].also]
+    if others := [name for name in given if name not in EXTERNAL]:
+        return others
+    before, after = external_values(options), external_values(resume_options(options, values))
+    return [name for name in given if before.get(name) != after.get(name)]
 
 
 def move_options(folder: Path, options: RunOptions) -> RunOptions:

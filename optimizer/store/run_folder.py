@@ -21,9 +21,10 @@ from pydantic import TypeAdapter, ValidationError
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import DISK_FAULTS, LOCK_FILE, folder_lock, lock_holder, write_atomically, write_error
 from optimizer.core.safe_text import is_file, is_folder, one_line, printable, read_bytes
+from optimizer.core.signature import is_signed, sign
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
 from optimizer.options.option import DEFAULTS
-from optimizer.options.option_reader import move_options
+from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import quote
 
@@ -237,6 +238,13 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
 
+    def is_own(self, options: RunOptions) -> bool:
+        """Return whether tune wrote the external values of ``options`` into run.json for this user on this machine.
+
+        The options are those that ``read_options`` returns. Raises BadInputError as ``read_options``.
+        """
+        return is_signed(external_values(options), self._read_document().get("signature"))
+
     def refuse_other_bounds(self, bounds: list[str]) -> None:
         """Raise BadInputError if the SLA of the run is not ``bounds``, in text form; also as ``read_info``."""
         try:
@@ -298,12 +306,13 @@ class RunFolder:
         return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
-        """Write run.json: ``options``, the folder that their relative paths start from, and ``rest``.
+        """Write run.json: ``options``, the folder that their relative paths start from, a signature, and ``rest``.
 
         Raises EnvironmentFault if it cannot be written.
         """
         started_in = os.path.relpath(Path.cwd(), self.path.resolve())
-        info = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in, **rest}
+        head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
+        info = {**head, "signature": sign(external_values(options)), **rest}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
     def write_best(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:

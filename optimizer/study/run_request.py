@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,20 @@ from typing import TYPE_CHECKING
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, one_line
 from optimizer.options.addresses import HIDDEN, redact
+from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS
-from optimizer.options.option_reader import parse_values, resume_options, run_options, written_values
+from optimizer.options.option_reader import (
+    MODEL,
+    changed_options,
+    external_names,
+    external_values,
+    parse_values,
+    resume_options,
+    run_options,
+    written_values,
+)
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME, TIMING
+from optimizer.options.table import TIMING
 from optimizer.options.values import quote, storage_file
 from optimizer.store.run_folder import RunFolder
 
@@ -80,14 +91,13 @@ def read_stored_options(folder: RunFolder) -> RunOptions:
 
 def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object]) -> RunRequest:
     run = one_line(resume)
-    if model is not None:
-        raise BadInputError(f"--resume {run}: the run has its own model; leave {one_line(repr(model))} out")
-    refused = [f"--{name}" for name, value in values.items() if value is not None and "R" not in BY_NAME[name].also]
-    if refused:
-        raise BadInputError(f"--resume {run} keeps the options of the run; leave {', '.join(refused)} out")
     folder = RunFolder.find(resume, out)
     folder.refuse_links()
-    options = resume_options(read_stored_options(folder), values)
+    stored = read_stored_options(folder)
+    refuse_foreign_values(folder, stored, stored, f"--resume {run}", model, values)
+    if refused := [f"--{name}" for name in changed_options(stored, values)]:
+        raise BadInputError(f"--resume {run} keeps the options of the run; leave {', '.join(refused)} out")
+    options = resume_options(stored, values)
     if options.storage and HIDDEN in options.storage:
         raise BadInputError(f"--resume {run}: the password of its storage is not stored; give --storage")
     if options.storage and values.get("storage") is None and not _is_inside(folder, options.storage):
@@ -96,6 +106,36 @@ def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, obje
             f"yours, give --storage {quote(redact(options.storage))}"
         )
     return RunRequest(options, folder)
+
+
+def refuse_foreign_values(
+    folder: RunFolder,
+    stored: RunOptions,
+    options: RunOptions,
+    about: str,
+    model: str | None,
+    values: Mapping[str, object],
+) -> None:
+    """Raise BadInputError if a run from someone else names code, programs, addresses or data that the user did not.
+
+    The options of the run are ``stored``; ``options`` are those that apply now. ``model`` and ``values`` are on the
+    command line, where the model may only be repeated. ``about`` begins the message.
+    """
+    named = {name for name, value in values.items() if value is not None}
+    if model is not None:
+        repeated = external_values(replace(options, model=model)).get(MODEL)
+        if repeated is None or repeated != external_values(options).get(MODEL):
+            raise BadInputError(f"{about}: the run has its own model; leave {one_line(repr(model))} out")
+        named.add(MODEL)
+    missing = external_names(options) - named
+    if missing and not folder.is_own(stored):
+        written = written_values(options)
+        words = [options.model] if MODEL in missing else []  # argparse wants it right behind the run
+        words += option_words({name: value for name, value in written.items() if name in missing})
+        raise BadInputError(
+            f"{about}: run.json was not written by your tune on this machine, and names code, addresses or data; if "
+            f"you trust them, add {quote(shlex.join(words))}"
+        )
 
 
 def _is_inside(folder: RunFolder, storage: str) -> bool:

@@ -22,13 +22,13 @@ from optimizer.machine.hardware import Fingerprint, parse_fingerprint
 from optimizer.options.option import DEFAULTS
 from optimizer.options.run_options import RunOptions
 from optimizer.search import make_searcher, make_searcher_on
-from optimizer.search.transfer import TransferredStudy
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
 from optimizer.store.trials_table import read_run_table
 from optimizer.study.task import Task
 
 if TYPE_CHECKING:
+    from optimizer.search.transfer import TransferredStudy
     from optimizer.study.distributed.shared_study import SharedStudy
 
 
@@ -74,6 +74,8 @@ def select_fitting(
     A trial fits if its configuration is in the space or in ``compared``. Only its measurements with the same request
     batch size count. Raises BadInputError if none fits.
     """
+    from optimizer.search.transfer import TransferredStudy  # imports Optuna
+
     space, fitting = problem.space, list[Trial]()
     baselines_here = {space.canonical(candidate) for candidate in compared}
     other_size = outside = 0

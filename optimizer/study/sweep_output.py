@@ -72,16 +72,20 @@ def write(folder: RunFolder, document: Mapping[str, object]) -> None:
     summary.write_json(folder.path / FILE, document)
 
 
-def read_words(path: Path) -> list[str]:
-    """Return the arguments of the command in a sweep's folder. Raises BadInputError if it is not one."""
+def read_words(path: Path) -> tuple[list[str], object]:
+    """Return the arguments of the command in a sweep's folder, and the signature of their external values.
+
+    Raises BadInputError if it is not the folder of a sweep.
+    """
     data = read_bytes(path / FILE, MAX_BYTES, "give the folder of a sweep")
     try:
-        words = json.loads(data)["words"]
+        document = json.loads(data)
+        words = document["words"]
         if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInputError(f"{one_line(str(path / FILE))}: not the record of a sweep") from None
-    return words
+    return words, document.get("signature")
 
 
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:

@@ -18,12 +18,14 @@ from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.signature import sign
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.requests import RequestBatching, Requests
+from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -173,6 +175,7 @@ def sweep(
             facts = {
                 "command": shlex.join(["tune", "sweep", *request.words]),
                 "words": list(request.words),
+                "signature": sign(external_values(options)),
                 "model": {"name": task.source.name, **task.source.facts},
                 "hardware": str(environment.hardware),
                 "fingerprint": fingerprint.to_document(),

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from optimizer.machine import hardware
 from optimizer.model.builders.onnx_graph import Graph
@@ -252,7 +252,6 @@ MODEL_ANALYZER = [
     bad("--from-model-analyzer f m", "f:4:1: ", "expected", f=f"{TWO}profile_models: {{\n"),
     bad("--from-model-analyzer f --model-repository no m", "--model-repository no: no such", f="concurrency: 1"),
     bad("--print-profile mlp", "--print-profile ", "--from-model-analyzer FILE"),
-    bad("--resume r --from-model-analyzer f", "--resume r ", "leave --from-model-analyzer out", f=TWO),
 ]
 
 
@@ -387,6 +386,14 @@ def without_config(model: Path) -> None:
     (model / "1" / "model.onnx").rename(model / "net.onnx")
 
 
+def with_weights_in(location: str) -> ModelProto:
+    model = doubler()
+    weights = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value=location)
+    return model
+
+
 def with_operator(name: str, domain: str = "") -> ModelProto:
     model = doubler()
     model.graph.node[0].op_type, model.graph.node[0].domain = name, domain
@@ -502,6 +509,14 @@ REPOSITORIES = {
         replace_config(f"{CONFIG}instance_group {{ count: 100000 kind: KIND_CPU }}\n"),
         ("config.pbtxt: ", "100,000 instances are above the limit of 64", "--max-instance-count"),
     ),
+    "instances below 0": Repository(
+        replace_config(f"{CONFIG}instance_group {{ count: -5 kind: KIND_CPU }}\n"),
+        ("config.pbtxt: ", "instance_group: count -5 is below 0"),
+    ),
+    "weights outside the folder": Repository(
+        replace_onnx(serialized(with_weights_in("../../secret.bin"))),
+        ("m/1/model.onnx: its weights are in '../../secret.bin', outside the folder of the model",),
+    ),
     "unclosed": Repository(
         replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:2: ", 'Expected "}"')
     ),
@@ -604,8 +619,9 @@ def test_an_unknown_model_is_reported_with_the_models_of_the_repository(
 ) -> None:
     write_model(playground.here / "models", "first", CONFIG, doubler())
     write_model(playground.here / "models", "second", CONFIG, doubler())
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models", "third")
-    assert_says(ended, ("models: ", "'third'", "first, second"))
+    for name, shown in (("third", "'third'"), (LONG, f"'{LONG[:58]}…")):
+        ended = tune_without_server(called_tune, playground, "--model-repository", "models", name)
+        assert_says(ended, ("models: no model ", f"{shown} there", "first, second"))
 
 
 @pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])
@@ -624,16 +640,20 @@ def test_a_missing_repository_folder_is_reported(path: str, called_tune: Tune, p
 
 
 @pytest.mark.parametrize("name", ["m$(touch PWNED)", "m x"])
-@pytest.mark.parametrize("as_step", [False, True])
+@pytest.mark.parametrize("kind", ["model", "step", "bls-composing-models", "concurrent-models", "variants"])
 def test_a_model_name_that_a_shell_would_interpret_is_refused(
-    name: str, as_step: bool, called_tune: Tune, playground: Playground
+    name: str, kind: str, called_tune: Tune, playground: Playground
 ) -> None:
     models = playground.here / "models"
     write_model(models, name, CONFIG, doubler())
-    if as_step:
+    arguments = [f"models/{name}"]
+    if kind == "step":
         steps = f'ensemble_scheduling {{ step {{ model_name: "{name}" model_version: -1 }} }}\n'
         write_model(models, "chain", CONFIG.replace("onnxruntime_onnx", "ensemble") + steps, None)
-    arguments = ["--model-repository", "models", "chain"] if as_step else [f"models/{name}"]
+        arguments = ["--model-repository", "models", "chain"]
+    elif kind != "model":
+        write_model(models, "m", CONFIG, doubler())
+        arguments = [f"--{kind}", name, "models/m"]
     assert_says(tune_without_server(called_tune, playground, *arguments), (repr(name), "shell", "rename it"))
 
 
@@ -756,6 +776,42 @@ REFUSED_RUNS = {
         ("--resume run: ", "outside its folder", "give --storage postgresql://me@host/db"),
     ),
     "a model named like a flag": (record(model="--help"), "--resume run", ("no model '--help'",)),
+    "another file of options": (
+        record(),
+        "--resume run --from-model-analyzer f",
+        ("--resume run keeps the options of the run; leave --from-model-analyzer out",),
+    ),
+    "a program that was not given": (
+        record(target="local", tritonserver="./evil"),
+        "--resume run",
+        ("--resume run: run.json was not written by your tune", "add --target local --tritonserver ./evil"),
+    ),
+    "an address that was not given": (
+        record(target="remote", url="h:1", headers=["a:$SECRET"]),
+        "verify run --target remote",
+        ("--resume run: run.json was not written by your tune", "add --url h:1 --header 'a:$SECRET'"),
+    ),
+    "an address of a separate test that was not given": (
+        record(target="remote", url="h:1"),
+        "verify --fresh run",
+        ("verify run: run.json was not written by your tune", "add --target remote --url h:1"),
+    ),
+    "another address": (
+        record(target="remote", url="h:1"),
+        "--resume run --target remote --url h:2",
+        ("--resume run keeps the options of the run; leave --url out",),
+    ),
+    "a repository that was not given": (
+        record(model="m", model_repository="models"),
+        "--resume run --budget 5m",
+        ("--resume run: run.json was not written by your tune", "add --model-repository models"),
+    ),
+    "a model in the folder of the run": (
+        record(model="run"),
+        "--resume run",
+        ("--resume run: run.json was not written by your tune", "add run"),
+    ),
+    "another model for a test": (record(), "verify run mlp", ("--resume run", "'mlp'", "out")),
     "a redacted password": (
         record(storage="postgresql://u:***@host/db"),
         "--resume run",
@@ -779,10 +835,11 @@ def test_a_run_whose_file_is_a_link_is_not_continued(name: str, called_tune: Tun
     path = playground.here / "run" / name
     path.parent.mkdir(exist_ok=True)
     path.symlink_to(playground.here)
-    assert_says(
-        tune_without_server(called_tune, playground, "--resume", "run"),
-        (f"run/{name}: is a link", "replace it by that file"),
-    )
+    for words in (("--resume", "run"), ("verify", "--fresh", "run")):
+        assert_says(
+            tune_without_server(called_tune, playground, *words),
+            (f"run/{name}: is a link", "replace it by that file"),
+        )
 
 
 BROKEN_RECORDS = {

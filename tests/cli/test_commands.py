@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto
 
 from optimizer.cli import doctor
 from optimizer.cli.commands import COMMANDS, overview
 from optimizer.deploy import runtime
 from tests.command_fixtures import RUN_SECONDS, Playground, Tune
+from tests.repositories import doubler, serialized
 
 CHECKS = (
     "tritonserver",
@@ -39,6 +41,7 @@ SLOW_TO_IMPORT = {
     *("google", "grpc", "jinja2", "matplotlib", "numba", "numpy", "onnx", "onnxruntime", "optuna", "pandas"),
     *("psutil", "ray", "rich", "scipy", "sqlalchemy", "tokenizers", "torch", "tritonclient"),
 }
+NEEDED_BY_A_RUN = {"matplotlib", "numba", "optuna", "pandas", "scipy", "sqlalchemy"}
 
 
 # -- help and models --------------------------------------------------------------------------------------------
@@ -52,6 +55,25 @@ SLOW_TO_IMPORT = {
     ],
 )
 def test_help_and_wrong_flags_import_no_slow_package(words: str) -> None:
+    shown, errors, modules = imported_by(*words.split())
+    assert ("tune" in shown) == (errors == [])
+    assert SLOW_TO_IMPORT & modules == set()
+
+
+def test_a_model_is_checked_before_the_packages_of_a_run_are_imported(tmp_path: Path) -> None:
+    """They take longer than the check, and the user waits for its answer."""
+    model = doubler()
+    weights = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="../weights.bin")
+    (tmp_path / "m.onnx").write_bytes(serialized(model))
+    _, errors, modules = imported_by("--sla-p95", "20ms", str(tmp_path / "m.onnx"))
+    assert "outside the folder of the model" in errors[-1]
+    assert NEEDED_BY_A_RUN & modules == set()
+
+
+def imported_by(*words: str) -> tuple[str, list[str], set[str]]:
+    """Return the output of ``tune``, its lines of error, and the packages that it has imported."""
     code = (
         "import contextlib, sys\n"
         "from optimizer.cli.start import main\n"
@@ -59,11 +81,10 @@ def test_help_and_wrong_flags_import_no_slow_package(words: str) -> None:
         "    main()\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)\n"
     )
-    command = [sys.executable, "-c", code, *words.split()]
+    command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     *errors, modules = done.stderr.splitlines()
-    assert ("tune" in done.stdout) == (errors == [])
-    assert SLOW_TO_IMPORT & set(modules.split()) == set()
+    return done.stdout, errors, set(modules.split())
 
 
 def test_each_command_has_a_help(tune: Tune, called_tune: Tune) -> None:
@@ -159,7 +180,7 @@ def test_doctor_checks_what_starts_the_process_of_a_model(called_tune: Tune, mon
     assert shown.code == 3
     assert findings(shown.stdout)["bash"] == (
         "fail",
-        "missing: Triton starts the process of a model with it",
+        "bash is missing, with which Triton starts the process of a model",
         "apt-get install bash",
     )
     ended = called_tune("--sla-p95", "20ms", "mlp", env={"PATH": "/nowhere"})

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNS, TABLE = Path("results/dlrm"), "benchmarks/tables/dlrm.csv"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
-BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check", "--no-report")
+BRIEFLY = (*SHORT_WINDOWS, "--budget", "10s", "--max-trials", "1", "--no-output-check", "--no-report")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.command_fixtures import FINISHED, Playground, Tune
 
-BRIEFLY = ("--budget", "4s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
+BRIEFLY = ("--budget", "10s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
 
 
 def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refused(

@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from optimizer.model.builders.builder import Builder, BuilderSettings, Draft, Interface, ModelFacts, TensorSpec
+from optimizer.model.builders.builder import (
+    Builder,
+    BuilderSettings,
+    Draft,
+    Interface,
+    ModelFacts,
+    Samples,
+    TensorSpec,
+)
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
 from optimizer.model.builders.request_data import token_requests, write_input_data
 
@@ -150,7 +158,7 @@ class BertSettings(BuilderSettings):
     size: Literal["tiny", "mini", "base", "large"] = "base"
     sequence: int = Field(default=384, ge=1, le=512)
     precision: Literal["fp32", "fp16"] = "fp32"
-    samples: int = Field(default=61, ge=1)
+    samples: Samples = 61
 
 
 def interface(settings: BertSettings) -> Interface:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from google.protobuf import text_format
@@ -23,6 +23,7 @@ from optimizer.core.files import file_lock
 
 ModelFacts: TypeAlias = dict[str, str | int | float]
 InstanceKind: TypeAlias = Literal["KIND_CPU", "KIND_GPU"]
+Samples: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]  # entries of request data
 
 
 class BuilderSettings(BaseModel):

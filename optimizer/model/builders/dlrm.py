@@ -20,7 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from optimizer.model.builders.builder import Builder, BuilderSettings, Draft, Interface, ModelFacts, TensorSpec
+from optimizer.model.builders.builder import (
+    Builder,
+    BuilderSettings,
+    Draft,
+    Interface,
+    ModelFacts,
+    Samples,
+    TensorSpec,
+)
 from optimizer.model.builders.onnx_graph import Graph, Layers
 from optimizer.model.builders.request_data import write_input_data
 
@@ -89,7 +97,7 @@ class DlrmSettings(BuilderSettings):
 
     max_rows_per_table: int | None = Field(default=100_000, ge=1)
     precision: Literal["fp32", "fp16"] = "fp32"
-    samples: int = Field(default=SAMPLES, ge=1)
+    samples: Samples = SAMPLES
 
 
 def table_rows(max_rows_per_table: int | None) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from optimizer.model.builders.builder import (
     InstanceKind,
     Interface,
     ModelFacts,
+    Samples,
     TensorSpec,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
@@ -53,14 +54,14 @@ class ClassifierSettings(BuilderSettings):
     """Request data of ``minilm_model``: ``samples`` of ``tokens`` each. The model takes any number of tokens."""
 
     tokens: int = Field(default=16, ge=2, le=512)
-    samples: int = Field(default=251, ge=1)
+    samples: Samples = 251
 
 
 class EnsembleSettings(BuilderSettings):
     """Texts are padded to a multiple of ``pad_to_multiple_of`` tokens; 1 does not pad. ``samples``: request data."""
 
     pad_to_multiple_of: int = Field(default=1, ge=1, le=MAX_TOKENS)
-    samples: int = Field(default=251, ge=1)
+    samples: Samples = 251
 
 
 def write_classifier(settings: ClassifierSettings, draft: Draft) -> ModelFacts:

@@ -32,9 +32,9 @@ class ResnextSettings(BuilderSettings):
     """
 
     depth: Literal["101", "50"] = "101"
-    image: int = Field(default=224, ge=32)
+    image: int = Field(default=224, ge=32, le=2048)
     precision: Literal["fp32", "fp16"] = "fp32"
-    samples: int = Field(default=4, ge=1)
+    samples: int = Field(default=4, ge=1, le=1000)
 
     @property
     def dims(self) -> tuple[int, int, int]:

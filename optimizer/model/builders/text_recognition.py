@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from optimizer.model.builders.builder import Builder, BuilderSettings, Draft, Interface, ModelFacts, TensorSpec
+from optimizer.model.builders.builder import (
+    Builder,
+    BuilderSettings,
+    Draft,
+    Interface,
+    ModelFacts,
+    Samples,
+    TensorSpec,
+)
 from optimizer.model.builders.onnx_graph import Convolutions, Graph, Pair, WeightFile
 from optimizer.model.builders.request_data import write_input_data
 
@@ -23,8 +31,8 @@ POSITIONS, CLASSES = 26, 37
 class TextRecognitionSettings(BuilderSettings):
     """``width``: features of the last layer, 512 as published. ``samples``: entries of request data."""
 
-    width: int = Field(default=512, ge=16, multiple_of=16)
-    samples: int = Field(default=61, ge=1)
+    width: int = Field(default=512, ge=16, le=8192, multiple_of=16)
+    samples: Samples = 61
 
 
 class _Net:

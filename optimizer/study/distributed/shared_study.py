@@ -115,7 +115,9 @@ class SharedWorkers:
             if worker.user_attrs.get(FOLDER) == self._where[FOLDER]:  # an earlier session of this run
                 self._end(worker.number)
         self._heartbeat: Heartbeat | None = None
+        self._confirms = False
         self._enter({ROLE: SEARCH})
+        self._joined_as = self.number
 
     @property
     def name(self) -> str:
@@ -154,19 +156,28 @@ class SharedWorkers:
         )
 
     def confirms(self, finished: int) -> bool:
-        """Return whether this worker is the one that confirms a study of ``finished`` trials."""
-        self._enter({ROLE: CONFIRM, SEEN: finished})
-        return not any(
-            trial.user_attrs[ROLE] == CONFIRM and trial.number < self.number and trial.user_attrs[SEEN] >= finished
-            for trial in self._running()
-        )
+        """Return whether this worker is the one that confirms a study of ``finished`` trials.
 
-    def leave(self) -> None:
-        """End this worker; its unfinished trial becomes free for others."""
+        It is not if another one began to confirm them earlier, and is at work or has ended since this worker joined.
+        """
+        self._enter({ROLE: CONFIRM, SEEN: finished})
+        earlier = (
+            trial
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
+            if trial.number > self._joined_as or trial.state == TrialState.RUNNING
+        )
+        self._confirms = not any(
+            trial.user_attrs[ROLE] == CONFIRM and trial.number < self.number and trial.user_attrs[SEEN] >= finished
+            for trial in earlier
+        )
+        return self._confirms
+
+    def leave(self, *, is_done: bool = False) -> None:
+        """End this worker; its unfinished trial becomes free for others. ``is_done``: it ended without an error."""
         self._has_entered = False
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        self._end(self.number)
+        self._end(self.number, has_confirmed=is_done and self._confirms)
 
     def _enter(self, role: Mapping[str, Any]) -> None:
         if self._heartbeat is not None:
@@ -184,9 +195,12 @@ class SharedWorkers:
     def _running(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, *, has_confirmed: bool = False) -> None:
         with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # another worker did
-            self._study.tell(number, state=TrialState.FAIL)
+            if has_confirmed:
+                self._study.tell(number, 0.0)  # its state is COMPLETE; the value means nothing
+            else:
+                self._study.tell(number, state=TrialState.FAIL)
 
     def _refuse_other_hosts(self, name: str) -> None:
         hosts = {trial.user_attrs[HOST] for trial in self._running()} - {self._where[HOST]}
@@ -226,7 +240,7 @@ class SharedStudy:
         if error is not None:
             self._retry.end()  # end now, whether the database answers or not
         with contextlib.suppress(TuneError):  # otherwise others notice the missing heartbeats
-            self._workers.leave()
+            self._workers.leave(is_done=error is None)
 
     def claim(self, candidate: Candidate, concurrency: int) -> bool:
         return self.tracker.start(candidate, concurrency) is not None

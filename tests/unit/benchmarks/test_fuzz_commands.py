@@ -112,6 +112,14 @@ def test_one_line_of_error_with_a_log_is_right() -> None:
         (("report", "run"), "run/report.html", True),
         (("report", "run", "--out=new/page"), "new/page/report.html", True),
         (("report", "run"), "../../elsewhere", False),
+        (("init", "models/m"), "m.yaml", True),
+        (("init", "models/m"), "tritune-profile.schema.json", True),
+        (("init", "./p.yaml"), "p.yaml", False),
+        (("init", "--force", "./p.yaml"), "p.yaml", True),
+        (("init", "--output=new/m.yaml", "m"), "new/tritune-profile.schema.json", True),
+        (("init", "m"), "run/run.json", False),
+        (("runs", "--delete", "run"), "run/run.json", True),
+        (("cache", "--clean"), "p.yaml", False),
     ],
 )
 def test_a_file_in_a_wrong_place_is_noticed(words: tuple[str, ...], file: str, is_right: bool, place: Place) -> None:

@@ -182,6 +182,14 @@ def test_the_holder_of_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
     assert lock.exists()
 
 
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    (tmp_path / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(EnvironmentFault, match=r"cannot write .*/.lock: "), RunFolder(tmp_path).locked():
+        pass
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
 def test_a_pipe_in_place_of_a_lock_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     assert lock_holder(tmp_path / "lock") is None

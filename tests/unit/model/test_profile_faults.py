@@ -148,6 +148,22 @@ FAULTS = [
         "p.yaml:1: model.settings.layers: -1 is not at least 0",
     ),
     (
+        "model: {builder: mlp, settings: {hidden_width: 1000000000}}",
+        "p.yaml:1: model.settings.hidden_width: 1000000000 is not at most 65536",
+    ),
+    (
+        "model: {builder: mlp, settings: {hidden_width: 65536}}",
+        "p.yaml:1: model.settings: 4,299,816,968 parameters are more than 134,217,728; write smaller sizes",
+    ),
+    (
+        "model:\n  builder: mlp\n  settings: {input_width: 65536, samples: 1000}",
+        "p.yaml:3: model.settings: 65,536,000 values of requests are more than 16,777,216; write fewer samples",
+    ),
+    (
+        "model: {builder: bert, settings: {samples: 1000001}}",
+        "p.yaml:1: model.settings.samples: 1000001 is not at most 1000000",
+    ),
+    (
         "model: {builder: mlp, settings: {layers: [1]}}",
         "p.yaml:1: model.settings.layers: [1] is not a single value (text, number, true or false)",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.cli.verify import read_verify_arguments
 from optimizer.core.errors import BadInputError
+from optimizer.core.signature import sign
 from optimizer.options.addresses import (
     SSL_FLAGS,
     ServerAddress,
@@ -21,6 +23,7 @@ from optimizer.options.addresses import (
 )
 from optimizer.options.command_line import command_line
 from optimizer.options.option import Option
+from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OF_TARGET
 from optimizer.store.run_folder import RunFolder
@@ -177,6 +180,64 @@ def test_a_resumed_run_keeps_its_target_and_takes_a_new_header(tmp_path: Path) -
     assert expand_headers(read_run_arguments([*words, "--header", "a:b"]).options.headers) == {"a": "b"}
     with pytest.raises(BadInputError, match="leave --target out"):
         read_run_arguments([*words, "--target", "local"])
+
+
+def test_a_run_from_someone_else_needs_its_addresses_and_its_model_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    (tmp_path / "m").mkdir()
+    options = RunOptions(str(tmp_path / "m"), target="remote", url="h:1", input_data="a.npz")
+    folder = str(run(tmp_path / "r", options).path)
+    assert read_run_arguments(["--resume", folder]).options == options
+    assert read_run_arguments(["--resume", folder, "--url", "h:1"]).options == options
+    assert read_verify_arguments(["--fresh", folder]).options == options
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))
+    again = [options.model, "--input-data", "a.npz", "--target", "remote", "--url", "h:1"]
+    readers: list[tuple[Callable[[list[str]], RunOptions], list[str]]] = [
+        (lambda words: read_run_arguments(words).options, ["--resume", folder]),
+        (lambda words: read_verify_arguments(words).options, [folder]),
+    ]
+    for read, start in readers:
+        with pytest.raises(BadInputError) as caught:
+            read(start)
+        assert str(caught.value).endswith(f"add {options.model} --input-data a.npz --target remote --url h:1")
+        assert read([*start, *again]) == options
+        with pytest.raises(BadInputError, match=r"; if you trust them, add --input-data a.npz$"):
+            read([*start, options.model, "--target", "remote", "--url", "h:1"])
+    elsewhere = read_verify_arguments(["--fresh", folder, *again[:3], "--target", "docker", "--docker-image", "i"])
+    assert (elsewhere.options.target, elsewhere.options.url) == ("docker", None)
+    with pytest.raises(BadInputError, match=r"the run has its own model and data; leave --input-data out"):
+        read_verify_arguments(["--fresh", folder, "--input-data", "b.npz"])
+
+
+def test_a_run_from_someone_else_may_name_a_profile_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "named.yaml").touch()
+    folder = str(run(tmp_path / "r", RunOptions("named")).path)
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))
+    assert read_run_arguments(["--resume", folder]).options.model == "named"
+    monkeypatch.chdir("/")
+    with pytest.raises(BadInputError, match=r"add .*/configs/named.yaml$"):  # of the folder where the run began
+        read_run_arguments(["--resume", folder])
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    assert read_run_arguments(["--resume", folder]).options.model == f"{tmp_path}/configs/named.yaml"
+
+
+def test_a_sweep_from_someone_else_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    words = ["--target", "remote", "--url", "h:1", "m"]
+    options = read_sweep_arguments(words).options
+    record = {"words": words, "signature": sign(external_values(options))}
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
+    assert read_sweep_arguments(["--resume", str(tmp_path)]).options == options
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))
+    with pytest.raises(BadInputError, match=r"sweep.json was not .* begin it again: tune sweep --target remote"):
+        read_sweep_arguments(["--resume", str(tmp_path)])
 
 
 def test_stored_options_get_the_same_checks(tmp_path: Path) -> None:

@@ -89,6 +89,15 @@ def test_a_full_disk_is_named_with_its_mend() -> None:
     )
 
 
+def test_a_file_is_replaced_although_a_link_has_the_name_of_its_draft(tmp_path: Path) -> None:
+    """In a folder from someone else the link may lead to a file of the user."""
+    (tmp_path / "mine").write_text("keep")
+    (tmp_path / ".run.json.new").symlink_to(tmp_path / "mine")
+    write_atomically(tmp_path / "run.json", "new")
+    assert [(tmp_path / name).read_text() for name in ("mine", "run.json")] == ["keep", "new"]
+    assert not (tmp_path / "run.json").is_symlink()
+
+
 # -- options in another folder ----------------------------------------------------------------------------------
 
 GIVEN = RunOptions("models/mine", {"p95": 10.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -29,7 +30,6 @@ from tests.command_fixtures import eventually
 from tests.conftest import known_server
 from tests.recorded_fixtures import RecordedProcess, hold, is_held, record, release, rows, started
 from tests.recorded_run import RESULT
-from tests.shared_run import HOLD_CONFIRMATION
 from tests.storage_fixtures import PostgreSQL, postgresql
 
 __all__ = ["postgresql"]
@@ -104,13 +104,7 @@ def assert_all_recorded_once(workers: Workers) -> None:
 def test_workers_try_each_configuration_once_and_the_last_one_confirms(workers: Workers) -> None:
     processes = [workers.start(held_at=0) for _ in range(3)]
     workers.wait_until_held()
-    for folder in workers.folders:
-        hold(folder, 0, HOLD_CONFIRMATION)
     workers.release()
-    # a worker that leaves after the end of the confirmation would confirm again
-    assert eventually(lambda: sum(process.is_running for process in processes) == 1, START_SECONDS)
-    for folder in workers.folders:
-        release(folder, HOLD_CONFIRMATION)
     ended = [process.finish() for process in processes]
     assert [process.code for process in ended] == [0, 0, 0], ended
     assert_all_recorded_once(workers)
@@ -250,6 +244,21 @@ def test_the_last_worker_confirms_and_a_later_one_only_new_trials(problem: Probl
         with joined(problem, tmp_path, "d") as d:
             finished(d, 0, second)
             assert d.leave_search() == ""
+
+
+def test_a_worker_that_leaves_after_the_confirmation_does_not_repeat_it(problem: Problem, tmp_path: Path) -> None:
+    first = problem.space.candidates()[0]
+    with joined(problem, tmp_path, "slow") as slow:
+        with contextlib.suppress(KeyboardInterrupt), joined(problem, tmp_path, "interrupted") as interrupted:
+            finished(interrupted, 0, first)
+            slow._workers.leave()  # it is about to ask who confirms
+            assert interrupted.leave_search() == ""
+            raise KeyboardInterrupt
+        with joined(problem, tmp_path, "quick") as quick:
+            assert quick.leave_search() == "", "the first confirmation did not end"
+        assert slow.leave_search() == "another worker of the study s confirms the best configuration"
+    with joined(problem, tmp_path, "later") as later:
+        assert later.leave_search() == "", "its user asked for a confirmation after the end of the other"
 
 
 def test_a_file_is_not_shared_by_hosts(problem: Problem, tmp_path: Path) -> None:
