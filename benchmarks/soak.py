@@ -516,7 +516,9 @@ class Soak:
             findings.usages.append(current.usage)
         eventually(lambda: not self._processes(), GONE_SECONDS)
         left = self._processes()
-        findings.leaks += [f"process {shlex.join(process.info['cmdline'])}" for process in left]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                findings.leaks.append(f"process {process.name()}")
         kill(left)
         files = self._files(whole=is_last) - findings.known
         findings.leaks += map(str, sorted(files))
