@@ -3,8 +3,8 @@
     python benchmarks/start_up.py [--rounds 10] [--run results/dlrm/sample] > benchmarks/start_up.md
 
 Each round starts every command once; every second round in reverse order, so that a drift of the machine affects all
-alike. A round that is not counted comes first. It writes bytecode and compiles the simulator. The targets are medians
-on an idle machine.
+alike. A round that is not counted comes first. It writes bytecode and compiles the simulator. The targets are for
+medians on an idle machine; the last line says how busy it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quiet import wait_for_quiet
+from quiet import CpuUsage
 from tune_runs import judged, row
 
 from optimizer.machine import hardware
@@ -99,16 +99,18 @@ def main() -> None:
         starts: dict[TimedCommand, list[Start]] = {command: [] for command in commands(run, Path(output))}
         for command in starts:
             measure(command)
+        before = CpuUsage.now()
         for number in range(arguments.rounds):
-            wait_for_quiet()
             for command in reversed(starts) if number % 2 else starts:
                 starts[command].append(measure(command))
+        others_share = CpuUsage.now().others_since(before)
     lines = [line.replace(output, "FOLDER") for line in table(starts)]
     print("# Start-up: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/start_up.py', *sys.argv[1:]])}`\n")
     print("\n".join(lines))
     version = ".".join(map(str, sys.version_info[:2]))
-    print(f"\n{hardware.detect()}, Python {version}, load {os.getloadavg()[2]:.1f}; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{hardware.detect()}, Python {version}; {time.strftime('%Y-%m-%d')}")
+    print(f"Other processes used {others_share:.0%} of the CPUs' time.")
 
 
 if __name__ == "__main__":
