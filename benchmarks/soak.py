@@ -372,7 +372,7 @@ def hold(processes: Iterable[psutil.Process], operation: Operation, seconds: flo
 
 @dataclass
 class Findings:
-    """What was seen in a round. ``known`` are the files that were there before, ``rows`` those of its tables so far."""
+    """What was seen in a round: ``known`` files were there before it, ``rows`` are those of its tables so far."""
 
     known: set[Path]
     rows: dict[str, list[bytes]] = field(default_factory=dict)
@@ -483,7 +483,7 @@ class Soak:
     def _start(self, operation: str, setting: Setting) -> Operation:
         if operation == STUDY:
             return self._start_study({"model": MODEL, "out": str(setting.out), **STUDY_KEYWORDS})
-        words = (*WORDS[operation], "--out", setting.out, MODEL)
+        words: list[str | Path] = [*WORDS[operation], "--out", setting.out, MODEL]
         return Command(self._playground.start(*words, env=setting.env, under=setting.under))
 
     def _resume(self, operation: str, setting: Setting) -> Operation:
@@ -495,7 +495,7 @@ class Soak:
         folder = setting.out / record.parent.relative_to(setting.seen)
         if operation == STUDY:
             return self._start_study({"resume": str(folder)})
-        words = (*([SWEEP] if operation == SWEEP else []), "--resume", folder)
+        words: list[str | Path] = [*([SWEEP] if operation == SWEEP else []), "--resume", folder]
         return Command(self._playground.start(*words, env=setting.env, under=setting.resumed_under))
 
     def _start_study(self, keywords: Mapping[str, object]) -> Study:
@@ -503,7 +503,13 @@ class Soak:
         return Study(self._worker)
 
     def _end(
-        self, current: Operation, allowed: Iterable[int], setting: Setting, findings: Findings, *, is_last: bool = False
+        self,
+        current: Operation,
+        allowed: Iterable[int],
+        setting: Setting,
+        findings: Findings,
+        *,
+        is_last: bool = False,
     ) -> None:
         """Wait for the end of an operation and add what is wrong with it, and what it leaves, to ``findings``."""
         try:
@@ -529,7 +535,7 @@ class Soak:
         return [process for process in self._playground.processes() if process.pid != self._worker.pid]
 
     def _files(self, *, whole: bool) -> set[Path]:
-        """Return the shared memory, and with ``whole`` the temporary folders, which a killed run leaves to the next."""
+        """Return shared memory, and with ``whole`` temporary folders, which a killed run leaves to the next one."""
         regions = set(SHARED_MEMORY.glob("tritune_*"))
         folders = {*self._playground.temporary.iterdir(), *Path("/tmp").glob("python_env_*")}
         return regions | folders if whole else regions
@@ -640,7 +646,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help=f"time of all rounds ({MINUTES:g})")
     parser.add_argument("--seed", type=int, default=0, help="seed of the rounds (0)")
     parser.add_argument("--work", type=Path, help=f"folder of the rounds ({WORK})")
-    parser.add_argument("--smoke", action="store_true", help=f"check that everything works: {SMOKE_MINUTES:g} minutes")
+    parser.add_argument("--smoke", action="store_true", help=f"check that all works: {SMOKE_MINUTES:g} minutes")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     minutes = arguments.minutes or (SMOKE_MINUTES if arguments.smoke else MINUTES)

@@ -77,6 +77,7 @@ class StudyWorker:
     def has_ended(self, timeout_seconds: float = 0.0) -> bool:
         """Return whether the study ends within this time; also true if the process has died."""
         assert self._process is not None
+        assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_seconds)
         return bool(ready)
 

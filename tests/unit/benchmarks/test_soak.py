@@ -19,6 +19,7 @@ from soak import KINDS, SoakRound, count_lost, part_of, planned, read_rows, repo
 from study_worker import StudyWorker, Usage
 
 from optimizer.core.process import SUPERVISOR
+from optimizer.measure.load_client.launcher import CLIENT
 from tests.command_fixtures import Ended, Playground, playground
 
 __all__ = ["playground"]
@@ -64,9 +65,9 @@ def test_each_kind_of_round_comes_once_before_the_next_order() -> None:
         (["/cache/bin/tritonserver", "--id=x"], "tritonserver"),
         (["/tmp/backends/python/triton_python_backend_stub", "model.py"], "stub"),
         (["/cache/bin/perf_analyzer", "-m", "mlp"], "load generator"),
-        ([sys.executable, "-P", "-m", soak.CLIENT, "folder"], "load generator"),
+        ([sys.executable, "-P", "-m", CLIENT, "folder"], "load generator"),
         ([sys.executable, "-I", "-S", str(SUPERVISOR), "", "", "tritonserver"], "supervisor"),
-        ([sys.executable, "-I", "-S", str(SUPERVISOR), "", "", sys.executable, "-m", soak.CLIENT], "supervisor"),
+        ([sys.executable, "-I", "-S", str(SUPERVISOR), "", "", sys.executable, "-m", CLIENT], "supervisor"),
         (["bash", "-c", "exec triton_python_backend_stub"], ""),
         ([], ""),
     ],
