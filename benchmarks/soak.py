@@ -20,7 +20,7 @@ of the studies may have at most 5 % more file handles and memory after its last 
 
 Each round is one line of FOLDER/rounds.jsonl. A repeated command continues until all rounds together took --minutes,
 and prints the tables (Markdown). Its exit code is 1 if a round was wrong. A folder holds rounds of one machine and
-one seed. No other tritonserver may run meanwhile.
+one seed.
 """
 
 from __future__ import annotations
@@ -535,10 +535,21 @@ class Soak:
         return [process for process in self._playground.processes() if process.pid != self._worker.pid]
 
     def _files(self, *, whole: bool) -> set[Path]:
-        """Return shared memory, and with ``whole`` temporary folders, which a killed run leaves to the next one."""
-        regions = set(SHARED_MEMORY.glob("tritune_*"))
-        folders = {*self._playground.temporary.iterdir(), *Path("/tmp").glob("python_env_*")}
-        return regions | folders if whole else regions
+        """Return shared memory, and with ``whole`` temporary folders, which a killed run leaves to the next one.
+
+        Shared memory of a running process that is not ours is left out, and Triton's folders in /tmp while any server
+        runs, because they do not name their owner.
+        """
+        files = set()
+        for region in SHARED_MEMORY.glob("tritune_*"):
+            owner = int(region.name.split("_")[1])
+            if owner == self._worker.pid or not psutil.pid_exists(owner):
+                files.add(region)
+        if whole:
+            files |= set(self._playground.temporary.iterdir())
+            if not any(process.info["name"] == TRITONSERVER for process in psutil.process_iter(["name"])):
+                files |= set(Path("/tmp").glob("python_env_*"))
+        return files
 
 
 # -- output -------------------------------------------------------------------------------------------------------
