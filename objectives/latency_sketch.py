@@ -83,7 +83,9 @@ def check_sketch(text: str) -> None:
 
 def pooled_quantile_ms(sketches: Sequence[str], level: float) -> float:
     """Return the quantile of the latencies of all ``sketches`` together in ms. Raises ValueError for a wrong text."""
-    return float(_merge(tuple(sketches)).get_quantile_value(min(max(level, 0.0), 1.0)))
+    cumulative, first_key = _merge(tuple(sketches))
+    rank = min(max(level, 0.0), 1.0) * (cumulative[-1] - 1)
+    return float(_MAPPING.value(first_key + int(np.searchsorted(cumulative, rank, side="right"))))
 
 
 def share_over(sketch: str, bound_ms: float) -> float:
@@ -102,14 +104,14 @@ def _bound_text(bound_ms: float) -> str:
 
 
 @lru_cache(maxsize=64)
-def _merge(sketches: tuple[str, ...]) -> DDSketch:
-    merged = DDSketch(RELATIVE_ACCURACY)
-    for text in sketches:
-        counts, first_key = _read(text)
-        for key, count in zip(range(first_key, first_key + len(counts)), counts.tolist(), strict=True):
-            if count:
-                merged.add(_MAPPING.value(key), count)
-    return merged
+def _merge(sketches: tuple[str, ...]) -> tuple[Floats, int]:
+    """Return the cumulative counts of all sketches together, and the key of the first bin."""
+    parts = [_read(text) for text in sketches]
+    first_key = min(key for _, key in parts)
+    merged = np.zeros(max(key + len(counts) for counts, key in parts) - first_key)
+    for counts, key in parts:
+        merged[key - first_key :][: len(counts)] += counts
+    return np.cumsum(merged), first_key
 
 
 @lru_cache(maxsize=1024)

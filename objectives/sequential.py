@@ -47,6 +47,6 @@ def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float,
         spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)
         bound = float(np.interp(-np.log(spend), -np.log(np.maximum(above, 1e-300)), wide))
         levels.append(float(special.ndtr(-bound / np.sqrt(look))))
-        density = np.where(wide < bound, density, 0.0)
-        sums, before = wide, look
+        is_left = wide < bound  # the others have ended the test
+        density, sums, before = density[is_left], wide[is_left], look
     return tuple(levels)

@@ -60,21 +60,31 @@ class SmallDisk:
         return self.inside / "filler"
 
 
-@pytest.fixture
-def small_disk(playground: Playground) -> Iterator[SmallDisk]:
-    """Yield a disk of 1 MiB at ``results``."""
-    mount = playground.here / "results"
-    mount.mkdir()
-    script = 'mount -t tmpfs -o size=1m tmpfs "$0" && echo mounted && exec sleep infinity'
-    command: list[str | Path] = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, mount]
+@contextlib.contextmanager
+def mounted_disk(mount: Path, mebibytes: int = 1) -> Iterator[SmallDisk]:
+    """Mount a disk at the folder ``mount``, which is created. Raises OSError if mounting is not possible here."""
+    mount.mkdir(exist_ok=True)
+    script = 'mount -t tmpfs -o "size=$1m" tmpfs "$0" && echo mounted && exec sleep infinity'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(mount), str(mebibytes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         if holder.stdout.readline() != "mounted\n":
-            pytest.skip(f"mounting is not possible here: {holder.communicate()[1].strip()}")
+            raise OSError(f"mounting is not possible here: {holder.communicate()[1].strip()}")
         try:
             yield SmallDisk(mount, holder.pid)
         finally:
             holder.kill()
+
+
+@pytest.fixture
+def small_disk(playground: Playground) -> Iterator[SmallDisk]:
+    """Yield a disk of 1 MiB at ``results``."""
+    with contextlib.ExitStack() as mounted:
+        try:
+            disk = mounted.enter_context(mounted_disk(playground.here / "results"))
+        except OSError as error:
+            pytest.skip(str(error))
+        yield disk
 
 
 @dataclass

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.trial import INSTANCE_GPUS, FieldValue
 
 MAX_GPUS = 64  # limit for the GPUs of one machine

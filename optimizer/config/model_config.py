@@ -10,10 +10,10 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path, gpu_placement
 from optimizer.config.batching import is_batcher_field, normalize
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_shell_word, format_value, is_shell_path, one_line, read_bytes
 from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server_field

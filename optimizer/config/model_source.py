@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.config import model_config
 from optimizer.config.batching import resolve_policy
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, fields_of_model, model_of_field

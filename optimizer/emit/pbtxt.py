@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.config import model_config
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import parse_shape
 from optimizer.emit.production import commented, header

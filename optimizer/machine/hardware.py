@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -10,15 +11,15 @@ import platform
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from optimizer.core.safe_text import one_line
 from optimizer.machine.cpus import read_text
 from optimizer.machine.nvml import filter_visible, survey
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +130,21 @@ class Fingerprint:
         )
 
 
-FINGERPRINT = TypeAdapter(Fingerprint)
-
-
 def parse_fingerprint(document: object) -> Fingerprint | None:
     """Return the fingerprint that ``Fingerprint.to_document`` wrote; None for any other document."""
     if not isinstance(document, dict):
         return None
     try:
-        return FINGERPRINT.validate_python({name: value for name, value in document.items() if name != "id"})
-    except ValidationError:
+        return _fingerprint_form().validate_python({name: value for name, value in document.items() if name != "id"})
+    except ValueError:
         return None
+
+
+@functools.cache
+def _fingerprint_form() -> TypeAdapter[Fingerprint]:
+    from pydantic import TypeAdapter  # imported late, so that help and errors of the command are fast
+
+    return TypeAdapter(Fingerprint)
 
 
 def make_fingerprint(
@@ -162,6 +167,8 @@ def make_fingerprint(
 
 
 def _versioned(backend: str) -> str:
+    from importlib import metadata
+
     for package in BACKEND_PACKAGES.get(backend, ()):
         try:
             return f"{backend} {metadata.version(package)}"

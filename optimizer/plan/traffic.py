@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes
@@ -183,6 +182,8 @@ def _cells(data: bytes, name: str) -> tuple[list[str], int]:
 
 def _seconds(cells: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the timestamps in seconds; NaN if a cell is not one."""
+    import pandas as pd  # slow to import, and only recordings need it
+
     texts = pd.Series(cells, dtype=str).str.strip()
     numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, copy=True)
     numbers[~np.isfinite(numbers)] = np.nan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,
+    Overheads,
     Scenario,
     ServiceTimes,
     SimulationResult,
@@ -126,7 +126,7 @@ class PackedScenarios:
             *self._add_load(scenario),
             warm_up,
             requests,
-            *(round(NS * latency_s) for latency_s in astuple(scenario.overheads)),
+            *(round(NS * getattr(scenario.overheads, name)) for name in Overheads.__slots__),
         ]
 
     def _add_service_times(self, service: ServiceTimes, size: int, largest: int, busiest: int) -> tuple[int, int]:

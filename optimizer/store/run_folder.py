@@ -16,8 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import DISK_FAULTS, LOCK_FILE, folder_lock, lock_holder, write_atomically, write_error
 from optimizer.core.safe_text import is_file, is_folder, one_line, printable, read_bytes
@@ -32,7 +30,6 @@ SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or new
 MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
 LONGEST_NAME = 100  # of a folder in a message that names a run too
-RUN_OPTIONS = TypeAdapter(RunOptions)
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 LATEST = "latest"  # stands for the newest run
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
@@ -222,13 +219,15 @@ class RunFolder:
 
         Raises BadInputError if run.json is not the record of a run, or has another schema_version.
         """
+        from pydantic import TypeAdapter, ValidationError  # imported late, so that a wrong flag is reported at once
+
         try:
             info = self._read_document()
             options = info["options"]
             unknown = set(options) - {field.name for field in fields(RunOptions)}
             if unknown:
                 raise ValueError(f"unknown option {min(unknown)!r}")
-            parsed = RUN_OPTIONS.validate_json(json.dumps(options), strict=True)
+            parsed = TypeAdapter(RunOptions).validate_json(json.dumps(options), strict=True)
             started_in = Path(os.path.realpath(self.path / info.get("started_in", Path.cwd())))
             return move_options(started_in, parsed)
         except ValidationError as error:

@@ -39,7 +39,7 @@ CHECKS = (
 
 SLOW_TO_IMPORT = {
     *("google", "grpc", "jinja2", "matplotlib", "numba", "numpy", "onnx", "onnxruntime", "optuna", "pandas"),
-    *("psutil", "ray", "rich", "scipy", "sqlalchemy", "tokenizers", "torch", "tritonclient"),
+    *("psutil", "pydantic", "ray", "rich", "scipy", "sqlalchemy", "tokenizers", "torch", "tritonclient"),
 }
 NEEDED_BY_A_RUN = {"matplotlib", "numba", "optuna", "pandas", "scipy", "sqlalchemy"}
 
