@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import is_file
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import parse_values
 from optimizer.options.table import BY_NAME, OPTIONS
@@ -45,12 +46,14 @@ class RunArguments(RunRequest):
         print_profile: Print Model Analyzer's file as a profile and run nothing.
         log: One of LOGS; None chooses by the kind of terminal.
         report: Write the report page.
+        verbose: Print the details of the result too.
     """
 
     as_json: bool = False
     print_profile: bool = False
     log: str | None = None
     report: bool = True
+    verbose: bool = False
 
 
 def read_run_arguments(words: list[str]) -> RunArguments:
@@ -67,6 +70,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
         print_profile="print-profile" in parsed,
         log=parsed.get("log"),
         report="no-report" not in parsed,
+        verbose="verbose" in parsed,
     )
 
 
@@ -127,12 +131,12 @@ def main(words: list[str]) -> int:
     from optimizer.study.tuning_run import tune
 
     result = tune(options, arguments.resumed, *progress_on(terminal(), arguments.log), report=arguments.report)
-    return finish(result, as_json=arguments.as_json)
+    return finish(result, as_json=arguments.as_json, verbose=arguments.verbose)
 
 
-def finish(result: RunResult, *, as_json: bool) -> int:
+def finish(result: RunResult, *, as_json: bool, verbose: bool) -> int:
     """Print the result of a run and return its exit code."""
-    _print(result, as_json=as_json)
+    _print(result, as_json=as_json, verbose=verbose)
     return exit_code(result.status, result.outcome.verdict)
 
 
@@ -142,7 +146,7 @@ def exit_code(status: RunStatus, verdict: Verdict) -> int:
     return ended_early.get(status, EXIT_CODES[verdict.value])
 
 
-def _print(result: RunResult, *, as_json: bool) -> None:
+def _print(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         import json
 
@@ -162,10 +166,13 @@ def _print(result: RunResult, *, as_json: bool) -> None:
         Console(),
         result.outcome,
         result.task.problem,
+        baseline=result.task.baseline,
         hardware=str(result.hardware),
         notes=result.notes,
         facts=result.task.source.facts,
         results_dir=result.folder.path,
         command=result.command,
         config_path=result.folder.best_config if result.outcome.recommended else None,
+        report_path=result.folder.report if is_file(result.folder.report) else None,
+        verbose=verbose,
     )

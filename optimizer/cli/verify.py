@@ -55,6 +55,7 @@ class VerifyArguments:
         budget_seconds: Time of the measurements; None for the default.
         is_fresh: Make a separate test.
         as_json: Print one JSON document.
+        verbose: Print the details of the result too.
     """
 
     run: RunFolder
@@ -62,6 +63,7 @@ class VerifyArguments:
     budget_seconds: float | None
     is_fresh: bool
     as_json: bool
+    verbose: bool
 
 
 def read_verify_arguments(words: list[str]) -> VerifyArguments:
@@ -82,7 +84,7 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
         help="Wall time of the measurements: 5m, 90s (default: 3m; with --fresh twice the expected time)",
     )
     parser.add_options(
-        {*(option.name for option in OF_TARGET), "out", "storage", "json"},
+        {*(option.name for option in OF_TARGET), "out", "storage", "json", "verbose"},
         defaults={"target": "that of the run", "storage": "that of the run"},
     )
     arguments = parser.read(words)
@@ -91,8 +93,9 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     values.pop("budget", None)
     run = RunFolder.find(arguments.run, str(values.get("out", DEFAULTS.out)), "RUN")
     as_json = values.pop("json", False) is True
+    verbose = values.pop("verbose", False) is True
     options = _fresh_options(run, values) if arguments.fresh else _continued_options(run, values)
-    return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json)
+    return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json, verbose)
 
 
 def _continued_options(run: RunFolder, values: dict[str, object]) -> RunOptions:
@@ -123,9 +126,8 @@ def main(words: list[str]) -> int:
         from optimizer.study.tuning_run import continue_confirmation
 
         seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
-        return finish(
-            continue_confirmation(arguments.run, arguments.options, seconds, *progress), as_json=arguments.as_json
-        )
+        continued = continue_confirmation(arguments.run, arguments.options, seconds, *progress)
+        return finish(continued, as_json=arguments.as_json, verbose=arguments.verbose)
     from optimizer.results.verification import document, print_verification
     from optimizer.study.verification import verify
 

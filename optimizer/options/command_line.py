@@ -121,7 +121,7 @@ def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -
     else:
         choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
         named |= {"action": "append" if option.repeatable else "store", "metavar": choices or option.type.metavar}
-    parser.add_argument(option.flag, **named)
+    parser.add_argument(*option.flags, **named)
 
 
 def values_of(namespace: argparse.Namespace) -> dict[str, object]:

@@ -385,6 +385,15 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     OUTPUT: (
         Option("out", _FOLDER, "Folder of the results", also="PSR", is_common=True),
         Option("json", None, "Print one JSON document on standard output", stored_as="", also="SR", is_common=True),
+        Option(
+            "verbose",
+            None,
+            "Print the metrics, the Pareto front, model, hardware and the extent of the search at the end too",
+            short="v",
+            stored_as="",
+            also="R",
+            is_common=True,
+        ),
         Option("no-report", None, "Write no report.html (`tune report` writes it later)", stored_as="", also="PR"),
         Option(
             "log",
