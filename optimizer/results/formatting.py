@@ -247,7 +247,7 @@ def triton_lines(candidate: Candidate) -> list[str]:
 
 
 def change_lines(before: Candidate, after: Candidate) -> list[str]:
-    """Return the lines of config.pbtxt that change, ``- max_batch_size: 256`` for a removed one; empty if none does."""
+    """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``; empty if none does."""
     old, new = ([line for line in triton_lines(own) if line != NO_BATCHING] for own in (before, after))
     changes = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]  # without the names of the files
     return [f"{line[0]} {one_line(line[1:])}" for line in changes if not line.startswith("@@")]

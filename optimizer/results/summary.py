@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _PERCENTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
 _ALWAYS_SHOWN = {"throughput", *_PERCENTILES}
 VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
+NO_CHANGE = "No change: the current configuration is the best one."
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
@@ -262,7 +263,8 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
 
     def row(name: str, point: Point | None, gain: str, role: str = "") -> tuple[str, ...]:
         if point is None:
-            return name, "–", "–", "–", "not reached before the run ended" if role in outcome.untried else missed
+            why = "not reached before the run ended" if role in outcome.untried else missed
+            return name, "–", "–", "–", why
         values = [
             formatting.estimate(METRICS[metric].value(point.measurement), _interval(outcome, point, metric))
             for metric in ("throughput", problem.sla.judged_latency)

@@ -113,7 +113,7 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
 
 def _print_change(console: Console, baseline: Candidate, recommended: Candidate) -> None:
     lines = formatting.change_lines(baseline, recommended)
-    print_line(console, "Change in config.pbtxt:" if lines else "No change: the current configuration is the best one.")
+    print_line(console, "Change in config.pbtxt:" if lines else summary.NO_CHANGE)
     for line in lines:
         print_line(console, f"  {line}", "green" if line.startswith("+") else "red")
     print_line(console)

@@ -192,7 +192,9 @@ def noise(run: FinishedRun) -> Drawing | None:
             look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
             gid = f"windows-{metric.name}-{place}"
             axes.scatter(at, [value for _, value in values], gid=gid, **look)
-            labels[gid] = [f"{role} {at_load}, server {server}: {formatting.quantity(metric, v)}" for server, v in values]
+            labels[gid] = [
+                f"{role} {at_load}, server {server}: {formatting.quantity(metric, value)}" for server, value in values
+            ]
             if not interval.is_unknown and math.isfinite(interval.high):
                 look = {"color": LIGHT["good"], "linewidth": 5, "label": None if place else "interval"}
                 axes.plot([place, place], [interval.low, interval.high], solid_capstyle="butt", **look)
