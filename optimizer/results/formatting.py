@@ -26,6 +26,7 @@ VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", 
 MOST_DECIMALS, RATIO_DECIMALS = 6, 2
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
+MOST_SKEW = 2.5  # largest ratio of the distances to the ends of an interval that ± stands for
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
@@ -48,19 +49,28 @@ def approximate(value: float | None, digits: int = 3) -> str:
 def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str = "") -> str:
     """Return a value with the digits that its interval allows: ``13,800 ± 400``; ``13,800`` without an interval.
 
-    ``±`` is the distance to the farther end of the interval, rounded by the rule of the Particle Data Group.
+    ``±`` is the distance to the farther end of the interval, rounded by the rule of the Particle Data Group. An interval
+    whose ends are at very different distances is ``5.0 (4.1 to 13)``.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     text = approximate(value)
     if bounds is not None and not bounds.is_unknown:
-        distance = max(bounds.high - value, value - bounds.low)
-        if math.isinf(distance):
-            text += f" (at least {approximate(max(bounds.low, 0.0))})"
-        elif distance > NEGLIGIBLE * abs(value):
-            decimals = _decimals(distance)
-            text = f"{_rounded(value, decimals)} ± {_rounded(distance, decimals)}"
+        text = _with_interval(value, max(bounds.low, 0.0), bounds.high)
     return f"{text} {unit}".rstrip()
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    nearer, farther = sorted((value - low, high - value))
+    if math.isinf(farther):
+        return f"{approximate(value)} (at least {approximate(low)})"
+    if farther <= NEGLIGIBLE * abs(value):
+        return approximate(value)
+    if nearer > 0 and farther > MOST_SKEW * nearer:
+        below, above = _decimals(value - low), _decimals(high - value)
+        return f"{_rounded(value, max(below, above))} ({_rounded(low, below)} to {_rounded(high, above)})"
+    decimals = _decimals(farther)
+    return f"{_rounded(value, decimals)} ± {_rounded(farther, decimals)}"
 
 
 def _decimals(uncertainty: float) -> int:
@@ -249,8 +259,7 @@ def triton_lines(candidate: Candidate) -> list[str]:
 def change_lines(before: Candidate, after: Candidate) -> list[str]:
     """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``; empty if none does."""
     old, new = ([line for line in triton_lines(own) if line != NO_BATCHING] for own in (before, after))
-    changes = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]  # without the names of the files
-    return [f"{line[0]} {one_line(line[1:])}" for line in changes if not line.startswith("@@")]
+    return [f"{line[:2]}{one_line(line[2:])}" for line in difflib.ndiff(old, new) if line.startswith(("-", "+"))]
 
 
 def _batching_lines(candidate: Candidate) -> list[str]:

@@ -34,15 +34,14 @@ def recommended_configs(run: FinishedRun) -> dict[str, str]:
 def config_diff(run: FinishedRun) -> str:
     """Return a unified diff from the baseline's configuration to the recommended one; empty if nothing changes.
 
-    If the files of either are missing, the diff is of the tuned settings only.
+    If the files of either are missing, it has the lines of the tuned settings that change.
     """
     best = run.outcome.recommended if run.outcome else None
     if best is None:
         return ""
     before, after = _configs(run, run.folder.baseline), recommended_configs(run)
     if not before or not after:
-        before = {"settings": "\n".join(formatting.triton_lines(run.baseline)) + "\n"}
-        after = {"settings": "\n".join(formatting.triton_lines(best.candidate)) + "\n"}
+        return "".join(f"{line}\n" for line in formatting.change_lines(run.baseline, best.candidate))
     names = dict.fromkeys([*before, *after])
     patches: list[str] = []
     for name in names:

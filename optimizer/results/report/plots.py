@@ -237,7 +237,7 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     for axes in panels.flat[len(parameters) :]:
         axes.set_visible(False)
     panels.flat[0].set_ylim(0, 1.08 * highest)
-    figure.supylabel("throughput within the SLA (infer/s)", fontsize=11, color=LIGHT["quiet"])
+    figure.supylabel("throughput within the SLA (infer/s)", x=0.005, fontsize=11, color=LIGHT["quiet"])
     fit(figure, legend_above(figure, panels.flat[0]))
     figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
     described = f"{len(meeting):,} configurations that meet the SLA. Best values: "

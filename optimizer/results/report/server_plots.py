@@ -148,7 +148,7 @@ def batches(run: FinishedRun) -> Drawing | None:
             f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
         )
     column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
-    figure.supylabel("share of executions (%)", fontsize=11, color=LIGHT["quiet"])
+    figure.supylabel("share of executions (%)", x=0.005, fontsize=11, color=LIGHT["quiet"])
     fit(figure)
     return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure, labels)
 
@@ -173,7 +173,7 @@ def noise(run: FinishedRun) -> Drawing | None:
     for place, confirmed in enumerate(confirmations):
         role = roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}")
         at_load = f"at {formatting.load(confirmed.point.load)}"
-        names.append(role.replace(" {}", "\n{}") + f"\n{at_load}")
+        names.append(role.replace("_batching", "_\nbatching") + f"\n{at_load}")
         described.append(f"{role} {at_load}: {formatting.interval(METRICS['throughput'], confirmed.throughput)}")
         windows = [
             (confirmation.server, confirmation.measurement)

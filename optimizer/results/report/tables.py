@@ -248,7 +248,7 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
             (
                 roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}"),
                 formatting.load(confirmed.point.load),
-                confirmed.judged.verdict.value,
+                confirmed.judged.verdict.value if confirmed.error else "compared only",
                 formatting.interval(METRICS["throughput"], confirmed.throughput),
                 f"{formatting.short_metric(confirmed.latency)} {latency}",
                 f"{confirmed.windows} on {formatting.count(confirmed.servers, 'server')}",

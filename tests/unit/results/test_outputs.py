@@ -220,8 +220,8 @@ class TestText:
             "  +   preferred_batch_size: [ 64, 128 ]",
             "  + }",
             "  - instance_group [ { count: 1 } ]",
-            '  - parameters { key: "intra_op_thread_count" value { string_value: "2" } }',
             "  + instance_group [ { count: 2 } ]",
+            '  - parameters { key: "intra_op_thread_count" value { string_value: "2" } }',
             '  + parameters { key: "intra_op_thread_count" value { string_value: "1" } }',
         ]
 

@@ -211,7 +211,7 @@ class TestDiff:
         ]
 
     def test_settings_are_compared_without_the_baseline_file(self, run: Path) -> None:
-        assert "-max_batch_size: 256\n" in config_diff(read_run(run))
+        assert "- max_batch_size: 256\n" in config_diff(read_run(run))
 
     def test_each_model_of_an_ensemble_is_compared(self, run: Path) -> None:
         shutil.rmtree(run / "best")
