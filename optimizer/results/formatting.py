@@ -26,7 +26,7 @@ VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", 
 MOST_DECIMALS, RATIO_DECIMALS = 6, 2
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
-MOST_SKEW = 2.5  # largest ratio of the distances to the ends of an interval that ± stands for
+MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
