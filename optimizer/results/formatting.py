@@ -49,8 +49,8 @@ def approximate(value: float | None, digits: int = 3) -> str:
 def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str = "") -> str:
     """Return a value with the digits that its interval allows: ``13,800 ± 400``; ``13,800`` without an interval.
 
-    ``±`` is the distance to the farther end of the interval, rounded by the rule of the Particle Data Group. An interval
-    whose ends are at very different distances is ``5.0 (4.1 to 13)``.
+    ``±`` is the distance to the farther end of the interval, rounded by the rule of the Particle Data Group. If the
+    ends are at very different distances, both are shown: ``5.0 (4.1 to 13)``.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -76,7 +76,8 @@ def _with_interval(value: float, low: float, high: float) -> str:
 def _decimals(uncertainty: float) -> int:
     """Return the decimals of a number with this uncertainty; negative ones are zeros before the point."""
     magnitude = math.floor(math.log10(uncertainty))
-    return min((uncertainty / 10**magnitude < ONE_DIGIT_FROM) - magnitude, MOST_DECIMALS)
+    digits = 2 if uncertainty < ONE_DIGIT_FROM * 10.0**magnitude else 1
+    return min(digits - 1 - magnitude, MOST_DECIMALS)
 
 
 def _rounded(value: float, decimals: int) -> str:
@@ -257,7 +258,7 @@ def triton_lines(candidate: Candidate) -> list[str]:
 
 
 def change_lines(before: Candidate, after: Candidate) -> list[str]:
-    """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``; empty if none does."""
+    """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``."""
     old, new = ([line for line in triton_lines(own) if line != NO_BATCHING] for own in (before, after))
     return [f"{line[:2]}{one_line(line[2:])}" for line in difflib.ndiff(old, new) if line.startswith(("-", "+"))]
 

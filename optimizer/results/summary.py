@@ -122,7 +122,7 @@ def next_command(outcome: Outcome, folder: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What to do after a run: an ``advice`` without a full stop, and the ``command`` that it ends with."""
+    """The step after a run: ``advice`` is a clause without a full stop, ``command`` carries it out."""
 
     advice: str
     command: str
@@ -254,7 +254,7 @@ def comparison_headers(problem: Problem) -> tuple[str, ...]:
 
 
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
-    """Return the cells below ``comparison_headers`` of the recommendation and of what it is compared with.
+    """Return the cells below ``comparison_headers`` of the recommendation, the baseline and plain dynamic batching.
 
     Each is at its best load; the gain is that of the recommendation over it.
     """
@@ -289,7 +289,7 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
 
 
 def evidence(outcome: Outcome) -> str:
-    """Return what the intervals and the recommendation are based on, in one sentence."""
+    """Return the confidence of the intervals and the extent of the test, in one or two sentences."""
     confirmed = outcome.confirmed
     if confirmed is None:
         return "Measured in the search only, which overestimates its best configurations."

@@ -175,7 +175,8 @@ def front(outcome: Outcome) -> ReportTable:
     if len(kept) < len(outcome.front):
         caption += f"; {len(kept)} of {len(outcome.front):,}"
     best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
-    headers, rows = summary.FRONT_HEADERS, summary.front_rows(outcome, kept)
+    headers: tuple[str, ...] = summary.FRONT_HEADERS
+    rows = summary.front_rows(outcome, kept)
     reasons = [_why_not_taken(point, outcome) for point in kept]
     if any(reasons):
         headers = (*headers, "why not recommended")
@@ -184,7 +185,7 @@ def front(outcome: Outcome) -> ReportTable:
 
 
 def _why_not_taken(point: Point, outcome: Outcome) -> str:
-    """Return why ``point`` of the front is not recommended; empty if it has no more throughput than what is."""
+    """Return why ``point`` of the front is not recommended; empty if the recommendation has as much throughput."""
     best = outcome.recommended
     if best is None or point.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""

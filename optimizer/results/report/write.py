@@ -82,7 +82,9 @@ def markdown(sections: Sequence[ReportSection]) -> str:
     """Return the report in GitHub's Markdown, which has tables."""
     templates = environment(Path(__file__).parent, html=False)  # the filter `plain` escapes
     templates.filters |= {"plain": _plain, "fence": _fence}
-    return templates.get_template("report.md.j2").render(sections=sections, no_change=summary.NO_CHANGE).strip() + "\n"
+    return (
+        templates.get_template("report.md.j2").render(sections=sections, no_change=summary.NO_CHANGE).strip() + "\n"
+    )
 
 
 def _plain(text: str) -> str:

@@ -287,7 +287,9 @@ class TestText:
         rows = {line[:20].strip(): line[20:].strip() for line in printed(result).splitlines()}
         value = r"[\d,.]+ ± [\d,.]+"
         assert re.fullmatch(rf"{value} +{value} +12", rows["recommended"])
-        assert re.fullmatch(rf"3,0\d\d ± [\d,]+ +{value} +4 +4\.\d+x \([34]\.\d+ to 4\.\d+\)", rows["current (baseline)"])
+        assert re.fullmatch(
+            rf"3,0\d\d ± [\d,]+ +{value} +4 +4\.\d+x \([34]\.\d+ to 4\.\d+\)", rows["current (baseline)"]
+        )
         assert re.fullmatch(rf"{value} +{value} +8 +none \(0\.\d+ to 1\.\d+\)", rows["dynamic_batching {}"])
         assert "Intervals: 99 % confidence. Recommended: 32 measurements on 4 fresh servers." in printed(result)
 
@@ -311,8 +313,8 @@ class TestText:
         assert result.recommended not in result.front
         text = " ".join(printed(result, verbose=True).split())
         assert (
-            "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but only "
-            "in the search" in text
+            "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
+            "only in the search" in text
         )
         assert summary.front_remark(outcome(compared())) == ""
         document = summary.document(result, wall_seconds=1, results_dir="r")
@@ -434,7 +436,7 @@ class TestHtml:
 
     def test_an_interrupted_run_is_continued(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), study(), status="interrupted")
-        assert f"<p>Next: continue the run:</p>\n<pre class=\"copy\">tune --resume {tmp_path}/dlrm/1</pre>" in page
+        assert f'<p>Next: continue the run:</p>\n<pre class="copy">tune --resume {tmp_path}/dlrm/1</pre>' in page
         assert "Next:" not in self.page(tmp_path, outcome(), study(), status="left")
 
     def test_the_contents_lead_to_each_part(self, tmp_path: Path) -> None:
@@ -467,7 +469,7 @@ class TestHtml:
         assert "on fresh servers; 12,500 infer/s in the search, but less on fresh servers" in page
 
     def test_the_table_of_the_stages_is_collapsed(self, tmp_path: Path) -> None:
-        stages = {name: 1.0 for name in tables.STAGES}
+        stages = dict.fromkeys(tables.STAGES, 1.0)
         trials = [trial(0, BASELINE, (2, measured(2000, 10.0, **stages)), (4, measured(3000, 19.0, **stages)))]
         page = self.page(tmp_path, outcome(trials), trials)
         collapsed = page[page.index("<details>") : page.index("</details>")]
@@ -478,7 +480,10 @@ class TestHtml:
     def test_the_plots_show_values_on_hover(self, tmp_path: Path) -> None:
         def titles(trials: Sequence[Trial]) -> dict[str, list[str]]:
             page = self.page(tmp_path, outcome(trials), trials)
-            plots = {re.findall('id="run-1-([a-z]+)-title"', svg)[0]: svg for svg in re.findall("<svg.*?</svg>", page, re.S)}
+            plots = {
+                re.findall('id="run-1-([a-z]+)-title"', svg)[0]: svg
+                for svg in re.findall("<svg.*?</svg>", page, re.S)
+            }
             return {name: re.findall("<title>([^<]+)</title>", svg) for name, svg in plots.items()}
 
         more = {**dict.fromkeys(tables.STAGES, 1.0), "batch_stats": "16:30:1000 32:10:1000"}
@@ -490,14 +495,19 @@ class TestHtml:
         assert shown["load"].count(f"recommended: {figures}") == 2  # latency and throughput
         assert len(shown["stages"]) == 3 * len(tables.STAGES)
         assert "server queue at 4: 1.00 ms" in shown["stages"]
-        assert shown["batches"][:2] == ["16 samples: 75.0 % of the executions", "32 samples: 25.0 % of the executions"]
+        assert shown["batches"][:2] == [
+            "16 samples: 75.0 % of the executions",
+            "32 samples: 25.0 % of the executions",
+        ]
         windows = titles(compared())["noise"]
         assert len(windows) == 2 * sum(len(each.confirmations) for each in compared())
         assert "recommended at 12, server 1: 12,000 infer/s" in windows
 
     def test_loads_tell_repeated_labels_apart(self, tmp_path: Path) -> None:
         trials = compared()
-        lower = tuple(Confirmation(1, LoadPoint(16, 10), measured(10000.0 + n, 12.0, requests=4000)) for n in range(8))
+        lower = tuple(
+            Confirmation(1, LoadPoint(16, 10), measured(10000.0 + n, 12.0, requests=4000)) for n in range(8)
+        )
         trials[2] = replace(trials[2], confirmations=(*trials[2].confirmations, *lower))
         page = self.page(tmp_path, outcome(trials), trials)
         caption = page[page.index("run-1-noise-desc") :].partition("</desc>")[0]
