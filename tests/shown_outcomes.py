@@ -13,6 +13,7 @@ from rich.console import Console
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.notes import RemoteServerUsed, SearchConverged
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.terminal_summary import print_outcome
@@ -29,7 +30,8 @@ LONG = Candidate(
     12,
     ((f"parameters.{'a_rather_long_name_' * 6}.string_value", "x" * 90), (THREADS, "1")),
 )
-NOTE = "the load generator shared the CPU cores with the server"
+NOTES = RemoteServerUsed("triton:8001"), SearchConverged(0.02)  # the second one is a detail
+NOTE = str(NOTES[0])
 FACTS = {"precision": "fp32", "rows": 1234567, "embedding_bytes": 632098304, "sha256": "ab" * 32}
 
 
@@ -73,12 +75,14 @@ def outcome(trials: Sequence[Trial] | None = None, sla_ms: float = 20.0) -> Outc
 def printed(result: Outcome, searched: Problem | None = None, *, width: int = 80, **more: Any) -> str:
     text = io.StringIO()
     arguments: dict[str, Any] = {
+        "baseline": BASELINE,
         "hardware": "some CPU, 2 cores",
-        "notes": [NOTE],
+        "notes": NOTES,
         "facts": FACTS,
         "results_dir": Path("results/dlrm/1"),
         "command": "tune --sla-p95 20ms --seed 0 dlrm",
         "config_path": Path("results/dlrm/1/best/config.pbtxt"),
+        "report_path": Path("results/dlrm/1/report.html"),
     }
     print_outcome(Console(file=text, width=width), result, searched or problem(), **{**arguments, **more})
     return text.getvalue()

@@ -222,5 +222,6 @@ class Run:
         return (self.outcome.recommended or self.outcome.closest) if self.outcome else None
 
     def _metrics(self, point: Point) -> list[tuple[str, str]]:
-        rows = summary.figures(point, self.finished.problem)
-        return [*rows, *(summary.verdict_lines(self.outcome) if self.outcome else ())]
+        assert self.outcome is not None, "there is a point"
+        rows = summary.figures(self.outcome, point, self.finished.problem)
+        return [*rows, *summary.verdict_lines(self.outcome)]

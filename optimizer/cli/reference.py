@@ -68,8 +68,7 @@ def _row(option: Option) -> str:
     if option.choices:
         value = ", ".join(f"`{choice}`" for choice in option.choices)
     text = option.help_text().replace("|", "\\|")
-    flags = ", ".join(f"`{flag}`" for flag in (option.short, option.flag) if flag)
-    flag = f"**{flags}**" if option.is_common else flags
+    flag = ", ".join(f"**`{flag}`**" if option.is_common else f"`{flag}`" for flag in option.flags)
     return f"| {flag} | {value} | {text} | {' '.join(option.also)} |"
 
 

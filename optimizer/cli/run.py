@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from optimizer.cli.completion import complete_model
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import is_file
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import parse_values
 from optimizer.options.run_options import RunOptions
@@ -48,6 +49,7 @@ class RunArguments(RunRequest):
         dry_run: Print a preview of the run and measure nothing.
         log: One of LOGS; None chooses by the kind of terminal.
         report: Write the report page.
+        verbose: Print the details of the result too.
     """
 
     as_json: bool = False
@@ -55,6 +57,7 @@ class RunArguments(RunRequest):
     dry_run: bool = False
     log: str | None = None
     report: bool = True
+    verbose: bool = False
 
 
 def read_run_arguments(words: list[str]) -> RunArguments:
@@ -72,6 +75,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
         dry_run="dry-run" in parsed,
         log=parsed.get("log"),
         report="no-report" not in parsed,
+        verbose="verbose" in parsed,
     )
 
 
@@ -136,7 +140,7 @@ def main(words: list[str]) -> int:
     from optimizer.study.tuning_run import tune
 
     result = tune(options, arguments.resumed, *progress, report=arguments.report)
-    return finish(result, as_json=arguments.as_json)
+    return finish(result, as_json=arguments.as_json, verbose=arguments.verbose)
 
 
 def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:
@@ -155,9 +159,9 @@ def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) 
     return 0
 
 
-def finish(result: RunResult, *, as_json: bool) -> int:
+def finish(result: RunResult, *, as_json: bool, verbose: bool) -> int:
     """Print the result of a run and return its exit code."""
-    _print(result, as_json=as_json)
+    _print(result, as_json=as_json, verbose=verbose)
     return exit_code(result.status, result.outcome.verdict)
 
 
@@ -167,7 +171,7 @@ def exit_code(status: RunStatus, verdict: Verdict) -> int:
     return ended_early.get(status, EXIT_CODES[verdict.value])
 
 
-def _print(result: RunResult, *, as_json: bool) -> None:
+def _print(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         import json
 
@@ -187,10 +191,13 @@ def _print(result: RunResult, *, as_json: bool) -> None:
         Console(),
         result.outcome,
         result.task.problem,
+        baseline=result.task.baseline,
         hardware=str(result.hardware),
         notes=result.notes,
         facts=result.task.source.facts,
         results_dir=result.folder.path,
         command=result.command,
         config_path=result.folder.best_config if result.outcome.recommended else None,
+        report_path=result.folder.report if is_file(result.folder.report) else None,
+        verbose=verbose,
     )

@@ -56,6 +56,7 @@ class VerifyArguments:
         budget_seconds: Time of the measurements; None for the default.
         is_fresh: Make a separate test.
         as_json: Print one JSON document.
+        verbose: Print the details of the result too.
     """
 
     run: RunFolder
@@ -63,6 +64,7 @@ class VerifyArguments:
     budget_seconds: float | None
     is_fresh: bool
     as_json: bool
+    verbose: bool
 
 
 def read_verify_arguments(words: list[str]) -> VerifyArguments:
@@ -85,7 +87,7 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     )
     add_results(parser)
     parser.add_options(
-        {*_TARGET, "storage", "json"},
+        {*_TARGET, "storage", "json", "verbose"},
         hidden=set(EXTERNAL) - _TARGET,
         defaults={"target": "that of the run", "storage": "that of the run"},
     )
@@ -95,9 +97,10 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     values.pop("budget", None)
     run = RunFolder.find(arguments.run, arguments.results, "RUN")
     as_json = values.pop("json", False) is True
+    verbose = values.pop("verbose", False) is True
     read_options = _fresh_options if arguments.fresh else _continued_options
     options = read_options(run, arguments.model, values)
-    return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json)
+    return VerifyArguments(run, options, budget_seconds, arguments.fresh, as_json, verbose)
 
 
 def _continued_options(run: RunFolder, model: str | None, values: dict[str, object]) -> RunOptions:
@@ -134,9 +137,8 @@ def main(words: list[str]) -> int:
         from optimizer.study.tuning_run import continue_confirmation
 
         seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
-        return finish(
-            continue_confirmation(arguments.run, arguments.options, seconds, *progress), as_json=arguments.as_json
-        )
+        continued = continue_confirmation(arguments.run, arguments.options, seconds, *progress)
+        return finish(continued, as_json=arguments.as_json, verbose=arguments.verbose)
     from optimizer.results.verification import document, print_verification
     from optimizer.study.verification import verify
 

@@ -405,5 +405,19 @@ class ConfirmationIncomplete(Note):
         return f"the confirmation is incomplete: it lost its worker {self.crashes} times"
 
 
+# these explain a run, but change nothing that a reader would do: the terminal shows them with --verbose
+DETAILS = (
+    SeparateCpus,
+    SharedCpus,
+    SharedMachine,
+    ShareOfNode,
+    MigInstanceUsed,
+    BatcherTuned,
+    ConfirmedByPerfAnalyzer,
+    SearchConverged,
+    WarmStarted,
+)
+
+
 def _cpus(cpus: str) -> str:
     return f"CPU{'' if cpus.isdigit() else 's'} {cpus}"

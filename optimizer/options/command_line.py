@@ -138,7 +138,7 @@ def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -
     else:
         choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
         named |= {"action": "append" if option.repeatable else "store", "metavar": choices or option.type.metavar}
-    action = parser.add_argument(*filter(None, (option.short, option.flag)), **named)
+    action = parser.add_argument(*option.flags, **named)
     if option.type is not None and not option.type.is_path:
         action.completer = lambda **_: option.choices  # type: ignore[attr-defined]  # read by argcomplete
 

@@ -43,10 +43,10 @@ class Option:
 
     Attributes:
         name: The flag without dashes.
-        short: The short flag, with its dash; empty if there is none.
         type: How its value is read and written; None for a switch, which takes no value.
         help: The help text, without the targets that take it.
         also: Where else it is taken: P Python, B entries of a suite, S ``tune sweep``, R together with ``--resume``.
+        short: The letter of its short flag; empty if it has none.
         stored_as: The field of RunOptions: None if it has the option's name, empty for an option that only the
             command itself uses.
         key: The key in the field if that is a mapping.
@@ -87,6 +87,11 @@ class Option:
     def flag(self) -> str:
         """The flag with its dashes."""
         return f"--{self.name}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag, and the short one if there is one."""
+        return (self.flag, f"-{self.short}") if self.short else (self.flag,)
 
     @property
     def keyword(self) -> str:

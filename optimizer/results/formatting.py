@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +21,12 @@ from optimizer.options import server_options
 
 UNKNOWN = "unknown"
 NO_SLA = "PASS: no SLA was given"
+NO_BATCHING = "# no dynamic_batching"
 VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
+MOST_DECIMALS, RATIO_DECIMALS = 6, 2
+ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
+NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
+MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
@@ -30,7 +36,52 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     magnitude = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{min(max(0, digits - 1 - magnitude), 6)}f}"
+    return f"{value:,.{min(max(0, digits - 1 - magnitude), MOST_DECIMALS)}f}"
+
+
+def approximate(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` rounded to ``digits`` significant digits: 12,300, 771, 18.2 or 0.523."""
+    if not value or not math.isfinite(value):
+        return number(value, digits)
+    return _rounded(value, min(digits - 1 - math.floor(math.log10(abs(value))), MOST_DECIMALS))
+
+
+def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str = "") -> str:
+    """Return a value with the digits that its interval allows: ``13,800 ± 400``; ``13,800`` without an interval.
+
+    ``±`` is the distance to the farther end of the interval, rounded by the rule of the Particle Data Group. If the
+    ends are at very different distances, both are shown: ``5.0 (4.1 to 13)``.
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    text = approximate(value)
+    if bounds is not None and not bounds.is_unknown:
+        text = _with_interval(value, max(bounds.low, 0.0), bounds.high)
+    return f"{text} {unit}".rstrip()
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    nearer, farther = sorted((value - low, high - value))
+    if math.isinf(farther):
+        return f"{approximate(value)} (at least {approximate(low)})"
+    if farther <= NEGLIGIBLE * abs(value):
+        return approximate(value)
+    if nearer > 0 and farther > MOST_SKEW * nearer:
+        below, above = _decimals(value - low), _decimals(high - value)
+        return f"{_rounded(value, max(below, above))} ({_rounded(low, below)} to {_rounded(high, above)})"
+    decimals = _decimals(farther)
+    return f"{_rounded(value, decimals)} ± {_rounded(farther, decimals)}"
+
+
+def _decimals(uncertainty: float) -> int:
+    """Return the decimals of a number with this uncertainty; negative ones are zeros before the point."""
+    magnitude = math.floor(math.log10(uncertainty))
+    digits = 2 if uncertainty < ONE_DIGIT_FROM * 10.0**magnitude else 1
+    return min(digits - 1 - magnitude, MOST_DECIMALS)
+
+
+def _rounded(value: float, decimals: int) -> str:
+    return f"{round(value, decimals):,.{max(0, decimals)}f}"
 
 
 def exact(value: float) -> str:
@@ -77,23 +128,34 @@ def quantity(metric: Metric, value: float | None) -> str:
 
 
 def interval(metric: Metric, bounds: ConfidenceInterval) -> str:
-    """Return an interval such as ``7,105 to 7,311 infer/s``, or ``at least …`` if it has no upper end."""
+    """Return an interval such as ``7,110 to 7,310 infer/s``, or ``at least …`` if it has no upper end."""
+    low = max(bounds.low, 0.0)
     if math.isinf(bounds.high):
-        return f"at least {quantity(metric, max(bounds.low, 0.0))}"
-    return f"{number(max(bounds.low, 0.0))} to {quantity(metric, bounds.high)}"
+        return f"at least {approximate(low)} {metric.unit}"
+    return f"{_ends(low, bounds.high)} {metric.unit}"
+
+
+def _ends(low: float, high: float, most_decimals: int = MOST_DECIMALS) -> str:
+    """Return ``7,110 to 7,310``, with the digits that half of the width allows."""
+    if not NEGLIGIBLE * high < high - low < math.inf:
+        return f"{number(low)} to {number(high)}"
+    decimals = min(_decimals((high - low) / 2), most_decimals)
+    return f"{_rounded(low, decimals)} to {_rounded(high, decimals)}"
 
 
 def factor(ratio: ThroughputRatio) -> str:
     """Return a ratio with its interval, such as ``1.62x (1.49 to 1.77)``."""
     low, high = ratio.bounds
-    return f"{ratio.estimate:.2f}x ({low:.2f} to {high:.2f})"
+    width = (high - low) / 2
+    decimals = min(_decimals(width), RATIO_DECIMALS) if 0 < width < math.inf else RATIO_DECIMALS
+    return f"{_rounded(ratio.estimate, decimals)}x ({_ends(low, high, RATIO_DECIMALS)})"
 
 
 def gain(ratio: ThroughputRatio | None) -> str:
-    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)``, or why there is none."""
+    """Return a gain with its interval, such as ``1.62x (1.49 to 1.77)`` or ``none (0.96 to 1.12)``."""
     if ratio is None:
         return "not confirmed"
-    return factor(ratio) if ratio.is_measurable else "no measurable gain"
+    return factor(ratio) if ratio.is_measurable else f"none ({_ends(*ratio.bounds, RATIO_DECIMALS)})"
 
 
 def value_of(point: Point, metric: str) -> str:
@@ -173,7 +235,7 @@ def triton_lines(candidate: Candidate) -> list[str]:
     if candidate.dynamic_batching:
         lines += _batching_lines(candidate)
     else:
-        lines.append("# no dynamic_batching")
+        lines.append(NO_BATCHING)
     group = f"count: {candidate.instance_count}"
     if candidate.instance_gpus is not None:
         group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
@@ -193,6 +255,12 @@ def triton_lines(candidate: Candidate) -> list[str]:
     if candidate.server_cpus:
         lines.append(f"# server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
     return lines
+
+
+def change_lines(before: Candidate, after: Candidate) -> list[str]:
+    """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``."""
+    old, new = ([line for line in triton_lines(own) if line != NO_BATCHING] for own in (before, after))
+    return [f"{line[:2]}{one_line(line[2:])}" for line in difflib.ndiff(old, new) if line.startswith(("-", "+"))]
 
 
 def _batching_lines(candidate: Candidate) -> list[str]:

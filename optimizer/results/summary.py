@@ -8,6 +8,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from optimizer.core.trial import SETTING_COLUMNS, latest_points
 from optimizer.results import formatting
 
 if TYPE_CHECKING:
-    from objectives.verdict import ThroughputRatio
+    from objectives.verdict import ConfidenceInterval, ThroughputRatio
     from optimizer.config.search_space import Problem
     from optimizer.core.trial import Point, Trial
     from optimizer.results.confirmation_plan import Confirmed
@@ -34,21 +35,50 @@ if TYPE_CHECKING:
 _PERCENTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
 _ALWAYS_SHOWN = {"throughput", *_PERCENTILES}
 VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
+NO_CHANGE = "No change: the current configuration is the best one."
+
+
+def answer(outcome: Outcome, problem: Problem) -> str:
+    """Return the result in one line: the verdict, and throughput and latencies of the recommendation with the SLA."""
+    goal, best = formatting.bounds(problem.sla), outcome.recommended
+    if best is None:
+        return f"{problem.model}: FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
+    throughput = estimate(outcome, best, "throughput")
+    if not goal:
+        return f"{problem.model}: {throughput}"
+    latencies = (
+        f", {formatting.short_metric(bound.metric)} {estimate(outcome, best, bound.metric)}"
+        for bound in problem.sla.latencies
+    )
+    return f"{problem.model}: {outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"
+
+
+def cause(outcome: Outcome) -> str:
+    """Return why the verdict is UNDECIDED or FAIL, without a full stop; empty for PASS."""
+    return one_line(undecided_cause(outcome) or outcome.holds_back.rstrip("."))
 
 
 def headline(outcome: Outcome, problem: Problem) -> str:
-    """Return the result in one sentence: the verdict with throughput and cause, or why nothing meets the SLA."""
-    goal = formatting.bounds(problem.sla)
-    if outcome.recommended is not None:
-        throughput = formatting.value_of(outcome.recommended, "throughput")
-        if not goal:
-            return f"{problem.model}: {throughput}"
-        cause = undecided_cause(outcome)
-        because = f": {cause}" if cause else ""
-        return f"{problem.model}: {outcome.verdict.value} at {throughput} within {goal}{because}"
-    failing = f"no configuration meets {goal}" if goal else "no configuration could be measured"
-    because = f": {outcome.holds_back.rstrip('.')}" if outcome.holds_back else ""
-    return f"{problem.model}: {failing}{because}"
+    """Return the result in one sentence: the answer and its cause."""
+    because = cause(outcome)
+    return f"{answer(outcome, problem)}: {because}" if because else answer(outcome, problem)
+
+
+def estimate(outcome: Outcome, point: Point, metric: str) -> str:
+    """Return a value at ``point`` with the digits that its interval allows: ``13,800 ± 400 infer/s``."""
+    measured = METRICS[metric]
+    value = measured.value(point.measurement)
+    if measured.unit == "bytes":
+        return formatting.quantity(measured, value)
+    return formatting.estimate(value, _interval(outcome, point, metric), measured.unit)
+
+
+def _interval(outcome: Outcome, point: Point, metric: str) -> ConfidenceInterval | None:
+    """Return the confidence interval of a value at ``point``; None if fresh servers give none."""
+    confirmed = outcome.confirmation_of(point)
+    if confirmed is None:
+        return None
+    return {"throughput": confirmed.throughput, confirmed.latency: confirmed.latency_ms}.get(metric)
 
 
 def undecided_cause(outcome: Outcome) -> str:
@@ -90,6 +120,42 @@ def next_command(outcome: Outcome, folder: str | Path) -> str:
     return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
 
 
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """The step after a run: ``advice`` is a clause without a full stop, ``command`` carries it out."""
+
+    advice: str
+    command: str
+
+
+def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_complete: bool = False) -> NextStep:
+    """Return the one thing to do after the run in ``folder``, which has ended.
+
+    Args:
+        outcome: The outcome of the run.
+        folder: The folder of the run.
+        reproduce: The command that repeats the run.
+        is_complete: Whether no further server can change an UNDECIDED verdict.
+    """
+    run = shlex.quote(one_line(str(folder)))
+    if outcome.verdict is Verdict.UNDECIDED:
+        if is_complete:
+            advice = "make a separate test, because more servers cannot change the verdict"
+            return NextStep(advice, f"tune verify --fresh {run}")
+        is_disturbed = outcome.confirmed is not None and outcome.confirmed.judged.excluded_share > MOST_EXCLUDED
+        first = "stop other programs on this machine, then " if is_disturbed else ""
+        return NextStep(f"{first}continue the test", verify_command(folder))
+    if outcome.closest is not None:
+        if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable
+            return NextStep("stop other programs on this machine, then run again", reproduce)
+        return NextStep("see what would help, or relax the bound", f"tune explain {run}")
+    if outcome.recommended is None:
+        return NextStep(f"remove the cause (see {run}/logs), then run again", reproduce)
+    if outcome.recommended is outcome.baseline:
+        return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
+    return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}")
+
+
 def nothing_recommended(folder: Path, problem: Problem, action: str) -> BadInputError:
     """Return the error for ``action``, which needs a recommendation, on a run that has none."""
     goal = formatting.bounds(problem.sla) or "the SLA"
@@ -99,13 +165,13 @@ def nothing_recommended(folder: Path, problem: Problem, action: str) -> BadInput
     )
 
 
-def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
+def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str, str]]:
     """Return (label, values with units) of a point, including unknown values of objectives and constraints."""
     load, measurement = point.load, point.measurement
-    throughput = formatting.value_of(point, "throughput")
+    throughput = estimate(outcome, point, "throughput")
     batch = load.request_batch_size
     if batch > 1 and measurement.throughput_infer_per_sec is not None:
-        requests = formatting.number(measurement.throughput_infer_per_sec / batch)
+        requests = formatting.approximate(measurement.throughput_infer_per_sec / batch)
         size = f"{batch:,} samples each" if problem.request_mix is None else f"{batch:,.4g} samples on average"
         throughput += f" = {requests} req/s of {size}"
     served = f"concurrency {formatting.load(load)} (requests in flight)"
@@ -113,12 +179,12 @@ def figures(point: Point, problem: Problem) -> list[tuple[str, str]]:
         served = f"{formatting.load(load)} (open loop: sent independently of responses)"
     if measurement.mean_batch_size is not None:
         served += f", mean batch {formatting.number(measurement.mean_batch_size)} samples"
-    latencies = [f"{formatting.short_metric(name)} {formatting.value_of(point, name)}" for name in _PERCENTILES]
+    latencies = [f"{formatting.short_metric(name)} {estimate(outcome, point, name)}" for name in _PERCENTILES]
     lines = [("throughput", throughput), ("latency", " · ".join(latencies)), ("load", served)]
     metrics = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.sla)]
     metrics += [name for name in (memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None]
     rest = [name for name in dict.fromkeys(metrics) if name not in _ALWAYS_SHOWN]
-    lines += [(formatting.metric_label(name), formatting.value_of(point, name)) for name in rest]
+    lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
     gpu = formatting.gpu(measurement)
     return [*lines, ("GPU", gpu)] if gpu else lines
 
@@ -181,26 +247,38 @@ def cross_check(outcome: Outcome) -> str:
     return f"{text}; {agreement.disagreement}" if agreement.disagreement else text
 
 
-def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]]:
-    """Return (configuration, metrics at its best load, gain of the recommendation over it) for each role."""
-    latency = problem.sla.judged_latency
+def comparison_headers(problem: Problem) -> tuple[str, ...]:
+    """Return the headers of ``comparisons``; those of numbers begin with ``>``."""
+    latency = formatting.short_metric(problem.sla.judged_latency)
+    return "configuration", ">infer/s", f">{latency} ms", ">load", "gain"
+
+
+def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
+    """Return the cells below ``comparison_headers`` of the recommendation, the baseline and plain dynamic batching.
+
+    Each is at its best load; the gain is that of the recommendation over it.
+    """
     goal = formatting.bounds(problem.sla)
     missed = f"no measured load meets {goal}" if goal else "not measured"
 
-    def row(name: str, point: Point | None, gain: str, role: str = "") -> tuple[str, str, str]:
+    def row(name: str, point: Point | None, gain: str, role: str = "") -> tuple[str, ...]:
         if point is None:
-            return name, "not reached before the run ended" if role in outcome.untried else missed, ""
-        text = formatting.performance(point, latency)
+            why = "not reached before the run ended" if role in outcome.untried else missed
+            return name, "–", "–", "–", why
+        values = [
+            formatting.estimate(METRICS[metric].value(point.measurement), _interval(outcome, point, metric))
+            for metric in ("throughput", problem.sla.judged_latency)
+        ]
         if not problem.sla.is_met(point.measurement):
-            text += f", misses {goal} on fresh servers"
-        return name, text, gain
+            gain = ", ".join(filter(None, (gain, f"misses {goal} on fresh servers")))
+        return name, *values, formatting.load(point.load), gain
 
     def gain(point: Point | None, ratio: ThroughputRatio | None) -> str:
         return "same" if point is outcome.recommended else formatting.gain(ratio)
 
     return [
         row("recommended", outcome.recommended, ""),
-        row("baseline, as given", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
+        row("current (baseline)", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
         row(
             "dynamic_batching {}",
             outcome.dynamic_batching,
@@ -208,6 +286,16 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, str, str]
             "dynamic_batching",
         ),
     ]
+
+
+def evidence(outcome: Outcome) -> str:
+    """Return the confidence of the intervals and the extent of the test, in one or two sentences."""
+    confirmed = outcome.confirmed
+    if confirmed is None:
+        return "Measured in the search only, which overestimates its best configurations."
+    windows, servers = formatting.count(confirmed.windows, "measurement"), confirmed.servers
+    confidence = f"{100 * confirmed.judged.confidence:g} % confidence"
+    return f"Intervals: {confidence}. Recommended: {windows} on {formatting.count(servers, 'fresh server')}."
 
 
 FRONT_HEADERS = (">infer/s", ">p95 ms", ">load", "measured", ">trial", "configuration (batch: max_batch_size)")
@@ -244,18 +332,26 @@ def front_remark(outcome: Outcome) -> str:
         return ""
     if better is None:
         return "The recommendation is not on the front: it was disturbed, or its p95 latency is unknown."
-    confirmed = outcome.confirmation_of(better)
-    again = [entry for entry in outcome.again if entry.point.candidate == better.candidate]
-    if confirmed is not None and confirmed.error:
-        why = f"but its test at this load ended {confirmed.judged.verdict.value}"
-    elif confirmed is not None:
-        why = "but it was measured there for comparison only"
-    elif again:
-        why = "but only in the search; this configuration was measured on fresh servers at another load"
-    else:
-        why = "but only in the search, which overestimates its best configurations"
+    why = why_not_recommended(outcome, better)
     seen = formatting.performance(better, "latency-p95")
-    return f"The recommendation is not on the front: trial {better.trial} had {seen}, {why}."
+    return f"The recommendation is not on the front: trial {better.trial} had {seen}, but {why}."
+
+
+def why_not_recommended(outcome: Outcome, point: Point) -> str:
+    """Return why ``point`` is not recommended although its throughput is higher, in a clause."""
+    confirmed = outcome.confirmation_of(point)
+    if confirmed is not None and confirmed.error:
+        reason = confirmed.judged.reason
+        return f"its test at this load ended {confirmed.judged.verdict.value}{f' ({reason})' if reason else ''}"
+    if confirmed is not None:
+        return "it was measured there for comparison only"
+    if missed := outcome.sla.missed(point.measurement):
+        return f"it misses {formatting.bounds(missed)}"
+    if not point.measurement.stable:
+        return "its windows disagreed"
+    if any(entry.point.candidate == point.candidate for entry in outcome.again):
+        return "only in the search; this configuration was measured on fresh servers at another load"
+    return "only in the search, which overestimates its best configurations"
 
 
 def evenly_spread(points: Sequence[Point], most: int) -> Sequence[Point]:

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from objectives.metrics import METRICS, Metric
-from objectives.verdict import ConfidenceInterval
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import short_path
 from optimizer.results import comparison as words
-from optimizer.results import formatting
+from optimizer.results import formatting, summary
 from optimizer.results.comparison import Aspect, ComparedRun, Comparison
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
@@ -62,14 +60,13 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
 def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of one run, with the fields of its candidate that are named in ``fields``."""
     outcome, point, confirmed = side.outcome, side.recommended, side.confirmed
-    throughput, latency = METRICS["throughput"], METRICS[outcome.sla.judged_latency]
+    latency = outcome.sla.judged_latency
     yield "verdict", outcome.verdict.value
     yield "model", side.run.problem.model
     yield "bound", formatting.bounds(outcome.sla) or NONE
-    yield "throughput", formatting.value_of(point, throughput.name) + ("" if confirmed else ", in the search")
-    yield "  interval", _interval(throughput, confirmed.throughput if confirmed else None)
-    yield "latency", f"{formatting.short_metric(latency.name)} {formatting.value_of(point, latency.name)}"
-    yield "  interval", _interval(latency, confirmed.latency_ms if confirmed else None)
+    searched = "" if confirmed else ", in the search"
+    yield "throughput", summary.estimate(outcome, point, "throughput") + searched
+    yield "latency", f"{formatting.short_metric(latency)} {summary.estimate(outcome, point, latency)}"
     load = formatting.load(point.load)
     yield "load", load if point.load.request_rate else f"concurrency {load}"
     probe_ms = point.measurement.speed_probe_ms if confirmed else None
@@ -88,14 +85,8 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
         yield "baseline", "not measured"
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
-        yield "baseline", formatting.value_of(baseline, throughput.name) + missed
+        yield "baseline", summary.estimate(outcome, baseline, "throughput") + missed
     yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.gain)
-
-
-def _interval(metric: Metric, bounds: ConfidenceInterval | None) -> str:
-    if bounds is None:
-        return NONE
-    return formatting.UNKNOWN if bounds.is_unknown else formatting.interval(metric, bounds)
 
 
 def _aspect_text(aspect: Aspect) -> str:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from optimizer.core.notes import Note
+from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
 from optimizer.core.safe_text import one_line
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
+    from optimizer.core.trial import Candidate
     from optimizer.results.recommendation import Outcome
 
 MOST_FRONT_ROWS = 10
 _LABEL_WIDTH = 14
-_GAIN_WIDTH = 14  # characters; a longer gain is wrapped
 
 
 def print_outcome(
@@ -30,33 +30,58 @@ def print_outcome(
     outcome: Outcome,
     problem: Problem,
     *,
+    baseline: Candidate,
     hardware: str,
     notes: Sequence[Note],
     facts: Mapping[str, object],
     results_dir: Path,
     command: str,
     config_path: Path | None,
+    report_path: Path | None,
+    verbose: bool = False,
 ) -> None:
-    """Print the result of a finished run."""
-    _print_answer(console, outcome, problem, results_dir)
+    """Print the answer of a finished run: verdict, change to make, comparisons, files and the next step.
+
+    Args:
+        console: The console to print on.
+        outcome: The outcome of the run.
+        problem: The problem of the run.
+        baseline: The current configuration, to which the change is made.
+        hardware: The machine.
+        notes: The notes of the run; without ``verbose`` those that are details are left out.
+        facts: Facts about the model.
+        results_dir: The folder of the run.
+        command: The command that reproduces the run.
+        config_path: The recommended configuration; None if there is none.
+        report_path: The report page; None if none was written.
+        verbose: Print all metrics, the Pareto front, model, hardware and the extent of the search too.
+    """
+    _print_answer(console, outcome, problem)
     if outcome.recommended is not None:
+        _print_change(console, baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
-    _print_front(console, outcome)
-    if facts:
-        print_wrapped(console, "model", formatting.facts_line(facts))
-    if hardware:
-        print_wrapped(console, "hardware", hardware)
-    tried = [formatting.count(outcome.trials, "configuration"), formatting.count(outcome.measurements, "measurement")]
-    if outcome.confirmations:
-        tried.append(f"{outcome.confirmations:,} more on fresh servers")
-    print_wrapped(console, "tried", ", ".join(tried))
-    for note in notes:
-        print_wrapped(console, "note", str(note))
-    print_line(console)
-    print_unwrapped(console, "results", str(results_dir))
-    if config_path is not None:
-        print_unwrapped(console, "config", str(config_path))
-    print_unwrapped(console, "reproduce", command)
+    elif outcome.closest is not None:
+        figures = formatting.performance(outcome.closest, problem.sla.judged_latency)
+        print_wrapped(console, "closest", f"{figures} (trial {outcome.closest.trial})")
+        print_wrapped(console, "", formatting.configuration(outcome.closest.candidate))
+        print_line(console)
+    if verbose:
+        _print_details(console, outcome, problem, facts, hardware)
+    if shown := [note for note in notes if verbose or not isinstance(note, DETAILS)]:
+        for note in shown:
+            print_wrapped(console, "note", str(note))
+        print_line(console)
+    if verbose:
+        print_unwrapped(console, "results", str(results_dir))
+    for label, path in (("config", config_path), ("report", report_path)):
+        if path is not None:
+            print_unwrapped(console, label, str(path))
+    if verbose:
+        print_unwrapped(console, "reproduce", command)
+    is_complete = any(isinstance(note, ConfirmationComplete) for note in notes)
+    step = summary.next_step(outcome, results_dir, command, is_complete=is_complete)
+    print_wrapped(console, "next", f"{step.advice}:")
+    print_unwrapped(console, "", step.command)
 
 
 def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, results_dir: Path) -> None:
@@ -78,32 +103,49 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
     print_unwrapped(console, "continue", f"tune --resume {shlex.quote(str(results_dir))}")
 
 
-def _print_answer(console: Console, outcome: Outcome, problem: Problem, results_dir: Path) -> None:
-    recommended = outcome.recommended is not None
-    for line in textwrap.wrap(summary.headline(outcome, problem), console.width):
+def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
+    for line in textwrap.wrap(summary.answer(outcome, problem), console.width):
         print_line(console, line, formatting.VERDICT_STYLES[outcome.verdict])
-    if command := summary.next_command(outcome, results_dir):
-        print_unwrapped(console, "next", command)
-    point = outcome.recommended or outcome.closest
-    if point is not None:
-        print_line(console, "" if recommended else "\nThe measured configuration that comes closest:\n")
-        for line in formatting.triton_lines(point.candidate):
-            print_line(console, f"  {line}", "bold")
-        print_line(console)
-        for label, text in summary.figures(point, problem):
-            print_wrapped(console, label, text)
-    for label, text in summary.verdict_lines(outcome):
-        print_wrapped(console, label, text)
+    if cause := summary.cause(outcome):
+        print_wrapped(console, "cause", cause)
+    print_line(console)
+
+
+def _print_change(console: Console, baseline: Candidate, recommended: Candidate) -> None:
+    lines = formatting.change_lines(baseline, recommended)
+    print_line(console, "Change in config.pbtxt:" if lines else summary.NO_CHANGE)
+    for line in lines:
+        print_line(console, f"  {line}", "green" if line.startswith("+") else "red")
     print_line(console)
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
-    table = plain_table("", "each at its best load", "gain")
-    for name, figures, gain in summary.comparisons(outcome, problem):
-        table.add_row(Text(name), Text(figures), Text(gain.replace(" (", "\n("), "bold"))
-    table.columns[-1].max_width = _GAIN_WIDTH
+    table = plain_table(*summary.comparison_headers(problem))
+    table.columns[0].no_wrap = True
+    for cells in summary.comparisons(outcome, problem):
+        table.add_row(*map(Text, cells))
     print_table(console, table)
+    print_line(console, textwrap.fill(summary.evidence(outcome), console.width), "dim")
     print_line(console)
+
+
+def _print_details(
+    console: Console, outcome: Outcome, problem: Problem, facts: Mapping[str, object], hardware: str
+) -> None:
+    point = outcome.recommended or outcome.closest
+    if point is not None:
+        for label, text in (*summary.figures(outcome, point, problem), *summary.verdict_lines(outcome)):
+            print_wrapped(console, label, text)
+        print_line(console)
+    _print_front(console, outcome)
+    if facts:
+        print_wrapped(console, "model", formatting.facts_line(facts))
+    if hardware:
+        print_wrapped(console, "hardware", hardware)
+    tried = [formatting.count(outcome.trials, "configuration"), formatting.count(outcome.measurements, "measurement")]
+    if outcome.confirmations:
+        tried.append(f"{outcome.confirmations:,} more on fresh servers")
+    print_wrapped(console, "tried", ", ".join(tried))
 
 
 def _print_front(console: Console, outcome: Outcome) -> None:
@@ -124,7 +166,7 @@ def _print_front(console: Console, outcome: Outcome) -> None:
 def print_wrapped(console: Console, label: str, text: str) -> None:
     """Print ``text`` after ``label``, wrapped and indented."""
     room = max(_LABEL_WIDTH, console.width - _LABEL_WIDTH)
-    for i, line in enumerate(textwrap.wrap(text, room) or [""]):
+    for i, line in enumerate(textwrap.wrap(one_line(" ".join(text.split())), room) or [""]):
         console.print(Text.assemble(((label if i == 0 else "").ljust(_LABEL_WIDTH), "dim"), line))
 
 

@@ -372,7 +372,7 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
 
 def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground: Playground) -> None:
     """The load goes over HTTP and the result is text."""
-    arguments = ["--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
+    arguments = ["-v", "--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
     arguments += ["--measurement-interval", "1s", "steady.yaml"]
     write_steady(playground.here)
     for _ in range(ATTEMPTS):  # an unstable measurement, on a disturbed machine, is not the closest

@@ -65,7 +65,7 @@ def test_bare_repository_is_tuned_and_unchanged(playground: Playground) -> None:
 def test_model_folder_without_batches_is_tuned_and_unchanged(playground: Playground) -> None:
     folder = write_model(playground.here / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
     before = bytes_of(playground.here / "models")
-    arguments = ["--sla-p95", "500ms", "--budget", "90s", "--max-trials", "1", "--no-confirmation"]
+    arguments = ["-v", "--sla-p95", "500ms", "--budget", "90s", "--max-trials", "1", "--no-confirmation"]
     run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.here)))
     assert_measured(run)
     assert bytes_of(playground.here / "models") == before

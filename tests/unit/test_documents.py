@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from optimizer.cli.run import read_run_arguments
-from optimizer.results import formatting, summary
+from optimizer.core.notes import OwnBackend, SearchConverged, SharedMachine, SpeedVaried
 from optimizer.results.finished_run import read_run
+from optimizer.results.terminal_summary import print_outcome
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+README, READING = ROOT / "README.md", ROOT / "docs/reading-results.md"
 PAGES = [
     *(README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -67,17 +70,39 @@ def test_the_readme_has_the_line_that_ci_runs() -> None:
     assert tune.endswith("&& .venv/bin/tune --sla-p95 20ms dlrm")
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "docs/reading-results.md"], ids=lambda page: page.stem)
-def test_the_shown_result_is_that_of_the_sample(page: Path) -> None:
-    run = read_run(ROOT / "results/dlrm/sample")
+def printed_result(*, verbose: bool) -> list[str]:
+    """Return the lines that the run of the sample printed at its end."""
+    run, text = read_run(ROOT / "results/dlrm/sample"), io.StringIO()
     assert run.outcome is not None
-    assert run.outcome.recommended is not None
-    texts = [
-        summary.headline(run.outcome, run.problem),
-        *formatting.triton_lines(run.outcome.recommended.candidate),
-        summary.verdict(run.outcome),
-        *(" ".join(row) for row in summary.comparisons(run.outcome, run.problem)),
+    folder = Path(run.info["result"]["results_dir"])
+    print_outcome(
+        Console(file=text, width=80),
+        run.outcome,
+        run.problem,
+        baseline=run.baseline,
+        hardware=run.info["result"]["hardware"],
+        notes=(OwnBackend("onnxruntime"), SharedMachine(2, 2), SpeedVaried(1.6), SearchConverged(0.02)),
+        facts=run.facts,
+        results_dir=folder,
+        command=run.info["command"],
+        config_path=folder / "best/config.pbtxt",
+        report_path=folder / "report.html",
+        verbose=verbose,
+    )
+    return text.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_page_on_results_shows_those_of_the_sample(verbose: bool) -> None:
+    command, *lines = blocks(READING, "text")[verbose].splitlines()
+    assert command == f"$ tune{' -v' if verbose else ''} --sla-p95 20ms dlrm"
+    assert lines == printed_result(verbose=verbose)
+
+
+def test_the_readme_shows_the_first_lines_of_the_same_result() -> None:
+    shown, lines = blocks(README, "text")[0].splitlines(), printed_result(verbose=False)
+    places = [lines.index(line) for line in shown if line not in ("", "…")]
+    assert places == sorted(places)
+    assert [line for line in lines if line.startswith(("dlrm: ", "  + ", "recommended", "current", "dynamic"))] == [
+        line for line in shown if line.startswith(("dlrm: ", "  + ", "recommended", "current", "dynamic"))
     ]
-    shown = " ".join(blocks(page, "text")[0].split())
-    for text in texts:
-        assert " ".join(text.split()) in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun, remark
+from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
 from optimizer.results.report.parameter_effects import ParameterSample, importance, one_step_off, parameter_samples
 from optimizer.results.report.tables import ReportTable
+from optimizer.results.summary import NextStep
 
 CONFIG = "config.pbtxt"
 MOST_MODELS = 64  # models of an ensemble whose files are read
@@ -31,15 +34,14 @@ def recommended_configs(run: FinishedRun) -> dict[str, str]:
 def config_diff(run: FinishedRun) -> str:
     """Return a unified diff from the baseline's configuration to the recommended one; empty if nothing changes.
 
-    If the files of either are missing, the diff is of the tuned settings only.
+    If the files of either are missing, it has the lines of the tuned settings that change.
     """
     best = run.outcome.recommended if run.outcome else None
     if best is None:
         return ""
     before, after = _configs(run, run.folder.baseline), recommended_configs(run)
     if not before or not after:
-        before = {"settings": "\n".join(formatting.triton_lines(run.baseline)) + "\n"}
-        after = {"settings": "\n".join(formatting.triton_lines(best.candidate)) + "\n"}
+        return "".join(f"{line}\n" for line in formatting.change_lines(run.baseline, best.candidate))
     names = dict.fromkeys([*before, *after])
     patches: list[str] = []
     for name in names:
@@ -81,17 +83,19 @@ class ReportSection:
 
     ``remark`` says why a run is incomplete. ``gain`` is relative to the baseline, empty if unknown. ``recommends`` is
     False if no configuration meets the SLA; the closest one is shown then. ``verdict`` is PASS, UNDECIDED or FAIL.
-    ``next_command`` continues the test of an UNDECIDED run that has ended; it is empty for another run.
+    ``headline`` is ``answer`` with its ``cause``. ``next_step`` is None if nothing is left to do.
     """
 
     name: str
+    answer: str
+    cause: str
     headline: str
     recommends: bool
     remark: str
     throughput: str
     gain: str
     verdict: str
-    next_command: str
+    next_step: NextStep | None
     configuration: str
     figures: Sequence[tuple[str, str]]
     comparisons: ReportTable
@@ -121,22 +125,25 @@ def report_section(run: FinishedRun) -> ReportSection:
     best_loads = tables.best_loads(run)
     samples = parameter_samples(run, best_loads)
     neighbours = one_step_off(run, samples)
-    figures = list(summary.figures(shown, problem)) if shown else []
+    figures = summary.figures(outcome, shown, problem) if shown else []
     return ReportSection(
         name=tables.name(run),
+        answer=summary.answer(outcome, problem),
+        cause=summary.cause(outcome),
         headline=summary.headline(outcome, problem),
         recommends=recommends,
         remark=remark(run),
-        throughput=formatting.value_of(shown, "throughput") if shown and recommends else "none meets the SLA",
+        throughput=summary.estimate(outcome, shown, "throughput") if shown and recommends else "none meets the SLA",
         gain=formatting.gain(outcome.gain) if outcome.baseline and recommends else "",
         verdict=outcome.verdict.value,
-        next_command=summary.next_command(outcome, run.folder.path) if run.status == "found" else "",
+        next_step=_next_step(run, outcome),
         configuration="\n".join(formatting.triton_lines(shown.candidate)) if shown else "",
         figures=[*figures, *summary.verdict_lines(outcome)],
         comparisons=ReportTable(
-            ("configuration", "performance", ">gain"),
+            summary.comparison_headers(problem),
             summary.comparisons(outcome, problem) if recommends else [],
-            "Each at its highest load that met the SLA on fresh servers; gain in throughput with its interval",
+            f"Each at its highest load that met the SLA. {summary.evidence(outcome)}",
+            best=0,
         ),
         diff=config_diff(run),
         configs=recommended_configs(run),
@@ -152,8 +159,21 @@ def report_section(run: FinishedRun) -> ReportSection:
         trials=tables.trials(run, outcome),
         environment=_environment(run),
         notes=[_fact(note) for note in _list(run.info.get("notes"))],
-        command=one_line(str(run.info.get("command", "")), LONGEST_COMMAND),
+        command=_command(run),
     )
+
+
+def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
+    """Return what to do next; None if other workers continue the study of the run."""
+    if run.status in ("found", "none"):
+        return summary.next_step(outcome, run.folder.path, _command(run))
+    if run.status == "left":
+        return None
+    return NextStep("continue the run", f"tune --resume {shlex.quote(one_line(str(run.folder.path)))}")
+
+
+def _command(run: FinishedRun) -> str:
+    return one_line(str(run.info.get("command", "")), LONGEST_COMMAND)
 
 
 def _confidence(run: FinishedRun) -> list[tuple[str, str]]:

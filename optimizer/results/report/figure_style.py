@@ -62,7 +62,7 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot with its text alternative. ``labels`` holds the tooltips of the dots of each group, by gid."""
+    """A plot with its text alternative. ``labels`` holds the tooltips of the dots or bars of each group, by gid."""
 
     name: str
     title: str
@@ -124,7 +124,7 @@ def png(drawn: Drawing) -> bytes:
 
 
 def inline(drawn: Drawing, prefix: str) -> str:
-    """Return a plot as SVG for a page: colours are CSS variables, ids begin with ``prefix``, dots have tooltips."""
+    """Return a plot as SVG for a page: colours are CSS variables, ids begin with ``prefix``, values have tooltips."""
     text = io.BytesIO()
     with drawing():
         drawn.figure.savefig(text, format="svg", metadata=NO_METADATA)
@@ -132,12 +132,17 @@ def inline(drawn: Drawing, prefix: str) -> str:
     mark = f"{prefix}-{drawn.name}"
     for group, labels in drawn.labels.items():
         element = next((g for g in root.iter(f"{{{_SVG}}}g") if g.get("id") == group), None)
-        dots = [] if element is None else list(element.iter(f"{{{_SVG}}}use"))
-        for dot, label in zip(dots, labels, strict=False):
-            ElementTree.SubElement(dot, "title").text = label
+        marks = [] if element is None else list(element.iter(f"{{{_SVG}}}use")) or _paths(element)
+        for mark_of_value, label in zip(marks, labels, strict=False):
+            ElementTree.SubElement(mark_of_value, "title").text = label
     _adapt(root, mark)
     _describe(root, drawn, mark)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _paths(element: ElementTree.Element) -> list[ElementTree.Element]:
+    """Return the bars of a group: its paths that no other element refers to."""
+    return [path for path in element.iter(f"{{{_SVG}}}path") if path.get("id") is None]
 
 
 def _adapt(root: ElementTree.Element, mark: str) -> None:
@@ -237,6 +242,15 @@ def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
         if len(first) <= MOST_DOTS:
             return [kept[place] for place in sorted(first.tolist())]
         cell *= 1.25
+
+
+def bars(axes: Axes, corners: Sequence[tuple[float, float, float, float]], colour: str, gid: str, label: str) -> None:
+    """Draw a bar for each (left, low, right, high); ``gid`` is their group's, ``label`` their text in the legend."""
+    from matplotlib.collections import PolyCollection
+
+    shapes = [[(left, low), (left, high), (right, high), (right, low)] for left, low, right, high in corners]
+    look: dict[str, Any] = {"facecolors": colour, "edgecolors": LIGHT["page"], "linewidths": 0.5}
+    axes.add_collection(PolyCollection(shapes, label=label, gid=gid, **look))
 
 
 def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:

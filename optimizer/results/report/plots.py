@@ -105,14 +105,16 @@ def load(run: FinishedRun) -> Drawing | None:
         return None
     figure = new_figure()
     left, right = figure.subplots(1, 2)
-    spare = iter(RUNNER_UP_COLOURS)
+    spare, labels = iter(RUNNER_UP_COLOURS), dict[str, list[str]]()
     for place, (role, line) in enumerate(lines.items()):
         colour = ROLE_COLOURS.get(role) or next(spare)
         marker = MARKERS[place % len(MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 6, "label": role}
         loads = [tables.load_value(point) for point in line]
-        left.plot(loads, [metric.value(point.measurement) for point in line], **look)
-        right.plot(loads, [point.throughput_infer_per_sec for point in line], **look)
+        left.plot(loads, [metric.value(point.measurement) for point in line], gid=f"latency-{place}", **look)
+        right.plot(loads, [point.throughput_infer_per_sec for point in line], gid=f"throughput-{place}", **look)
+        texts = [f"{role}: {formatting.performance(point, metric.name)}" for point in line]
+        labels |= {f"latency-{place}": texts, f"throughput-{place}": texts}
     bound_lines(left, run.problem.sla, metric.name)
     for axes, title in (
         (left, f"{formatting.short_metric(metric.name)} latency (ms)"),
@@ -125,7 +127,7 @@ def load(run: FinishedRun) -> Drawing | None:
         thousands(axes)
     fit(figure, legend_above(figure, left))
     described = "; ".join(f"{role}: {_ends(line, metric.name)}" for role, line in lines.items())
-    return Drawing("load", "Latency and throughput against load", f"{described}.", figure)
+    return Drawing("load", "Latency and throughput against load", f"{described}.", figure, labels)
 
 
 def progress(run: FinishedRun) -> Drawing | None:
@@ -209,8 +211,8 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     panels = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
     shift = np.random.default_rng(0).uniform(-JITTER, JITTER, len(meeting))
     step = math.ceil(len(meeting) / MOST_DOTS)
-    highest = 0.0
-    for axes, (name, choices) in zip(panels.flat, parameters, strict=False):
+    highest, labels = 0.0, dict[str, list[str]]()
+    for panel, (axes, (name, choices)) in enumerate(zip(panels.flat, parameters, strict=False)):
         at = np.array([choices.index(sample.values[name]) for sample in meeting])
         values = np.array([sample.throughput for sample in meeting])
         highest = max(highest, values.max())
@@ -221,7 +223,9 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
         tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
         axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each value")
         look = {"c": LIGHT["good"], "s": 44, "zorder": 4, "label": "other parameters as recommended"}
-        axes.scatter(at[neighbours], values[neighbours], **look)
+        axes.scatter(at[neighbours], values[neighbours], gid=f"slice-{panel}", **look)
+        near = np.flatnonzero(neighbours).tolist()
+        labels[f"slice-{panel}"] = [_tooltip(meeting[place].point) for place in near]
         axes.set_title(one_line(label(name), LONGEST_LABEL))
         every = max(1, math.ceil(len(choices) / MOST_CHOICES))
         ticks = range(0, len(choices), every)
@@ -233,12 +237,12 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     for axes in panels.flat[len(parameters) :]:
         axes.set_visible(False)
     panels.flat[0].set_ylim(0, 1.08 * highest)
-    figure.supylabel("throughput within the SLA (infer/s)", fontsize=11, color=LIGHT["quiet"])
+    figure.supylabel("throughput within the SLA (infer/s)", x=0.005, fontsize=11, color=LIGHT["quiet"])
     fit(figure, legend_above(figure, panels.flat[0]))
     figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
     described = f"{len(meeting):,} configurations that meet the SLA. Best values: "
     described += ", ".join(f"{label(name)} {_choice(_best(meeting, name))}" for name, _ in parameters)
-    return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure)
+    return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure, labels)
 
 
 def _differs_only_in(sample: ParameterSample, chosen: Mapping[str, object] | None, name: str) -> bool:

@@ -17,6 +17,7 @@ from optimizer.results.report.figure_style import (
     ROLE_COLOURS,
     STAGE_COLOURS,
     Drawing,
+    bars,
     bound_lines,
     fit,
     legend_above,
@@ -49,8 +50,9 @@ def stages(run: FinishedRun) -> Drawing | None:
     row = figure.subplots(1, len(panels), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
     tallest = 1.08 * max(sum(tables.stages_ms(p) or []) for points in panels.values() for p in points)
     most = 1.08 * max(p.throughput_infer_per_sec for points in panels.values() for p in points)
+    labels: dict[str, list[str]] = {}
     for place, (axes, (role, points)) in enumerate(zip(row, panels.items(), strict=True)):
-        _stack(axes, points)
+        labels |= _stack(axes, points, place)
         axes.set_title(role)
         axes.set_ylim(0, tallest)
         line = axes.twinx()
@@ -73,30 +75,33 @@ def stages(run: FinishedRun) -> Drawing | None:
     figure.supxlabel(tables.axis_of_loads(run), fontsize=11, color=LIGHT["quiet"])
     fit(figure, legend_above(figure, row[0], line, columns=4), right=0.95)
     described = "; ".join(f"{role} {_longest_stages(points[-1])}" for role, points in panels.items())
-    return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure)
+    return Drawing("stages", "Where the time of a request goes", f"At the highest load: {described}.", figure, labels)
 
 
-def _stack(axes: Axes, points: Sequence[Point]) -> None:
-    from matplotlib.collections import PolyCollection
-
+def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[str]]:
+    """Draw a bar of stages for each point, and return the tooltips of its parts by gid."""
+    labels: dict[str, list[str]] = {}
     bottoms = np.zeros(len(points))
     for (name, colour), values in zip(
         zip(tables.STAGES.values(), STAGE_COLOURS, strict=True),
         np.array([tables.stages_ms(point) for point in points]).T,
         strict=True,
     ):
-        corners = [
-            [(x - 0.36, low), (x - 0.36, low + high), (x + 0.36, low + high), (x + 0.36, low)]
-            for x, low, high in zip(range(len(points)), bottoms.tolist(), values.tolist(), strict=True)
+        tops = bottoms + values
+        places = zip(range(len(points)), bottoms.tolist(), tops.tolist(), strict=True)
+        gid = f"stage-{panel}-{name.replace(' ', '-')}"
+        bars(axes, [(x - 0.36, low, x + 0.36, high) for x, low, high in places], colour, gid, name)
+        labels[gid] = [
+            f"{name} at {formatting.load(point.load)}: {formatting.number(ms)} ms"
+            for point, ms in zip(points, values.tolist(), strict=True)
         ]
-        look: dict[str, Any] = {"facecolors": colour, "edgecolors": LIGHT["page"], "linewidths": 0.5}
-        axes.add_collection(PolyCollection(corners, label=name, **look))
-        bottoms = bottoms + values
+        bottoms = tops
     axes.set_xlim(-0.6, len(points) - 0.4)
     loads = [formatting.number(tables.load_value(point), digits=1) for point in points]
     crowded = len("".join(loads)) > MOST_LETTERS
     axes.set_xticks(range(len(points)), loads, rotation=90 if crowded else 0, fontsize=8 if crowded else 10)
     axes.grid(visible=False, axis="x")
+    return labels
 
 
 def batches(run: FinishedRun) -> Drawing | None:
@@ -120,28 +125,39 @@ def batches(run: FinishedRun) -> Drawing | None:
     largest = max(max(counted) for _, counted in panels.values())
     unit = math.gcd(*(size for _, counted in panels.values() for size in counted))
     width = unit * math.ceil(largest / unit / MOST_SIZES)
-    described = []
-    for axes, (role, (point, counted)) in zip(column, panels.items(), strict=True):
+    described, labels = list[str](), dict[str, list[str]]()
+    for place_of_panel, (axes, (role, (point, counted))) in enumerate(zip(column, panels.items(), strict=True)):
         shares: dict[int, float] = {}
         for size, count in counted.items():
             place = (size - 1) // width
             shares[place] = shares.get(place, 0.0) + 100 * count / sum(counted.values())
-        edges = np.arange((largest - 1) // width + 2) * width + unit / 2
-        heights = [shares.get(place, 0.0) for place in range(len(edges) - 1)]
-        axes.stairs(heights, edges, fill=True, color=ROLE_COLOURS[role])
+        shapes = [
+            (place * width + unit / 2, 0.0, (place + 1) * width + unit / 2, share)
+            for place, share in sorted(shares.items())
+        ]
+        gid = f"batches-{place_of_panel}"
+        bars(axes, shapes, ROLE_COLOURS[role], gid, role)
+        labels[gid] = [_batch_label(place, width, unit, share) for place, share in sorted(shares.items())]
         mean = sum(size * count for size, count in counted.items()) / sum(counted.values())
         title = f"{role}, concurrency {formatting.load(point.load)}: mean {formatting.number(mean)} samples"
         axes.set_title(title.replace("concurrency ", "at " if run.problem.open_loop else "concurrency "))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * max(shares.values()))
         axes.set_xlim(0, largest + width)
         likeliest = max(counted, key=lambda size: counted[size])
         described.append(
             f"{title}, most often {likeliest:,} ({100 * counted[likeliest] / sum(counted.values()):.0f} %)"
         )
     column[-1].set_xlabel("batch size (samples)" + (f", {width // unit} sizes to a bar" if width > unit else ""))
-    figure.supylabel("share of executions (%)", fontsize=11, color=LIGHT["quiet"])
+    figure.supylabel("share of executions (%)", x=0.005, fontsize=11, color=LIGHT["quiet"])
     fit(figure)
-    return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure)
+    return Drawing("batches", "Batches that the server formed", f"{'; '.join(described)}.", figure, labels)
+
+
+def _batch_label(place: int, width: int, unit: int, share: float) -> str:
+    """Return the tooltip of a bar that counts ``width`` sizes, of which every ``unit``-th occurs."""
+    first, last = place * width + unit, (place + 1) * width
+    sizes = f"{last:,} samples" if first == last else f"{first:,} to {last:,} samples"
+    return f"{sizes}: {share:.1f} % of the executions"
 
 
 def noise(run: FinishedRun) -> Drawing | None:
@@ -153,10 +169,12 @@ def noise(run: FinishedRun) -> Drawing | None:
         return None
     figure = new_figure(4.2)
     panels = figure.subplots(1, 2)
-    names = []
+    names, described, labels = list[str](), list[str](), dict[str, list[str]]()
     for place, confirmed in enumerate(confirmations):
         role = roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}")
-        names.append(role.replace(" {}", "\n{}") + f"\n{formatting.load(confirmed.point.load)}")
+        at_load = f"at {formatting.load(confirmed.point.load)}"
+        names.append(role.replace("_batching", "_\nbatching") + f"\n{at_load}")
+        described.append(f"{role} {at_load}: {formatting.interval(METRICS['throughput'], confirmed.throughput)}")
         windows = [
             (confirmation.server, confirmation.measurement)
             for trial in run.trials
@@ -172,7 +190,11 @@ def noise(run: FinishedRun) -> Drawing | None:
             values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
             at = [place + spread[(server - 1) % len(spread)] for server, _ in values]
             look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
-            axes.scatter(at, [value for _, value in values], **look)
+            gid = f"windows-{metric.name}-{place}"
+            axes.scatter(at, [value for _, value in values], gid=gid, **look)
+            labels[gid] = [
+                f"{role} {at_load}, server {server}: {formatting.quantity(metric, value)}" for server, value in values
+            ]
             if not interval.is_unknown and math.isfinite(interval.high):
                 look = {"color": LIGHT["good"], "linewidth": 5, "label": None if place else "interval"}
                 axes.plot([place, place], [interval.low, interval.high], solid_capstyle="butt", **look)
@@ -188,11 +210,8 @@ def noise(run: FinishedRun) -> Drawing | None:
         axes.grid(visible=False, axis="x")
         thousands(axes, x=False)
     fit(figure, legend_above(figure, *panels))
-    described = "; ".join(
-        f"{name.splitlines()[0]}: {formatting.interval(METRICS['throughput'], confirmed.throughput)}"
-        for name, confirmed in zip(names, confirmations, strict=True)
-    )
-    return Drawing("noise", "Windows of the confirmation on fresh servers", f"{described}.", figure)
+    description = f"{'; '.join(described)}."
+    return Drawing("noise", "Windows of the confirmation on fresh servers", description, figure, labels)
 
 
 def _longest_stages(point: Point) -> str:

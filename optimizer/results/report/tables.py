@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from objectives import batch_stats
+from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
@@ -174,7 +175,21 @@ def front(outcome: Outcome) -> ReportTable:
     if len(kept) < len(outcome.front):
         caption += f"; {len(kept)} of {len(outcome.front):,}"
     best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
-    return ReportTable(summary.FRONT_HEADERS, summary.front_rows(outcome, kept), caption, best)
+    headers: tuple[str, ...] = summary.FRONT_HEADERS
+    rows = summary.front_rows(outcome, kept)
+    reasons = [_why_not_taken(point, outcome) for point in kept]
+    if any(reasons):
+        headers = (*headers, "why not recommended")
+        rows = [(*row, reason) for row, reason in zip(rows, reasons, strict=True)]
+    return ReportTable(headers, rows, caption, best)
+
+
+def _why_not_taken(point: Point, outcome: Outcome) -> str:
+    """Return why ``point`` of the front is not recommended; empty if the recommendation has as much throughput."""
+    best = outcome.recommended
+    if best is None or point.throughput_infer_per_sec <= best.throughput_infer_per_sec:
+        return ""
+    return summary.why_not_recommended(outcome, point)
 
 
 def stages(run: FinishedRun) -> ReportTable:
@@ -234,7 +249,7 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
             (
                 roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}"),
                 formatting.load(confirmed.point.load),
-                confirmed.judged.verdict.value,
+                confirmed.judged.verdict.value if confirmed.error else "compared only",
                 formatting.interval(METRICS["throughput"], confirmed.throughput),
                 f"{formatting.short_metric(confirmed.latency)} {latency}",
                 f"{confirmed.windows} on {formatting.count(confirmed.servers, 'server')}",
@@ -258,7 +273,8 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     kept = ranked[:MOST_TRIALS]
     best = outcome.recommended.trial if outcome.recommended else None
     rows = [
-        _trial_row(trial, point, bounded, _trial_remark(trial, point, met, outcome)) for trial, point, met in kept
+        _trial_row(trial, point, bounded, _trial_remark(trial, point, met, run.problem, outcome))
+        for trial, point, met in kept
     ]
     headers = (
         ">trial",
@@ -297,10 +313,32 @@ def _trial_row(trial: Trial, point: Point | None, latency: str, remark: str) -> 
     return str(trial.number), configuration, throughput, value, formatting.load(point.load), loads, remark
 
 
-def _trial_remark(trial: Trial, point: Point | None, met: bool, outcome: Outcome) -> str:
+def _trial_remark(trial: Trial, point: Point | None, met: bool, problem: Problem, outcome: Outcome) -> str:
     reasons = [trial.reason, *(measurement.reason for _, measurement in trial.measurements)]
     if trial.status == "failed" or point is None:
         return next(filter(None, reasons), "no stable measurement")
-    fresh = "on fresh servers" if outcome.confirmation_of(point) else ""
+    confirmed = outcome.confirmation_of(point)
+    verdict = f": {confirmed.judged.verdict.value}" if confirmed and confirmed.error else ""
+    fresh = f"on fresh servers{verdict}" if confirmed else ""
     closest = "" if met or outcome.recommended is None else "no load meets the SLA; the closest is shown"
-    return "; ".join(filter(None, (fresh, closest)))
+    return "; ".join(filter(None, (fresh, closest, _why_lost(trial, problem, outcome))))
+
+
+def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
+    """Return why a trial with a higher throughput in the search than the recommendation lost; empty for others."""
+    best, searched = outcome.recommended, problem.best_point(latest_points([trial]))
+    if best is None or searched is None or trial.number == best.trial:
+        return ""
+    if searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
+        return ""
+    again = [entry for entry in outcome.again if entry.point.trial == trial.number]
+    missed = [entry for entry in again if entry.error and entry.judged.verdict is not Verdict.PASS]
+    if not again:
+        why = "but it was not tested on fresh servers, and the search overestimates its best configurations"
+    elif missed:
+        why = f"but its test ended {missed[-1].judged.verdict.value}"
+    elif max(entry.point.throughput_infer_per_sec for entry in again) < best.throughput_infer_per_sec:
+        why = "but less on fresh servers"
+    else:
+        why = "but it was measured on fresh servers for comparison only"
+    return f"{formatting.approximate(searched.throughput_infer_per_sec)} infer/s in the search, {why}"

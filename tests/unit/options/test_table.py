@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.cli.run import read_run_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import Option
@@ -70,6 +71,16 @@ def test_an_invalid_value_names_option_and_value(values: dict[str, object], mess
 def test_options_outside_a_command_are_unknown_to_it() -> None:
     with pytest.raises(BadInputError, match="--json: unknown option"):
         parse_values({"json": True}, lambda option: "P" in option.also)
+
+
+def test_verbose_is_no_part_of_the_task() -> None:
+    quiet = read_run_arguments(["mlp"])
+    assert not quiet.verbose
+    for flag in ("-v", "--verbose"):
+        arguments = read_run_arguments([flag, "mlp"])
+        assert arguments.verbose
+        assert arguments.options == quiet.options
+    assert "verbose" not in written_values(quiet.options)
 
 
 def test_the_parser_keeps_text() -> None:

@@ -255,6 +255,7 @@ def test_verify_takes_the_target_of_the_run_or_another(tmp_path: Path) -> None:
     folder = str(run(tmp_path / "r", before).path)
     assert read_verify_arguments([folder]).options == before
     assert read_verify_arguments(["--fresh", folder]).options == before
+    assert read_verify_arguments(["-v", folder]).verbose
     changed = read_verify_arguments(["--fresh", "--tritonserver", "/u", folder]).options
     assert (changed.target, changed.tritonserver, changed.server_args) == (
         "local",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
+from objectives.metrics import METRICS
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.core.trial import Candidate
@@ -50,10 +54,54 @@ class TestWords:
         ("interval", "text"),
         [
             ((1.49, 1.77), "1.62x (1.49 to 1.77)"),
-            ((0.98, 2.6), "no measurable gain"),
-            ((1.0, 1.0), "no measurable gain"),
+            ((0.98, 2.6), "none (1.0 to 2.6)"),
+            ((1.0, 1.0), "none (1.00 to 1.00)"),
+            ((1.12, 2.34), "1.6x (1.1 to 2.3)"),
         ],
     )
     def test_gain(self, interval: tuple[float, float], text: str) -> None:
         assert formatting.gain(ThroughputRatio(1.62, ConfidenceInterval(*interval))) == text
         assert formatting.gain(None) == "not confirmed"
+
+    @pytest.mark.parametrize(
+        ("value", "bounds", "text"),
+        [
+            (13788.0, (13410.0, 14180.0), "13,800 ± 400"),
+            (15984.0, (14424.8, 17680.3), "16,000 ± 1,700"),  # two digits of an uncertainty below 3.55
+            (14.658, (13.8, 16.04), "14.7 ± 1.4"),
+            (0.5234, (0.519, 0.5278), "0.523 ± 0.004"),
+            (9.96, (9.0, 10.3), "10.0 ± 1.0"),
+            (13788.0, (13788.0, 13788.0), "13,800"),
+            (5.028, (4.12, 13.3), "5.0 (4.1 to 13)"),
+            (13788.0, (13900.0, 14200.0), "13,800 ± 400"),
+            (13788.0, (13410.0, math.inf), "13,800 (at least 13,400)"),
+            (13788.0, (-math.inf, math.inf), "13,800"),
+            (13788.0, None, "13,800"),
+            (0.0, None, "0.00"),
+            (math.nan, (1.0, 2.0), "unknown"),
+            (None, None, "unknown"),
+        ],
+    )
+    def test_a_value_has_the_digits_of_its_interval(
+        self, value: float | None, bounds: tuple[float, float] | None, text: str
+    ) -> None:
+        interval = ConfidenceInterval(*bounds) if bounds else None
+        assert formatting.estimate(value, interval) == text
+        assert formatting.estimate(value, interval, "ms") == (text if text == "unknown" else f"{text} ms")
+
+    def test_both_ends_of_an_interval_have_the_same_digits(self) -> None:
+        throughput = METRICS["throughput"]
+        assert formatting.interval(throughput, ConfidenceInterval(14424.8, 17680.3)) == "14,400 to 17,700 infer/s"
+        assert formatting.interval(throughput, ConfidenceInterval(-5.0, 17680.3)) == "0 to 18,000 infer/s"
+        assert formatting.interval(throughput, ConfidenceInterval(14424.8, math.inf)) == "at least 14,400 infer/s"
+
+    def test_the_change_of_a_configuration_has_no_other_lines(self) -> None:
+        before, after = Candidate(8), Candidate(8, True, 100)
+        added = "+ dynamic_batching { max_queue_delay_microseconds: 100 }"
+        assert formatting.change_lines(before, after) == [added]
+        assert formatting.change_lines(after, before) == [added.replace("+", "-", 1)]
+        assert formatting.change_lines(after, after) == []
+        assert formatting.change_lines(after, replace(after, instance_count=2)) == [
+            "- instance_group [ { count: 1 } ]",
+            "+ instance_group [ { count: 2 } ]",
+        ]

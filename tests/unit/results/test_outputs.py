@@ -16,16 +16,19 @@ import pytest
 from rich.console import Console
 
 from objectives.metrics import METRICS, Measurement
+from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import EnvironmentFault
+from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
 from optimizer.core.timing import Budget
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.live_display import LiveWatcher
 from optimizer.results.recommendation import Outcome, assess
+from optimizer.results.report import tables
 from optimizer.results.report.write import write
 from optimizer.results.terminal_summary import print_best_so_far
 from optimizer.results.watchers import QuietWatcher
@@ -194,18 +197,75 @@ class TestFiles:
 
 
 class TestText:
-    def test_the_result_comes_first(self) -> None:
-        text = printed(outcome())
-        cause = "it was not tested on fresh servers"
-        headline, rest = " ".join(text.split()), "next tune verify results/dlrm/1 --budget 3m max_batch_size"
-        assert headline.startswith(f"dlrm: UNDECIDED at 12,345 infer/s within p95 <= 20 ms: {cause} {rest}")
-        assert "preferred_batch_size: [ 64, 128 ]" in text
-        assert "instance_group [ { count: 2 } ]" in text
-        assert 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }' in text
-        assert "772 req/s of 16 samples each" in text
-        assert "p50 9.10 ms · p90 16.4 ms · p95 18.2 ms · p99 27.3 ms" in text
-        assert "concurrency 12" in text
-        assert "memory        1.31 GB" in text
+    def test_the_answer_comes_in_the_order_of_its_use(self) -> None:
+        result = outcome(compared())
+        lines = printed(result).splitlines()
+        assert re.fullmatch(
+            r"dlrm: PASS at 12,\d+ ± [\d,]+ infer/s, p95 15(\.\d+)? ± [\d.]+ ms \(SLA: p95 <= 20 ms\)", lines[0]
+        )
+        assert lines[1:3] == ["", "Change in config.pbtxt:"]
+        firsts = [line.split()[0] for line in lines if line and not line.startswith("  ")]
+        rows = ["configuration", "recommended", "current", "dynamic_batching"]
+        assert firsts[2:] == [*rows, "Intervals:", "note", "config", "report", "next"]
+        assert lines[-1].strip() == "tune emit results/dlrm/1"
+
+    def test_the_change_has_only_the_lines_that_differ(self) -> None:
+        lines = printed(outcome(compared())).splitlines()
+        first = lines.index("Change in config.pbtxt:") + 1
+        assert lines[first : lines.index("", first)] == [
+            "  - max_batch_size: 64",
+            "  + max_batch_size: 128",
+            "  + dynamic_batching {",
+            "  +   max_queue_delay_microseconds: 500",
+            "  +   preferred_batch_size: [ 64, 128 ]",
+            "  + }",
+            "  - instance_group [ { count: 1 } ]",
+            "  + instance_group [ { count: 2 } ]",
+            '  - parameters { key: "intra_op_thread_count" value { string_value: "2" } }',
+            '  + parameters { key: "intra_op_thread_count" value { string_value: "1" } }',
+        ]
+
+    def test_a_current_configuration_that_is_the_best_changes_nothing(self) -> None:
+        result = outcome(study()[:1])
+        assert result.recommended is result.baseline
+        text = printed(result)
+        assert "No change: the current configuration is the best one." in text
+        assert "+ " not in text
+        step = summary.next_step(replace(result, sla=Sla()), "r", "tune dlrm")
+        assert (step.advice.split(",")[0], step.command) == ("keep the current configuration", "tune explain r")
+
+    def test_an_undecided_answer_has_its_cause_and_the_next_command(self) -> None:
+        lines = printed(outcome()).splitlines()
+        assert lines[0] == "dlrm: UNDECIDED at 12,300 infer/s, p95 18.2 ms (SLA: p95 <= 20 ms)"
+        assert lines[1] == "cause         it was not tested on fresh servers"
+        assert lines[-2:] == ["next          continue the test:", " " * 14 + "tune verify results/dlrm/1 --budget 3m"]
+
+    def test_a_test_that_is_complete_is_made_again(self) -> None:
+        assert printed(outcome(), notes=[ConfirmationComplete()]).endswith(" tune verify --fresh results/dlrm/1\n")
+
+    def test_details_are_shown_on_request(self) -> None:
+        short, text = printed(outcome()), printed(outcome(), verbose=True)
+        details = (
+            "772 req/s of 16 samples each",
+            "p50 9.10 ms · p90 16.4 ms · p95 18.2 ms · p99 27.3 ms",
+            "load          concurrency 12",
+            "memory        1.31 GB",
+            "Pareto front",
+            "rows 1,234,567",
+            "embedding size 632 MB",
+            "hardware      some CPU, 2 cores",
+            "6 configurations, 9 measurements",
+            "note          search converged",
+            "results       results/dlrm/1\n",
+            "reproduce     tune --sla-p95 20ms --seed 0 dlrm\n",
+        )
+        for detail in details:
+            assert detail in text
+            assert detail not in short
+        for shown in (short, text):
+            assert NOTE in re.sub(r"\s+", " ", shown)
+            assert "config        results/dlrm/1/best/config.pbtxt\n" in shown
+            assert "report        results/dlrm/1/report.html\n" in shown
 
     def test_gpu_figures_are_shown(self) -> None:
         gpu = {"gpu_utilization": 0.74, "gpu_power_watts": 312.0, "gpu_sm_clock_mhz": 1755.0}
@@ -213,8 +273,8 @@ class TestText:
         best = measured(12345, 18.2, **gpu, **memory, gpu_throttling="power limit")
         trials = [trial(0, BASELINE, (4, measured(3000, 19.0))), trial(1, GOOD, (12, best))]
         searched = problem(20.0, "dlrm", **{"gpu-memory": 10e9})
-        text = printed(assess(trials, searched, BASELINE, PLAIN), searched)
-        assert "within p95 <= 20 ms and GPU memory <= 10.0 GB" in " ".join(text.split())
+        text = printed(assess(trials, searched, BASELINE, PLAIN), searched, verbose=True)
+        assert "(SLA: p95 <= 20 ms and GPU memory <= 10.0 GB)" in " ".join(text.split())
         assert re.search(r"^GPU memory +9.10 GB$", text, re.MULTILINE)
         assert re.search(r"^energy +25.3 J/1000 infer$", text, re.MULTILINE)
         assert re.search(r"^GPU +74 % busy · 312 W · SM 1,755 MHz · clocks lowered: power limit$", text, re.MULTILINE)
@@ -222,26 +282,28 @@ class TestText:
         assert entry[summary.ENERGY] == pytest.approx(25.27, abs=0.01)
         assert (entry["gpu_sm_clock_mhz"], entry["gpu_throttling"]) == (1755.0, "power limit")
 
-    def test_gains_are_shown_with_both_figures(self) -> None:
-        lines = printed(outcome(compared())).splitlines()
-        row = next(place for place, line in enumerate(lines) if line.startswith("baseline"))
-        assert "3,004 infer/s" in lines[row]
-        assert lines[row].endswith("4.01x")
-        assert re.search(r" \(3\.\d\d to 4\.\d\d\)$", lines[row + 1])
-        row = next(place for place, line in enumerate(lines) if line.startswith("dynamic_batching {}"))
-        assert "11,904 infer/s" in lines[row]
-        assert re.sub(" +", " ", " ".join(lines[row : row + 2])).endswith("no measurable gain")
+    def test_comparisons_have_intervals(self) -> None:
+        result = outcome(compared())
+        rows = {line[:20].strip(): line[20:].strip() for line in printed(result).splitlines()}
+        value = r"[\d,.]+ ± [\d,.]+"
+        assert re.fullmatch(rf"{value} +{value} +12", rows["recommended"])
+        assert re.fullmatch(
+            rf"3,0\d\d ± [\d,]+ +{value} +4 +4\.\d+x \([34]\.\d+ to 4\.\d+\)", rows["current (baseline)"]
+        )
+        assert re.fullmatch(rf"{value} +{value} +8 +none \(0\.\d+ to 1\.\d+\)", rows["dynamic_batching {}"])
+        assert "Intervals: 99 % confidence. Recommended: 32 measurements on 4 fresh servers." in printed(result)
 
-    def test_without_fresh_servers_there_is_no_gain(self) -> None:
+    def test_without_fresh_servers_there_is_neither_gain_nor_interval(self) -> None:
         lines = printed(outcome()).splitlines()
-        shown = [line for line in lines if line.startswith(("baseline", "dynamic_batching {}  "))]
+        shown = [line for line in lines if line.startswith(("current", "dynamic_batching {}"))]
         assert len(shown) == 2
-        assert all(line.endswith("not confirmed") for line in shown)
+        assert all(line.endswith("not confirmed") and "±" not in line for line in shown)
+        assert "Measured in the search only, which overestimates its best configurations." in lines
 
     def test_the_front_says_what_was_measured_where(self) -> None:
         result = outcome(compared())
         assert result.recommended in result.front
-        text = printed(result)
+        text = printed(result, verbose=True)
         assert re.search(r"^ 12,0\d\d +15\.\d +12  fresh +2  batch 128", text, re.M)
         assert re.search(r"^ 13,000 +90\.0 +8  search +5  ", text, re.M)
 
@@ -249,67 +311,74 @@ class TestText:
         trials = [*compared(), trial(6, replace(GOOD, instance_count=5), (9, measured(12500, 14.0)))]
         result = outcome(trials)
         assert result.recommended not in result.front
-        text = " ".join(printed(result).split())
+        text = " ".join(printed(result, verbose=True).split())
         assert (
-            "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but"
-            in text
+            "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
+            "only in the search" in text
         )
         assert summary.front_remark(outcome(compared())) == ""
         document = summary.document(result, wall_seconds=1, results_dir="r")
         assert document["dominated_by"]["trial"] == 6  # type: ignore[index]
 
-    def test_front_model_and_paths_are_shown(self) -> None:
-        text = printed(outcome())
-        assert "rows 1,234,567" in text
-        assert "embedding size 632 MB" in text
-        assert NOTE in text
-        assert "6 configurations, 9 measurements" in text
-        assert "results/dlrm/1/best/config.pbtxt" in text
-        assert text.rstrip().endswith("tune --sla-p95 20ms --seed 0 dlrm")
-
     def test_no_baseline(self) -> None:
         text = printed(replace(outcome(), baseline=None))
-        assert "no measured load meets p95 <= 20 ms" in text
+        assert "no measured load meets p95 <= 20 ms" in " ".join(text.split())
 
     def test_nothing_meets_the_bound(self) -> None:
         text = printed(outcome(sla_ms=1.0), problem(1.0), config_path=None)
-        assert text.startswith("dlrm: no configuration meets p95 <= 1 ms: ")
-        assert "The measured configuration that comes closest:" in text
-        assert "2,000 infer/s" in text
+        first, second, *_ = text.splitlines()
+        assert first == "dlrm: FAIL, no configuration meets p95 <= 1 ms"
+        assert second == "cause         the lowest p95 measured is 10 ms"
+        assert "closest       2,000 infer/s, p95 10.0 ms, concurrency 2 (trial 0)\n" in text
         assert "baseline" not in text
         assert "config.pbtxt" not in text
+        assert text.endswith("or relax the bound:\n              tune explain results/dlrm/1\n")
 
     def test_nothing_was_measured(self) -> None:
         text = printed(outcome([trial(0, BASELINE, status="failed", reason="no [/memory] left.")]))
-        assert text.startswith("dlrm: no configuration meets p95 <= 20 ms: nothing could be measured: no")
-        assert "[/memory] left\n" in text
+        first, second, *_ = text.splitlines()
+        assert first == "dlrm: FAIL, no configuration meets p95 <= 20 ms"
+        assert second == "cause         nothing could be measured: no [/memory] left"
         assert "Pareto" not in text
+        assert "remove the cause (see results/dlrm/1/logs), then run again:" in text
+        assert text.endswith(" tune --sla-p95 20ms --seed 0 dlrm\n")
+
+    def test_a_cause_cannot_control_the_terminal(self) -> None:
+        text = printed(outcome([trial(0, BASELINE, status="failed", reason="\x1b[31m\r\nred")]))
+        assert "\x1b" not in text
+        assert "\r" not in text
+
+    def test_unstable_measurements_ask_for_a_quiet_machine(self) -> None:
+        shaken = replace(measured(3000, 10.0), stable=False, reason="the windows disagree")
+        text = printed(outcome([trial(0, BASELINE, (4, shaken))]))
+        assert "next          stop other programs on this machine, then run again:\n" in text
 
     def test_unknown_metrics_are_shown_as_unknown(self) -> None:
         searched = replace(problem(), objectives=(METRICS["throughput"], METRICS["energy"]))
         result = outcome([trial(0, BASELINE, (1, Measurement(100.0, latency_p95_ms=5.0, stable=True)))])
-        text = printed(result, searched)
+        text = printed(result, searched, verbose=True)
         assert "p50 unknown" in text
         assert re.search(r"^energy +unknown$", text, re.M)
 
     def test_a_long_front_is_cut_short(self) -> None:
         rising = [(load, measured(1000.0 * load, 1.0 * load)) for load in range(1, 31)]
-        text = printed(outcome([trial(0, BASELINE, *rising)]))
+        text = printed(outcome([trial(0, BASELINE, *rising)]), verbose=True)
         assert "20 more in pareto.csv" in text
         assert "30,000" in text
-        assert len([line for line in text.splitlines() if re.match(r" *[\d,]+ +\d+\.\d+ ", line)]) == 10
+        assert len([line for line in text.splitlines() if re.match(r" *[\d,]+ +\d+\.\d+ +\d+  search", line)]) == 10
 
     @pytest.mark.parametrize("width", [80, 60])
     def test_it_fits_the_width(self, width: int) -> None:
         long = replace(outcome(), recommended=Point(5, LONG, LoadPoint(16, 123456), measured(1.3e7, 19.9)))
         searched = replace(problem(), model="m" * 30)
-        text = printed(long, searched, width=width, hardware="h " * 100, notes=["n " * 100])
-        whole = ("results ", "config ", "reproduce ")
+        notes = [OutputsNotCompared("n " * 100)]
+        text = printed(long, searched, width=width, hardware="h " * 100, notes=notes, verbose=True)
+        whole = ("results ", "config ", "report ", "reproduce ")
         assert [x for x in text.splitlines() if len(x) > width and not x.startswith(whole)] == []
 
     def test_commands_and_paths_are_not_broken(self) -> None:
         command = "tune " + "--flag value " * 20 + "dlrm"
-        assert f" {command}\n" in printed(outcome(), command=command)
+        assert f" {command}\n" in printed(outcome(), command=command, verbose=True)
 
     def test_output_to_a_pipe_has_no_colors(self) -> None:
         text = printed(outcome())
@@ -349,20 +418,107 @@ class TestHtml:
 
     def test_it_has_the_content_of_the_text(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), study())
-        headline = "dlrm: UNDECIDED at 12,345 infer/s within p95 &lt;= 20 ms: it was not tested"
-        assert f'<h1 class="answer undecided">{headline}' in page
+        answer = "dlrm: UNDECIDED at 12,300 infer/s, p95 18.2 ms (SLA: p95 &lt;= 20 ms)"
+        assert f'<header class="banner undecided">\n<h1 class="answer undecided">{answer}</h1>' in page
+        assert "<p>Cause: it was not tested on fresh servers.</p>\n<p>Next: continue the test:</p>" in page
         assert f"tune verify {tmp_path}/dlrm/1 --budget 3m" in page
         for text in ("not confirmed", "out of [memory]", "perf_analyzer timed out", "1,234,567", NOTE, "--sla-p95"):
             assert text in page
-        assert len(re.findall("<use[^>]*><title>trial", page)) == 8 + 5  # points; those within the bounds
         assert page.count('role="img"') == page.count("<desc id=") == page.count("<figure>") == 3
 
     def test_it_shows_the_verdict(self, tmp_path: Path) -> None:
         trials = confirmed(15.0)
         page = self.page(tmp_path, outcome(trials), trials)
-        assert '<h1 class="answer">dlrm: PASS at 12,0' in page
+        assert '<header class="banner">\n<h1 class="answer">dlrm: PASS at 12,0' in page
         assert "<dt>verdict</dt><dd>PASS: the SLA is met at 99 % confidence" in page
         assert "tune verify" not in page
+        assert f'<pre class="copy">tune emit {tmp_path}/dlrm/1</pre>' in page
+
+    def test_an_interrupted_run_is_continued(self, tmp_path: Path) -> None:
+        page = self.page(tmp_path, outcome(), study(), status="interrupted")
+        assert f'<p>Next: continue the run:</p>\n<pre class="copy">tune --resume {tmp_path}/dlrm/1</pre>' in page
+        assert "Next:" not in self.page(tmp_path, outcome(), study(), status="left")
+
+    def test_the_contents_lead_to_each_part(self, tmp_path: Path) -> None:
+        trials = compared()
+        page = self.page(tmp_path, outcome(trials), trials)
+        listed = re.findall(r'<li><a href="#(run-1-part-[a-z0-9-]+)">', page)
+        assert listed == re.findall(r'<h2 class="part" id="([^"]+)"', page)
+        parts = [name.removeprefix("run-1-part-") for name in listed]
+        assert parts[:4] == ["change", "comparison", "configuration", "pareto"]
+        assert parts[-2:] == ["environment", "reproduce"]
+
+    def test_comparisons_have_intervals_and_the_recommended_rows_are_marked(self, tmp_path: Path) -> None:
+        trials = compared()
+        page = self.page(tmp_path, outcome(trials), trials)
+        best = re.findall(r'<tr class="best">(.*?)</tr>', page)
+        assert len(best) == 3  # comparison, front and trials
+        assert re.search(r'<td>recommended</td><td class="n">12,\d+ ± [\d,]+</td><td class="n">15\.\d ± ', best[0])
+        assert all('<span class="mark">recommended</span>' in row for row in best[1:])
+        assert re.search(r"<td>current \(baseline\)</td>.*?<td>4\.\d+x \([\d.]+ to [\d.]+\)</td>", page)
+
+    def test_a_trial_with_more_throughput_has_the_reason_why_it_lost(self, tmp_path: Path) -> None:
+        other = trial(6, replace(GOOD, instance_count=5), (9, measured(12500, 14.0)))
+        trials = [*compared(), other]
+        page = self.page(tmp_path, outcome(trials), trials)
+        assert "12,500 infer/s in the search, but it was not tested on fresh servers" in page
+        assert "<td>only in the search, which overestimates its best configurations</td>" in page
+        less = tuple(Confirmation(1, LoadPoint(16, 9), measured(11000 + n, 15.0, requests=4000)) for n in range(8))
+        trials = [*compared(), replace(other, confirmations=less)]
+        page = self.page(tmp_path, outcome(trials), trials)
+        assert "on fresh servers; 12,500 infer/s in the search, but less on fresh servers" in page
+
+    def test_the_table_of_the_stages_is_collapsed(self, tmp_path: Path) -> None:
+        stages = dict.fromkeys(tables.STAGES, 1.0)
+        trials = [trial(0, BASELINE, (2, measured(2000, 10.0, **stages)), (4, measured(3000, 19.0, **stages)))]
+        page = self.page(tmp_path, outcome(trials), trials)
+        collapsed = page[page.index("<details>") : page.index("</details>")]
+        assert "<summary>Table of the stages</summary>" in collapsed
+        assert "Mean milliseconds of a request in each stage" in collapsed
+        assert page.count("<details>") == 1
+
+    def test_the_plots_show_values_on_hover(self, tmp_path: Path) -> None:
+        def titles(trials: Sequence[Trial]) -> dict[str, list[str]]:
+            page = self.page(tmp_path, outcome(trials), trials)
+            plots = {
+                re.findall('id="run-1-([a-z]+)-title"', svg)[0]: svg
+                for svg in re.findall("<svg.*?</svg>", page, re.S)
+            }
+            return {name: re.findall("<title>([^<]+)</title>", svg) for name, svg in plots.items()}
+
+        more = {**dict.fromkeys(tables.STAGES, 1.0), "batch_stats": "16:30:1000 32:10:1000"}
+        points = (2, measured(2000, 10.0, **more)), (4, measured(3000, 19.0, **more))
+        shown = titles([trial(0, BASELINE, *points), trial(1, PLAIN, (4, measured(2500, 18.0, **more)))])
+        figures = "3,000 infer/s, p95 19.0 ms, concurrency 4"
+        assert len(shown["pareto"]) == len(set(shown["pareto"])) == len(shown["progress"]) == 3
+        assert any(text.startswith(f"trial 0: {figures} · batch 64 ·") for text in shown["pareto"])
+        assert shown["load"].count(f"recommended: {figures}") == 2  # latency and throughput
+        assert len(shown["stages"]) == 3 * len(tables.STAGES)
+        assert "server queue at 4: 1.00 ms" in shown["stages"]
+        assert shown["batches"][:2] == [
+            "16 samples: 75.0 % of the executions",
+            "32 samples: 25.0 % of the executions",
+        ]
+        windows = titles(compared())["noise"]
+        assert len(windows) == 2 * sum(len(each.confirmations) for each in compared())
+        assert "recommended at 12, server 1: 12,000 infer/s" in windows
+
+    def test_loads_tell_repeated_labels_apart(self, tmp_path: Path) -> None:
+        trials = compared()
+        lower = tuple(
+            Confirmation(1, LoadPoint(16, 10), measured(10000.0 + n, 12.0, requests=4000)) for n in range(8)
+        )
+        trials[2] = replace(trials[2], confirmations=(*trials[2].confirmations, *lower))
+        page = self.page(tmp_path, outcome(trials), trials)
+        caption = page[page.index("run-1-noise-desc") :].partition("</desc>")[0]
+        assert "recommended at 12: " in caption
+        assert "recommended at 10: " in caption
+
+    def test_it_is_legible_in_the_dark_and_on_paper(self, tmp_path: Path) -> None:
+        page = self.page(tmp_path, outcome(), study())
+        assert "@media screen and (prefers-color-scheme: dark)" in page
+        assert "@media print" in page
+        assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
 
     def test_it_loads_no_other_resources(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(), study())
@@ -389,7 +545,9 @@ class TestHtml:
 
     def test_nothing_found_and_nothing_measured(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(sla_ms=1.0), study(), problem(1.0))
-        assert '<h1 class="answer none">dlrm: no configuration meets p95 &lt;= 1 ms' in page
+        assert '<h1 class="answer none">dlrm: FAIL, no configuration meets p95 &lt;= 1 ms</h1>' in page
+        assert "<p>Cause: the lowest p95 measured is 10 ms.</p>" in page
+        assert f"tune explain {tmp_path}/dlrm/1" in page
         assert "The measured configuration that comes closest:" in page
         assert "<figure>" not in self.page(tmp_path, outcome([]), [])
 
@@ -409,7 +567,7 @@ class TestHtml:
 class TestVerdict:
     def test_a_pass_has_intervals(self) -> None:
         result = outcome(confirmed(15.0))
-        text = " ".join(printed(result).split())
+        text = " ".join(printed(result, verbose=True).split())
         assert "verdict PASS: the SLA is met at 99 % confidence (1" in text
         assert "; 32 measurements on 4 fresh servers) estimand expected share of requests over the bound" in text
         document = summary.document(result, wall_seconds=1, results_dir="r")["confirmation"]
@@ -427,7 +585,7 @@ class TestVerdict:
                 trials.append(replace(each, cross_checks=tuple(checks.values())))
             return outcome(trials)
 
-        text = " ".join(printed(with_ratio(1.01), width=200).split())
+        text = " ".join(printed(with_ratio(1.01), width=200, verbose=True).split())
         assert "cross-check perf_analyzer against tune's own client on the same 4 servers: throughput 1.0" in text
         assert "perf_analyzer measured" not in text
         document: Any = summary.document(with_ratio(0.6), wall_seconds=1, results_dir="r")["confirmation"]
@@ -445,15 +603,15 @@ class TestVerdict:
         assert summary.undecided_cause(with_ratio(1.8)) == document["reason"]
         document = summary.document(outcome(confirmed(12.0)), wall_seconds=1, results_dir="r")["confirmation"]
         assert document["perf_analyzer"] is None
-        assert "cross-check" not in printed(outcome(confirmed(12.0)))
+        assert "cross-check" not in printed(outcome(confirmed(12.0)), verbose=True)
 
     def test_too_few_servers_give_an_undecided_verdict(self) -> None:
-        text = " ".join(printed(outcome(confirmed(15.0, servers=2))).split())
+        text = " ".join(printed(outcome(confirmed(15.0, servers=2)), verbose=True).split())
         assert "verdict UNDECIDED at 99 % confidence: p95 <= 20 ms: 2 of 4 fresh servers were measured" in text
 
     def test_without_a_confirmation_there_is_no_verdict(self) -> None:
         result = outcome()
-        text = " ".join(printed(result).split())
+        text = " ".join(printed(result, verbose=True).split())
         assert "verdict UNDECIDED: it was not tested on fresh servers" in text
         assert "estimand" not in text
         assert summary.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None

@@ -181,12 +181,14 @@ def print_answer(console: Console, run: FinishedRun) -> None:
         console,
         run.outcome,
         run.problem,
+        baseline=run.baseline,
         hardware="",
         notes=(),
         facts={},
         results_dir=folder,
         command="",
         config_path=None,
+        report_path=None,
     )
 
 
