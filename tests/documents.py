@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES_WITH_COMMANDS = (README, *sorted((ROOT / "docs").glob("*.md")))
 SHELLS = ("sh", "bash", "console")
+SECTIONS_OF_RUN = ("problem", "hardware", "fingerprint", "confirmation_plan", "times", "result", "result.confirmation")
 _FENCED = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+) -->\n)?```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -45,3 +48,16 @@ def run_commands(page: Path) -> list[str]:
     """Return the ``tune`` commands of a page that a test runs."""
     shown = (block for block in blocks(page, "sh") if block.not_run is None)
     return [line for block in shown for line in block.commands if line.startswith("tune ")]
+
+
+def undocumented_keys(info: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a run.json that docs/reference-files.md lacks."""
+    page = (ROOT / "docs" / "reference-files.md").read_text(encoding="utf-8")
+    return [key for key in _keys(info) if f"\n| `{key}` |" not in page]
+
+
+def _keys(info: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in info.items():
+        yield prefix + name
+        if prefix + name in SECTIONS_OF_RUN and isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{name}.")

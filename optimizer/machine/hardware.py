@@ -23,7 +23,14 @@ from optimizer.machine.nvml import filter_visible, survey
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The GPUs by name, the CPU, the number of CPUs that this process may use, and the memory."""
+    """The hardware of a machine.
+
+    Attributes:
+        gpus: Names of the GPUs.
+        cpu: Name of the CPU.
+        cpu_count: Number of CPUs that this process may use.
+        memory_bytes: Size of the memory.
+    """
 
     gpus: tuple[str, ...]
     cpu: str
