@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -96,6 +97,18 @@ def test_the_shown_result_is_that_of_the_sample(page: Path) -> None:
     shown = " ".join(blocks(page, "text")[0].text.split())
     for text in texts:
         assert " ".join(text.split()) in shown
+
+
+def test_each_message_of_the_troubleshooting_page_is_in_the_source() -> None:
+    page = prose(ROOT / "docs" / "troubleshooting.md")
+    files = [file for top in ("objectives", "optimizer") for file in (ROOT / top).rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    texts = "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    first_cells = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    shown = [message for cell in first_cells for message in re.findall("`([^`]+)`", cell)]
+    parts = [part for message in shown for part in message.split("…") if len(part) > 5]
+    assert len(parts) > 50
+    assert [part for part in parts if part not in texts] == []
 
 
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
