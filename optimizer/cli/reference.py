@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from objectives.metrics import Measurement
+from optimizer.cli.commands import overview
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
@@ -29,6 +30,17 @@ from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS
 from optimizer.study import run_record
 from optimizer.study.environment import ServerResources
 
+_COMMANDS = """\
+# Commands
+
+This page is generated: `python -m optimizer.cli.reference` writes it from `optimizer/cli/commands.py`. It shows the
+output of `tune --help`. `tune COMMAND --help` shows the options of a command; those of `tune run` are also on a
+[page](reference-options.md). The [list of tasks](README.md) has a page for each command. The
+help of a command also lists its [exit codes](running.md#exit-codes).
+
+```text
+{overview}```
+"""
 _PROFILE = """\
 # Keys of a profile
 
@@ -81,7 +93,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "tolerance": "output-check.md#tolerance",
     "gpu": "gpu.md",
 }
-_OPTIONS = """\
+_INTRODUCTION = """\
 # Options of `tune run`
 
 This page is generated: `python -m optimizer.cli.reference` writes it from `optimizer/options/table.py`.
@@ -112,7 +124,7 @@ class RunKeywords(TypedDict, total=False):
 
 def reference_page() -> str:
     """Return the reference page of the options in Markdown."""
-    sections = [_OPTIONS]
+    sections = [_INTRODUCTION]
     for group in GROUPS:
         rows = [_row(option) for option in OPTIONS if option.group == group]
         sections.append(
@@ -121,6 +133,11 @@ def reference_page() -> str:
             )
         )
     return "\n".join(sections)
+
+
+def commands_page() -> str:
+    """Return the reference page of the commands in Markdown."""
+    return _COMMANDS.format(overview=overview())
 
 
 def profile_page() -> str:
@@ -223,6 +240,7 @@ def _attributes(documented: type) -> dict[str, str]:
 
 
 FILES: Final = {  # each generated file, below the root of the repository, and the function that returns its content
+    Path("docs/reference-commands.md"): commands_page,
     Path("docs/reference-options.md"): reference_page,
     Path("docs/reference-profile.md"): profile_page,
     Path("docs/reference-files.md"): files_page,

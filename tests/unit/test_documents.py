@@ -53,9 +53,12 @@ def test_each_link_of_the_page_leads_to_a_file_and_a_heading(page: Path) -> None
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=page_name)
+@pytest.mark.parametrize("page", [*PAGES_WITH_COMMANDS, ROOT / "CONTRIBUTING.md"], ids=page_name)
 def test_each_command_of_the_page_is_run_or_has_the_reason_why_not(page: Path) -> None:
-    """``tests/stack/test_docs.py`` runs the commands of blocks of sh without a mark."""
+    """``tests/stack/test_docs.py`` runs the commands of blocks of sh without a mark.
+
+    The pages of benchmarks/ have the commands by which their values were measured, which take long.
+    """
     for block in blocks(page):
         if block.not_run is not None:
             continue
