@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sphinx.addnodes import pending_xref
+
 if TYPE_CHECKING:
-    from docutils import nodes
-    from sphinx.addnodes import pending_xref
+    from docutils.nodes import document
     from sphinx.application import Sphinx
-    from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("docs", "benchmarks", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -39,12 +39,12 @@ html_show_sourcelink = False
 html_copy_source = False
 
 
-def _show_folder_as_text(
-    _app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement
-) -> nodes.TextElement | None:
-    """Return the text of a link to a folder of the repository, which is not a part of the site."""
-    folder = Path(env.doc2path(node.get("refdoc", env.docname))).parent / node["reftarget"]
-    return text if folder.is_dir() else None
+def _show_folders_as_text(app: Sphinx, page: document) -> None:
+    """Replace each link to a folder of the repository, which is not a part of the site, by its text."""
+    here = Path(app.env.doc2path(app.env.docname)).parent
+    for link in list(page.findall(pending_xref)):
+        if link["reftype"] == "myst" and (here / link["reftarget"]).is_dir():
+            link.replace_self(link.children)
 
 
 def _add_measurements(_app: Sphinx, page: str, source: list[str]) -> None:
@@ -55,5 +55,5 @@ def _add_measurements(_app: Sphinx, page: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     """Connect the handlers."""
-    app.connect("missing-reference", _show_folder_as_text)
+    app.connect("doctree-read", _show_folders_as_text)
     app.connect("source-read", _add_measurements)

@@ -60,7 +60,8 @@ This page is generated: `python -m optimizer.cli.reference` writes it from the c
 
 Each row is one measurement, or a deployment that failed (then without a load). An empty cell is a value that is
 unknown or does not apply. A list is separated by spaces. Names contain the unit, and latencies are those of a request.
-Any other column is a further setting of the configuration, by its path in `config.pbtxt`.
+Any other column is a further setting of the configuration, by its path in `config.pbtxt`. `None`
+stands for an empty cell, or for null in run.json.
 
 `pareto.csv` has the same columns, `confirmed` (whether the point was measured on fresh servers) and
 `energy_joules_per_1000_infer`.

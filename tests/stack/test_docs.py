@@ -41,7 +41,7 @@ def there(playground: Playground) -> Playground:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", filter(run_commands, PAGES_WITH_COMMANDS), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", list(filter(run_commands, PAGES_WITH_COMMANDS)), ids=lambda page: page.stem)
 def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     if page.stem == "pytorch":
         pytest.importorskip("torch")

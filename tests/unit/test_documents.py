@@ -114,10 +114,11 @@ def test_each_message_of_the_troubleshooting_page_is_in_the_source() -> None:
     assert [part for part in parts if part not in texts] == []
 
 
-def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", ["basic", pytest.param("furo", marks=pytest.mark.long)])  # furo takes twice as long
+def test_the_site_is_built_without_warnings(theme: str, tmp_path: Path) -> None:
     """The build needs no network: the configuration names no inventory of another project."""
-    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", tmp_path]
-    ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-D", f"html_theme={theme}"]
+    ended = subprocess.run([*build, ".", tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")} <= {
         file.name for file in (tmp_path / "docs").iterdir()
