@@ -12,9 +12,13 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES_WITH_COMMANDS = (README, *sorted((ROOT / "docs").glob("*.md")))
 SHELLS = ("sh", "bash", "console")
-SECTIONS_OF_RUN = ("problem", "hardware", "fingerprint", "confirmation_plan", "times", "result", "result.confirmation")
+SECTIONS_OF_RUN = (
+    *("problem", "hardware", "fingerprint", "confirmation_plan", "times"),
+    *("result", "result.confirmation"),
+)
 _FENCED = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 

@@ -59,9 +59,9 @@ This page is generated: `python -m optimizer.cli.reference` writes it from the c
 ## Columns of trials.csv
 
 Each row is one measurement, or a deployment that failed (then without a load). An empty cell is a value that is
-unknown or does not apply. A list is separated by spaces. Names contain the unit, and latencies are those of a request.
-Any other column is a further setting of the configuration, by its path in `config.pbtxt`. `None`
-stands for an empty cell, or for null in run.json.
+unknown or does not apply. A list is separated by spaces. Names contain the unit. Latencies are those of a request.
+Any other column is a further setting of the configuration, by its path in `config.pbtxt`. `None` stands for an empty
+cell, or for null in run.json.
 
 `pareto.csv` has the same columns, `confirmed` (whether the point was measured on fresh servers) and
 `energy_joules_per_1000_infer`.
@@ -69,8 +69,8 @@ stands for an empty cell, or for null in run.json.
 _RUN = """\
 ## Keys of run.json
 
-`options` has the fields of `RunOptions` (`optimizer/options/run_options.py`), which the [options](reference-options.md)
-set. An interval is a list `[low, high]`, with null for an end that is unknown.
+`options` has the fields of `RunOptions` in `optimizer/options/run_options.py`, which the
+[options](reference-options.md) set. An interval is a list `[low, high]`, with null for an end that is unknown.
 """
 GUIDES: Final = {  # key of a profile -> the page that explains it
     "model.repository": "onnx-file.md",

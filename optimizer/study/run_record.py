@@ -60,7 +60,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "hardware.system": "Operating system.",
     "fingerprint": "Device and server. Measurements with different ones are not ranked together:",
     "fingerprint.id": "Short hash of the other keys, as in the column `fingerprint` of trials.csv.",
-    "search_ended": "`converged`, `budget`, `exhausted` (everything was tried) or `interrupted`; null before the end.",
+    "search_ended": "`converged`, `budget`, `exhausted` (all were tried) or `interrupted`; null before it ends.",
     "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
     + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
     + "; null if tune's own client does.",

@@ -23,7 +23,8 @@ PAGES = [
 ]
 # how a line of a command begins, with or without a prompt
 COMMAND = re.compile(
-    r"^(\$ |(sudo )?(tune|pip|python3?|docker|podman|apt-get|source|export|[a-z]+-[a-z]+|\.venv/bin/\w+) )", re.MULTILINE
+    r"^(\$ |(sudo )?(tune|pip|python3?|docker|podman|apt-get|source|export|[a-z]+-[a-z]+|\.venv/bin/\w+) )",
+    re.MULTILINE,
 )
 RUN_BY_CI = "python3 -m venv "  # the README's two lines; .ci/run takes them from there
 
