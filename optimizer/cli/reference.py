@@ -21,7 +21,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
 from optimizer.model.profile_json_schema import SCHEMA_FILE, schema_text
-from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection
+from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection, OnnxRuntimeSection
 from optimizer.model.profile_text import flow
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
@@ -203,12 +203,12 @@ def _annotation(option: Option) -> str:
 
 def _keys_of(name: str, section: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     """Yield the keys of a section and of the sections in it, such as ``space.onnxruntime.graph_level``."""
-    inner = {"onnxruntime": ("", SECTIONS["onnxruntime"]), "models": (".MODEL", ModelSpaceSection)}
     for key, field in section.model_fields.items():
         yield f"{name}.{key}", field
-        if key in inner:
-            suffix, inner_section = inner[key]
-            yield from _keys_of(f"{name}.{key}{suffix}", inner_section)
+        if key == "onnxruntime":
+            yield from _keys_of(f"{name}.{key}", OnnxRuntimeSection)
+        elif key == "models":
+            yield from _keys_of(f"{name}.{key}.MODEL", ModelSpaceSection)
 
 
 def _profile_table(name: str, description: str, keys: Sequence[tuple[str, FieldInfo]]) -> str:

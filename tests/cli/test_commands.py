@@ -32,6 +32,7 @@ CHECKS = (
     "ports",
     "/dev/shm",
     "disk",
+    "documentation",
 )
 
 

@@ -17,6 +17,7 @@ from tests.documents import PAGES_WITH_COMMANDS, ROOT, blocks, run_commands
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
+RUN_PAGES = [page for page in PAGES_WITH_COMMANDS if run_commands(page)]
 RUNS, TABLE = Path("results/dlrm"), "benchmarks/tables/dlrm.csv"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
 BRIEFLY = (*SHORT_WINDOWS, "--budget", "1s", "--max-trials", "1", "--no-output-check", "--no-report")
@@ -41,7 +42,7 @@ def there(playground: Playground) -> Playground:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", list(filter(run_commands, PAGES_WITH_COMMANDS)), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
 def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     if page.stem == "pytorch":
         pytest.importorskip("torch")
