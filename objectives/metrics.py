@@ -20,16 +20,31 @@ class Measurement:
     Attributes:
         throughput_infer_per_sec: Inferences (samples) per second: requests times request batch size. None if the
             measurement failed.
-        client_send_ms: This field and the next ones up to ``client_recv_ms`` are mean times per request.
+        latency_avg_ms: Mean latency.
+        latency_p50_ms: Median of the latency.
+        latency_p90_ms: 90th percentile of the latency.
+        latency_p95_ms: 95th percentile of the latency.
+        latency_p99_ms: 99th percentile of the latency.
+        client_send_ms: Mean time in which the client sends a request.
+        network_ms: Mean time of a request in the network, and in the server's sending and receiving.
+        queue_ms: Mean time of a request in the server's queue.
+        compute_input_ms: Mean time in which the backend prepares the inputs of a request.
+        compute_infer_ms: Mean time of the inference that a request is part of.
+        compute_output_ms: Mean time in which the backend prepares the outputs of a request.
+        client_recv_ms: Mean time in which the client receives a response.
         mean_batch_size: Samples per execution of the model.
-        batch_stats: Executions by batch size, see ``objectives.batch_stats``.
+        batch_stats: Executions by batch size, such as ``4:100:52000000`` (samples, executions, total compute time in
+            ns), separated by spaces; see ``objectives.batch_stats``.
         requests: Number of measured requests.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
         latency_sketch: Mergeable sketch of all latencies, see ``objectives.latency_sketch``; empty if there is none.
         stable: Whether the windows of the measurement agree. ``reason`` says why not.
-        gpu_utilization: Mean over the server's GPUs, 0 to 1. GPU clocks are means as well.
-        gpu_memory_bytes: Sum over the server's GPUs. GPU power is a sum as well.
+        gpu_utilization: Share of the time in which a kernel ran, 0 to 1: mean over the server's GPUs.
+        gpu_memory_bytes: Largest memory in use: sum over the server's GPUs.
+        gpu_power_watts: Mean power: sum over the server's GPUs.
+        gpu_sm_clock_mhz: Mean clock of the multiprocessors.
+        gpu_memory_clock_mhz: Mean clock of the GPUs' memory.
         gpu_throttling: Why the GPUs lowered their clocks; empty if they did not or it is unknown.
         server_memory_bytes: Memory of the server's processes.
         other_cpu_share: Share of the CPU time that other processes or machines took, 0 to 1.

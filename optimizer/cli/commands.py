@@ -43,7 +43,7 @@ Find the Triton configuration with the most throughput within a latency bound.
 
 {commands}
 
-More: tune run --help, tune COMMAND --help, tune --version, docs/README.md
+More: tune run --help, tune COMMAND --help; `tune doctor` shows where docs/ is
 """
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name
 _LEAST_SIMILARITY: Final = 0.7

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import cache_folder
+from optimizer.core.files import cache_folder, shipped_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import (
     INSTALL_STUB_SHELL,
@@ -219,6 +219,14 @@ def check_disk() -> Finding:
     return _check_space("disk", folder, 2, "free space or set TRITUNE_CACHE")
 
 
+def check_documentation() -> Finding:
+    """Name the folder of the pages that help texts and messages refer to, such as docs/running.md."""
+    page = shipped_folder("docs") / "README.md"
+    if not page.is_file():
+        return Finding("documentation", "warn", "not installed", "install tritune again; its wheel contains docs/")
+    return Finding("documentation", "ok", f"docs/README.md is {page}")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_server,
     check_python_stub,
@@ -233,6 +241,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_ports,
     check_shared_memory,
     check_disk,
+    check_documentation,
 )
 
 

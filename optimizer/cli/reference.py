@@ -1,20 +1,99 @@
-"""The generated files: reference page and Python keywords from the table of options, and the JSON Schema of profiles.
+"""The generated files: reference pages, the types of the Python keywords, and the JSON Schema of profiles.
 
 ``python -m optimizer.cli.reference`` writes all of them. Run it in the repository root after a change to the table of
-options or to the pydantic models of profiles.
+options, to the pydantic models of profiles, to the columns of trials.csv or to the keys of run.json.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from optimizer.model.profile_json_schema import schema_text
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from objectives.metrics import Measurement
+from optimizer.cli.commands import overview
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.machine.hardware import Fingerprint, Hardware
+from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
+from optimizer.model.profile_json_schema import SCHEMA_FILE, schema_text
+from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection, OnnxRuntimeSection
+from optimizer.model.profile_text import flow
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
+from optimizer.results.confirmation_state import ConfirmationPlan
+from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS
+from optimizer.study import run_record
+from optimizer.study.environment import ServerResources
 
-PAGE = Path("docs/reference-options.md")
-KEYWORDS = Path("optimizer/api/keywords.py")
-SCHEMA = Path("optimizer/model/profile.schema.json")
+_COMMANDS = """\
+# Commands
+
+This page is generated: `python -m optimizer.cli.reference` writes it from `optimizer/cli/commands.py`. It shows the
+output of `tune --help`. `tune COMMAND --help` shows the options of a command; those of `tune run` are also on a
+[page](reference-options.md). The [list of tasks](README.md) has a page for each command. The
+help of a command also lists its [exit codes](running.md#exit-codes).
+
+```text
+{overview}```
+"""
+_PROFILE = """\
+# Keys of a profile
+
+This page is generated: `python -m optimizer.cli.reference` writes it from the pydantic models in
+`optimizer/model/profile_schema.py`, which check profiles. [Write a profile](profile.md) explains how to use them.
+`tune init MODEL` writes a profile with all keys, and its JSON Schema completes them in an editor.
+
+Only `model` is required. A key with `MODEL` in its name stands for one key for each model.
+"""
+_FILES = """\
+# Columns of trials.csv and keys of run.json
+
+This page is generated: `python -m optimizer.cli.reference` writes it from the classes that write these files. See
+[the folder of a run](reading-results.md#the-folder-of-a-run) for the other files.
+
+## Columns of trials.csv
+
+Each row is one measurement, or a deployment that failed (then without a load). An empty cell is a value that is
+unknown or does not apply. A list is separated by spaces. Names contain the unit. Latencies are those of a request.
+Any other column is a further setting of the configuration, by its path in `config.pbtxt`. `None` stands for an empty
+cell, or for null in run.json.
+
+`pareto.csv` has the same columns, `confirmed` (whether the point was measured on fresh servers) and
+`energy_joules_per_1000_infer`.
+"""
+_RUN = """\
+## Keys of run.json
+
+`options` has the fields of `RunOptions` in `optimizer/options/run_options.py`, which the
+[options](reference-options.md) set. An interval is a list `[low, high]`, with null for an end that is unknown.
+"""
+GUIDES: Final = {  # key of a profile -> the page that explains it
+    "model.repository": "onnx-file.md",
+    "model.bls_composing_models": "ensemble.md#a-model-in-python-that-calls-others",
+    "model.concurrent_models": "several-models.md#models-that-share-a-device",
+    "model.variants": "several-models.md",
+    "model.batcher": "ensemble.md#say-which-step-and-what-may-vary",
+    "model.onnx": "onnx-file.md",
+    "model.builder": "reference-models.md",
+    "request.batch_size": "input-data.md#requests-of-different-sizes",
+    "request.input_data": "input-data.md#recorded-requests",
+    "request.shapes": "input-data.md#sizes",
+    "request.ranges": "input-data.md#generated-requests",
+    "space": "profile.md#the-derived-search-space",
+    "space.instance_group_gpus": "gpu.md#several-gpus",
+    "space.server_cpus": "running.md#cpus",
+    "space.server": "targets.md#options-of-the-server-itself",
+    "space.onnxruntime": "settings.md",
+    "space.models": "ensemble.md#say-which-step-and-what-may-vary",
+    "score": "output-check.md#score",
+    "tolerance": "output-check.md#tolerance",
+    "gpu": "gpu.md",
+}
 _INTRODUCTION = """\
 # Options of `tune run`
 
@@ -57,6 +136,47 @@ def reference_page() -> str:
     return "\n".join(sections)
 
 
+def commands_page() -> str:
+    """Return the reference page of the commands in Markdown."""
+    return _COMMANDS.format(overview=overview())
+
+
+def profile_page() -> str:
+    """Return the reference page of the keys of profiles in Markdown."""
+    parts = [_PROFILE]
+    for name, field in Profile.model_fields.items():
+        kinds = (STORED, ONNX, BUILT) if name == "model" else (name,)
+        sections = [SECTIONS[kind] for kind in kinds if kind in SECTIONS]
+        keys = [pair for section in sections for pair in _keys_of(name, section)]
+        parts.append(_profile_table(name, field.description or "", keys or [(name, field)]))
+    parts.append(f"## gpu\n\n{_guide('gpu', GPU_DESCRIPTION)}. The keys are the same.\n")
+    return "\n".join(parts)
+
+
+def files_page() -> str:
+    """Return the reference page of the columns of trials.csv and the keys of run.json in Markdown."""
+    columns = {**_attributes(Measurement), **_attributes(LoadPoint), **_attributes(Candidate), **DESCRIPTIONS}
+    keys: dict[str, str] = {}
+    inner = {
+        "hardware": _attributes(Hardware),
+        "fingerprint": _attributes(Fingerprint),
+        "confirmation_plan": _attributes(ConfirmationPlan),
+    }
+    for key, text in run_record.KEYS.items():
+        if key == "search_ended":
+            keys |= _attributes(ServerResources)
+        keys[key] = text
+        keys |= {f"{key}.{name}": description for name, description in inner.get(key, {}).items()}
+    return "\n".join(
+        [
+            _FILES,
+            _table(("column", "meaning"), ((f"`{name}`", columns[name]) for name in COLUMNS)),
+            _RUN,
+            _table(("key", "meaning"), ((f"`{name}`", text) for name, text in keys.items())),
+        ]
+    )
+
+
 def keywords_module() -> str:
     """Return the source of the module that types the keywords of ``optimizer.tune``."""
     keywords = [option for option in OPTIONS if "P" in option.also]
@@ -81,11 +201,59 @@ def _annotation(option: Option) -> str:
     return f"list[{option.type.annotation}]" if option.repeatable else option.type.annotation
 
 
+def _keys_of(name: str, section: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the keys of a section and of the sections in it, such as ``space.onnxruntime.graph_level``."""
+    for key, field in section.model_fields.items():
+        yield f"{name}.{key}", field
+        if key == "onnxruntime":
+            yield from _keys_of(f"{name}.{key}", OnnxRuntimeSection)
+        elif key == "models":
+            yield from _keys_of(f"{name}.{key}.MODEL", ModelSpaceSection)
+
+
+def _profile_table(name: str, description: str, keys: Sequence[tuple[str, FieldInfo]]) -> str:
+    rows = []
+    for key, field in keys:
+        text = field.description or ""
+        if isinstance(field.default, int) and field.default:
+            text += f" (default: {field.default})"
+        example = f"`{flow(field.examples[0])}`" if field.examples else ""
+        rows.append((f"`{key}`", _guide(key, text), example))
+    introduction = "" if [key for key, _ in keys] == [name] else f"{_guide(name, description)}.\n\n"
+    return f"## {name}\n\n{introduction}{_table(('key', 'meaning', 'example'), rows)}"
+
+
+def _guide(key: str, text: str) -> str:
+    """Return ``text`` with a link to the page that explains the key, if there is one."""
+    return f"{text} ([more]({GUIDES[key]}))" if key in GUIDES else text
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, (":--",) * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _attributes(documented: type) -> dict[str, str]:
+    """Return the descriptions in the section Attributes of a docstring, by name, in Markdown."""
+    section = inspect.cleandoc(documented.__doc__ or "").partition("\nAttributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", re.split(r"\n(?=\S)", section)[0], re.MULTILINE)
+    return {name: " ".join(text.split()).replace("``", "`") for name, text in entries}
+
+
+FILES: Final = {  # each generated file, below the root of the repository, and the function that returns its content
+    Path("docs/reference-commands.md"): commands_page,
+    Path("docs/reference-options.md"): reference_page,
+    Path("docs/reference-profile.md"): profile_page,
+    Path("docs/reference-files.md"): files_page,
+    Path("optimizer/api/keywords.py"): keywords_module,
+    Path("optimizer/model", SCHEMA_FILE.name): schema_text,
+}
+
+
 def main() -> None:
     """Write the files below the current folder."""
-    PAGE.write_text(reference_page(), encoding="utf-8")
-    KEYWORDS.write_text(keywords_module(), encoding="utf-8")
-    SCHEMA.write_text(schema_text(), encoding="utf-8")
+    for path, content in FILES.items():
+        path.write_text(content(), encoding="utf-8")
 
 
 if __name__ == "__main__":

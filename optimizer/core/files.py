@@ -72,6 +72,15 @@ def output_error(path: Path, error: OSError, flag: str) -> TuneError:
     return BadInputError(f"cannot write {one_line(str(path))}: {error.strerror}; give another place with {flag}")
 
 
+def shipped_folder(name: str) -> Path:
+    """Return the folder ``name`` of the installed package; of the checkout if the package is an editable install."""
+    package = Path(__file__).parents[1]
+    checkout = package.parent
+    if not (package / name).is_dir() and (checkout / "pyproject.toml").is_file():
+        return checkout / name
+    return package / name
+
+
 def cache_folder() -> Path:
     """Return ``$TRITUNE_CACHE`` if it is set, otherwise ``tritune`` in the user's cache folder."""
     if folder := os.environ.get("TRITUNE_CACHE"):

@@ -113,10 +113,12 @@ def short_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LoadPoint:
-    """A load: requests of ``request_batch_size`` samples each (the mean for mixed sizes).
+    """A load.
 
-    In a closed loop, ``concurrency`` requests are in flight at any time. In an open loop ``concurrency`` is 0, and
-    ``request_rate`` requests per second are sent regardless of the answers.
+    Attributes:
+        request_batch_size: Samples of each request (the mean for mixed sizes).
+        concurrency: Requests in flight at any time in a closed loop; 0 in an open loop.
+        request_rate: Requests per second that an open loop sends, regardless of the answers; 0 in a closed loop.
     """
 
     request_batch_size: float

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The GPUs by name, the CPU, the number of CPUs that this process may use, and the memory."""
+    """The hardware of a machine.
+
+    Attributes:
+        gpus: Names of the GPUs.
+        cpu: Name of the CPU.
+        cpu_count: Number of CPUs that this process may use.
+        memory_bytes: Size of the memory.
+    """
 
     gpus: tuple[str, ...]
     cpu: str

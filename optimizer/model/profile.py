@@ -25,6 +25,7 @@ from optimizer.config import field_path
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX
@@ -372,9 +373,4 @@ def list_profiles() -> dict[str, Path]:
 
 def profile_folders() -> tuple[Path, ...]:
     """Return the folders that are searched for a name, in this order."""
-    package = Path(__file__).parents[1]
-    installed = package / "configs"
-    checkout = package.parent
-    if not installed.is_dir() and (checkout / "pyproject.toml").is_file():  # an editable install
-        installed = checkout / "configs"
-    return Path("configs"), installed
+    return Path("configs"), shipped_folder("configs")

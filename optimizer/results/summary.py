@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.confidence import Verdict
@@ -56,6 +56,44 @@ def answer(outcome: Outcome, problem: Problem) -> str:
 def cause(outcome: Outcome) -> str:
     """Return why the verdict is UNDECIDED or FAIL, without a full stop; empty for PASS."""
     return one_line(undecided_cause(outcome) or outcome.holds_back.rstrip("."))
+
+
+KEYS: Final = {  # of ``document``
+    "verdict": "PASS, FAIL or UNDECIDED.",
+    "undecided_cause": "Why the verdict is UNDECIDED; null for another one.",
+    "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "
+    "`energy_joules_per_1000_infer`, and `verdict` (null if it was not measured on fresh servers).",
+    "confirmation": "Test of the recommendation on fresh servers; null if there was none:",
+    "confirmation.verdict": "PASS, FAIL or UNDECIDED.",
+    "confirmation.confidence": "Confidence level.",
+    "confirmation.reason": "The deciding interval in words.",
+    "confirmation.servers": "Number of fresh servers.",
+    "confirmation.measurements": "Number of windows.",
+    "confirmation.effective_requests": "Number of independent requests that carry the same information.",
+    "confirmation.estimand": "What is estimated, in words.",
+    "confirmation.slow_share": "Interval of the share of requests over the bound.",
+    "confirmation.excluded_share": "Share of the windows that do not count.",
+    "confirmation.error": "Error probability of the test.",
+    "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
+    "confirmation.latency": "Name of the bounded latency.",
+    "confirmation.latency_ms": "Interval of that latency.",
+    "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
+    "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
+    "dynamic_batching": "Plain `dynamic_batching {}`, in the same form.",
+    "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed.",
+    "speedup_interval": "Interval of it.",
+    "speedup_over_dynamic_batching": "Throughput of the recommendation relative to that of `dynamic_batching {}`.",
+    "speedup_over_dynamic_batching_interval": "Interval of it.",
+    "pareto": "Points of the Pareto front, in the form of `recommended`.",
+    "dominated_by": "Point of the search that dominates the recommendation; null if there is none.",
+    "closest": "Without a recommendation, the point that misses the bounds by least.",
+    "holds_back": "Without a recommendation, why.",
+    "trials": "Number of trials.",
+    "measurements": "Number of measurements of the search.",
+    "confirmations": "Number of measurements on fresh servers.",
+    "wall_seconds": "Wall time until the result.",
+    "results_dir": "Folder of the run.",
+}
 
 
 def headline(outcome: Outcome, problem: Problem) -> str:

@@ -139,6 +139,16 @@ MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
 ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
 OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "fingerprint")
 COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *OUTCOME)  # all others are parameters
+DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
+    "model": "Name of the model.",
+    "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
+    "confirmation": "Number of the fresh server in its trial, from 1; empty for measurements of the search.",
+    "confirmation_error": "Error probability of the test of this load; empty if the configuration is only compared.",
+    "load_generator": f"`{CROSS_CHECKING}` for a measurement that checks tune's own client; empty for all others.",
+    "deploy_seconds": "Time of the deployment; empty if unknown.",
+    "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
+    "fingerprint": "Short form of the device and server. Rows of different ones are not ranked together.",
+}
 
 WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
     "trial": (0, LARGEST_INT32),

@@ -57,10 +57,13 @@ ObserverFactory = Callable[[Problem, Budget, Hardware], AbstractContextManager[P
 class ServerResources:
     """CPUs and GPUs that the measured server had, as run.json keeps them.
 
-    ``server_cpus`` is a number of CPUs, fractional under a quota; None if the server's machine is not known.
-    ``server_cpu_list`` and ``client_cpu_list`` name the CPUs of server and load generator; both are empty if they
-    differ between the nodes of a cluster. ``cpu_quota`` is the number of CPUs that a control group allows the server;
-    None is no limit. ``server_uses_gpus`` says whether the server had the GPUs of the machine.
+    Attributes:
+        server_cpus: Number of CPUs of the server, fractional under a quota; None if its machine is not known.
+        server_cpu_list: CPUs of the server, such as ``0-3``; empty if they differ between the nodes of a cluster.
+        client_cpu_list: CPUs of the load generator, in the same form.
+        client_shares_cpus: Whether the load generator shares CPUs with the server; None if that is not known.
+        cpu_quota: Number of CPUs that a control group allows the server; None is no limit.
+        server_uses_gpus: Whether the server had the GPUs of the machine; None if that is not known.
     """
 
     server_cpus: float | None

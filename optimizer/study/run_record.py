@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
@@ -34,6 +34,64 @@ from optimizer.study.scheduler import SearchEnd
 from optimizer.study.task import Task
 
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
+KEYS: Final = {  # of run.json, except those of the options and of the classes that are written as they are
+    "schema_version": "Version of this format. Another version of tune may refuse it.",
+    "options": "Values of the options, by the names of the fields; passwords and headers are replaced.",
+    "started_in": "Folder that relative paths start from, relative to the folder of the run.",
+    "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
+    "`failed`, or `left` (other workers continue the shared study).",
+    "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
+    "reason": "Error of a failed run; empty for another one.",
+    "command": "Command that reproduces the run, with all options that are not the default.",
+    "argv": "Words of the command as it was given; secrets are replaced.",
+    "written": "Time at which the file was written.",
+    "problem": "What is searched:",
+    "problem.model": "Name of the model.",
+    "problem.facts": "Facts about the model, such as its size and the SHA-256 of its files.",
+    "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
+    "problem.objectives": "Names of the objectives, the most important one first.",
+    "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
+    "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
+    "problem.candidates": "Number of valid configurations.",
+    "problem.baseline": "The configuration as given.",
+    "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
+    "problem.input_data": "Name of the file of requests.",
+    "hardware": "Machine of the server:",
+    "hardware.system": "Operating system.",
+    "fingerprint": "Device and server. Measurements with different ones are not ranked together:",
+    "fingerprint.id": "Short hash of the other keys, as in the column `fingerprint` of trials.csv.",
+    "search_ended": "`converged`, `budget`, `exhausted` (all were tried) or `interrupted`; null before it ends.",
+    "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
+    + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
+    + "; null if tune's own client does.",
+    "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
+    "versions": "Versions of Python, tritune, its main dependencies and tritonserver.",
+    "notes": "Notes for people; the facts in them are also keys of their own.",
+    "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
+    "commands": "File with the commands of all processes that the run started.",
+    "times": "Seconds by kind of work:",
+    "times.wall_seconds": "Wall time of the run.",
+    "times.server_seconds": "Starting servers, loading models, status requests.",
+    "times.load_generator_seconds": "Measuring.",
+    "times.set_up_seconds": "Downloading the server and building the model, once per machine.",
+    "times.search_seconds": "Choosing the next configuration, and predicting the loads of the confirmation.",
+    "times.cluster_seconds": "Waiting for workers; only on a cluster.",
+    "times.confirm_seconds": "The confirmation, with its server and load generator times.",
+    "times.own_seconds": "The remaining wall time, which is tune's own.",
+    "times.own_probes_seconds": "The part of it for probes of the machine's speed.",
+    "times.own_rows_seconds": "The part of it for writing rows of trials.csv.",
+    "times.own_display_seconds": "The part of it for showing measurements.",
+    "times.own_cpu_seconds": "CPU time of the process.",
+    "times.peak_memory_bytes": "Largest resident memory of the process.",
+    "result": "Document of `--json`; empty without a result:",
+    "result.status": "`status` of the run.",
+    "result.next_command": "Command that continues the test of an UNDECIDED run; null for another verdict.",
+    "result.sla": "Bounds, such as `p95 <= 20 ms`.",
+    "result.model": "Name of the model, and facts about it.",
+    "result.hardware": "Hardware in words.",
+    "result.notes": "Notes for people.",
+    **{f"result.{key}": text for key, text in summary.KEYS.items()},
+}
 
 
 def problem_document(task: Task) -> dict[str, Any]:

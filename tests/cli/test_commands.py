@@ -34,6 +34,7 @@ CHECKS = (
     "ports",
     "/dev/shm",
     "disk",
+    "documentation",
 )
 
 

@@ -13,23 +13,15 @@ import pytest
 from optimizer.cli.commands import COMMANDS
 from optimizer.deploy import runtime
 from tests.command_fixtures import FINISHED, Playground, run_tune
+from tests.documents import PAGES_WITH_COMMANDS, ROOT, blocks, run_commands
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_PAGES = [page for page in PAGES_WITH_COMMANDS if run_commands(page)]
 RUNS, TABLE = Path("results/dlrm"), "benchmarks/tables/dlrm.csv"
 SHORT_WINDOWS = ("--measurement-interval", "100ms")
 BRIEFLY = (*SHORT_WINDOWS, "--budget", "10s", "--max-trials", "1", "--no-output-check", "--no-report")
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-def commands(page: Path) -> list[str]:
-    return [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("tune ")]
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def there(playground: Playground) -> Playground:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
 def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     if page.stem == "pytorch":
         pytest.importorskip("torch")
@@ -58,10 +50,10 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
     if page.stem == "targets":
         program = write_installation(there.root / "triton", runtime.ensure(print))
         env["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    for text in blocks(page, "yaml"):
-        if named := re.match(r"# (\w+\.yaml)\n", text):
-            (there.here / named[1]).write_text(text)
-    for command in commands(page):
+    for block in blocks(page, "yaml"):
+        if named := re.match(r"# (\w+\.yaml)\n", block.text):
+            (there.here / named[1]).write_text(block.text)
+    for command in run_commands(page):
         words, _, output = command.partition(" > ")
         arguments = shlex.split(words, comments=True)[1:]
         more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
@@ -73,6 +65,6 @@ def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
-    listed = (Path(__file__).parents[2] / "docs" / "README.md").read_text()
-    for page in PAGES:
-        assert page.stem == "README" or f"({page.name})" in listed
+    listed = (ROOT / "docs" / "README.md").read_text()
+    for page in PAGES_WITH_COMMANDS:
+        assert page.stem in ("README", "index") or f"({page.name})" in listed

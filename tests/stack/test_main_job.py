@@ -30,6 +30,7 @@ from optimizer.model.profile import find_profile, load_profile
 from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, REPORT, Playground, Run, playing_in, run_tune
+from tests.documents import undocumented_keys
 from tests.repositories import write_sleeper
 
 ATTEMPTS = 3
@@ -228,6 +229,7 @@ def test_run_json_has_the_options_and_the_times(steady_run: Run) -> None:
     info = steady_run.info()
     assert info["status"] == "found"
     assert info["result"] == steady_run.document
+    assert undocumented_keys(info) == []
     assert info["options"]["sla_ms"] == {"p95": SLA_MS}
     assert info["versions"]["tritonserver"] == runtime.TRITON_VERSION
     times = info["times"]

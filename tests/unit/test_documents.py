@@ -1,10 +1,13 @@
-"""Check the README and the pages of docs/ and benchmarks/: links, the commands of the README, the shown result."""
+"""Check the README and the pages of docs/ and benchmarks/: links, commands, the shown result, and the site."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,24 +17,20 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.core.notes import OwnBackend, SearchConverged, SharedMachine, SpeedVaried
 from optimizer.results.finished_run import read_run
 from optimizer.results.terminal_summary import print_outcome
+from tests.documents import PAGES_WITH_COMMANDS, README, ROOT, SHELLS, blocks, prose
 
-ROOT = Path(__file__).parents[2]
-README, READING = ROOT / "README.md", ROOT / "docs/reading-results.md"
+READING = ROOT / "docs/reading-results.md"
 PAGES = [
     *(README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def prose(page: Path) -> str:
-    """Return the text of a page without its fenced blocks."""
-    return FENCED.sub("", page.read_text(encoding="utf-8"))
-
-
-def blocks(page: Path, *languages: str) -> list[str]:
-    return [text for language, text in FENCED.findall(page.read_text(encoding="utf-8")) if language in languages]
+# how a line of a command begins, with or without a prompt
+COMMAND = re.compile(
+    r"^(\$ |(sudo )?(tune|pip|python3?|docker|podman|apt-get|source|export|[a-z]+-[a-z]+|\.venv/bin/\w+) )",
+    re.MULTILINE,
+)
+RUN_BY_CI = "python3 -m venv "  # the README's two lines; .ci/run takes them from there
 
 
 def anchors(page: Path) -> set[str]:
@@ -40,11 +39,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def commands(page: Path) -> list[str]:
-    return [line for text in blocks(page, "sh", "bash") for line in text.splitlines() if line.startswith("tune ")]
+def readme_commands() -> list[str]:
+    return [line for block in blocks(README, "sh", "bash") for line in block.commands if line.startswith("tune ")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_each_link_of_the_page_leads_to_a_file_and_a_heading(page: Path) -> None:
     for link in re.findall(r"\]\(([^()\s]+)\)", prose(page)):
         if "://" in link:
@@ -55,7 +58,25 @@ def test_each_link_of_the_page_leads_to_a_file_and_a_heading(page: Path) -> None
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("command", commands(README))
+@pytest.mark.parametrize("page", [*PAGES_WITH_COMMANDS, ROOT / "CONTRIBUTING.md"], ids=page_name)
+def test_each_command_of_the_page_is_run_or_has_the_reason_why_not(page: Path) -> None:
+    """``tests/stack/test_docs.py`` runs the commands of blocks of sh without a mark.
+
+    The pages of benchmarks/ have the commands by which their values were measured, which take long.
+    """
+    for block in blocks(page):
+        if block.not_run is not None:
+            continue
+        assert block.language == "sh" or block.language not in SHELLS, f"no test runs:\n{block.text}"
+        if block.language == "sh":
+            begins = ("tune ", RUN_BY_CI) if page == README else ("tune ",)
+            others = [line for line in block.commands if not line.startswith(begins) or line.endswith("\\")]
+            assert others == []
+        else:
+            assert not COMMAND.search(block.text), f"no test runs:\n{block.text}"
+
+
+@pytest.mark.parametrize("command", readme_commands())
 def test_each_command_of_the_readme_can_be_given(command: str) -> None:
     words = shlex.split(command, comments=True)[1:]
     if words[0].startswith(("-", "./")):  # others name a command
@@ -63,7 +84,7 @@ def test_each_command_of_the_readme_can_be_given(command: str) -> None:
 
 
 def test_the_readme_has_the_line_that_ci_runs() -> None:
-    lines = [line for text in blocks(README, "sh") for line in text.splitlines()]
+    lines = [line for block in blocks(README, "sh") for line in block.commands]
     (tests,) = (line for line in lines if re.match("python3 -m venv .* -m pytest ", line))
     assert "'.[test]'" in tests
     (tune,) = (line for line in lines if re.match("python3 -m venv .* .venv/bin/tune ", line))
@@ -94,15 +115,38 @@ def printed_result(*, verbose: bool) -> list[str]:
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_page_on_results_shows_those_of_the_sample(verbose: bool) -> None:
-    command, *lines = blocks(READING, "text")[verbose].splitlines()
+    command, *lines = blocks(READING, "text")[verbose].text.splitlines()
     assert command == f"$ tune{' -v' if verbose else ''} --sla-p95 20ms dlrm"
     assert lines == printed_result(verbose=verbose)
 
 
 def test_the_readme_shows_the_first_lines_of_the_same_result() -> None:
-    shown, lines = blocks(README, "text")[0].splitlines(), printed_result(verbose=False)
+    shown, lines = blocks(README, "text")[0].text.splitlines(), printed_result(verbose=False)
     places = [lines.index(line) for line in shown if line not in ("", "…")]
     assert places == sorted(places)
     assert [line for line in lines if line.startswith(("dlrm: ", "  + ", "recommended", "current", "dynamic"))] == [
         line for line in shown if line.startswith(("dlrm: ", "  + ", "recommended", "current", "dynamic"))
     ]
+
+
+def test_each_message_of_the_troubleshooting_page_is_in_the_source() -> None:
+    page = prose(ROOT / "docs" / "troubleshooting.md")
+    files = [file for top in ("objectives", "optimizer") for file in (ROOT / top).rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    texts = "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    first_cells = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    shown = [message for cell in first_cells for message in re.findall("`([^`]+)`", cell)]
+    parts = [part for message in shown for part in message.split("…") if len(part) > 5]
+    assert len(parts) > 50
+    assert [part for part in parts if part not in texts] == []
+
+
+@pytest.mark.parametrize("theme", ["basic", pytest.param("furo", marks=pytest.mark.long)])  # furo takes twice as long
+def test_the_site_is_built_without_warnings(theme: str, tmp_path: Path) -> None:
+    """The build needs no network: the configuration names no inventory of another project."""
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-D", f"html_theme={theme}"]
+    ended = subprocess.run([*build, ".", tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")} <= {
+        file.name for file in (tmp_path / "docs").iterdir()
+    }

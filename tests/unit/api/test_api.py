@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from optimizer import load_run, tune
 from optimizer.cli import reference
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
-from optimizer.model.profile_json_schema import schema_text
+from tests.documents import undocumented_keys
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = ROOT / "tests/data/dlrm/sample"
@@ -70,11 +71,21 @@ def test_an_interrupt_leaves_the_signals_of_a_program_that_is_not_ours() -> None
     thread.join()
 
 
-def test_generated_files_are_current() -> None:
+@pytest.mark.parametrize("path", reference.FILES, ids=str)
+def test_a_generated_file_is_current(path: Path) -> None:
     """``python -m optimizer.cli.reference`` writes them."""
-    assert (ROOT / reference.PAGE).read_text(encoding="utf-8") == reference.reference_page()
-    assert (ROOT / reference.KEYWORDS).read_text(encoding="utf-8") == reference.keywords_module()
-    assert (ROOT / reference.SCHEMA).read_text(encoding="utf-8") == schema_text()
+    assert (ROOT / path).read_text(encoding="utf-8") == reference.FILES[path]()
+
+
+def test_each_guide_belongs_to_a_key_of_a_profile() -> None:
+    page = reference.profile_page()
+    for key in reference.GUIDES:
+        assert f"`{key}`" in page or f"\n## {key}\n" in page
+
+
+def test_the_reference_has_each_key_of_a_run() -> None:
+    """``tests/stack/test_main_job.py`` checks this with the file of a new run."""
+    assert undocumented_keys(json.loads((SAMPLE / "run.json").read_text())) == []
 
 
 @pytest.mark.parametrize(

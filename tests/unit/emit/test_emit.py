@@ -299,7 +299,7 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
 
 
 def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = re.findall(r"^\$ tune emit (.*)$", Path("docs/emit.md").read_text(), re.MULTILINE)
+    commands = re.findall(r"^tune emit (.*)$", Path("docs/emit.md").read_text(), re.MULTILINE)
     assert {name for line in commands for name in re.findall(r"--format (\S+)", line)} == {*FORMATS} - {"pbtxt"}
     for line in commands:
         words = shlex.split(line)

@@ -1,0 +1,59 @@
+"""Configuration of the documentation site: ``sphinx-build -W -c docs . build/site`` in the root of the repository.
+
+The site contains the pages of ``docs/`` and ``benchmarks/`` and the changelog. They link to each other by relative
+paths, which also work on GitHub. The build needs no network.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sphinx.addnodes import pending_xref
+
+if TYPE_CHECKING:
+    from docutils.nodes import document
+    from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("docs", "benchmarks", "CONTRIBUTING.md", "CHANGELOG.md")
+LIST_OF_MEASUREMENTS = "\n```{toctree}\n:hidden:\n:glob:\n\n*\n*/*\n```\n"
+
+project = "tritune"
+html_title = "tritune"
+root_doc = "docs/index"
+include_patterns = ["docs/*.md", "benchmarks/*.md", "benchmarks/*/*.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in SOURCES]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # the attributes of a data class, which its docstring lists, are not documented twice
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_extra_path = ["site"]  # a page that leads from the root of the site to its first page
+html_show_sourcelink = False
+html_copy_source = False
+
+
+def _show_folders_as_text(app: Sphinx, page: document) -> None:
+    """Replace each link to a folder of the repository, which is not a part of the site, by its text."""
+    here = Path(app.env.doc2path(app.env.docname)).parent
+    for link in list(page.findall(pending_xref)):
+        if link["reftype"] == "myst" and (here / link["reftarget"]).is_dir():
+            link.replace_self(link.children)
+
+
+def _add_measurements(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the pages of ``benchmarks/`` below its first page in the navigation."""
+    if page == "benchmarks/README":
+        source[0] += LIST_OF_MEASUREMENTS
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the handlers."""
+    app.connect("doctree-read", _show_folders_as_text)
+    app.connect("source-read", _add_measurements)
