@@ -24,7 +24,7 @@ def print_script(words: Sequence[str]) -> int:
         raise BadInputError(f"{FLAG} {quote(shell)}: write one of {', '.join(SHELLS)}")
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["tune"], shell=shell), end="")
+    print(shellcode(["tune"], True, shell), end="")
     return 0
 
 
