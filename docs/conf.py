@@ -33,6 +33,8 @@ napoleon_use_ivar = True  # the attributes of a data class, which its docstring 
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 
+smartquotes = False  # options in the text keep their two dashes
+
 html_theme = "furo"
 html_extra_path = ["site"]  # a page that leads from the root of the site to its first page
 html_show_sourcelink = False
