@@ -11,8 +11,8 @@ event happens, and when the operation has ended, it is resumed without an event.
 - a full disk: the results are on a tmpfs in a mount namespace, which needs no root where user namespaces are allowed
 - tritonserver and the processes of its models are stopped (SIGSTOP) for 1 to 20 s and continue after that
 - a slow client: for 5 s the load generator is stopped half of the time
-- a step of the clock: libfaketime sets the clock of tune and its child processes back by an hour. Where it is not
-  installed, tune is killed, and resumed in a time namespace whose monotonic clock is a day ahead
+- a step of the clock: tune is killed, and resumed with its clocks an hour back (libfaketime) or, where that is not
+  installed, in a time namespace whose monotonic clocks are a day ahead
 
 A round is right if each end has an exit code that its event allows, at most one line of error and no traceback, no
 process, shared memory or temporary folder is left, and each row that a table had before is still there. The process
@@ -289,9 +289,7 @@ class Setting:
         seen: The same folder as this process sees it.
         under: A command that runs tune.
         resumed_under: A command that runs the resumed tune.
-        env: Variables of tune.
         disk: The disk that is filled.
-        clock: The file with the offset of the clock.
         means: See SoakRound.
         is_possible: Whether the event is possible here.
     """
@@ -300,9 +298,7 @@ class Setting:
     seen: Path
     under: Sequence[str | Path] = ()
     resumed_under: Sequence[str | Path] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
     disk: SmallDisk | None = None
-    clock: Path | None = None
     means: str = ""
     is_possible: bool = True
 
@@ -329,8 +325,6 @@ def strike(event: str, operation: Operation, setting: Setting, chance: random.Ra
         return is_running
     if event == FULL_DISK and setting.disk:
         setting.disk.fill()
-    elif event == CLOCK_STEP and setting.clock:
-        setting.clock.write_text("-1h")
     elif event in (KILL_TUNE, CLOCK_STEP):
         os.kill(operation.pid, signal.SIGKILL)
     elif event == INTERRUPT:
@@ -465,16 +459,8 @@ class Soak:
     def _clock_setting(self, out: Path) -> Setting:
         library = next(Path("/usr/lib").glob(FAKETIME), None)
         if library is not None:
-            clock = self._playground.root / "clock"
-            clock.write_text("+0")
-            env = {
-                "LD_PRELOAD": str(library),
-                "FAKETIME_TIMESTAMP_FILE": str(clock),
-                "FAKETIME_NO_CACHE": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "NO_FAKE_STAT": "1",
-            }
-            return Setting(out, out, env=env, clock=clock, means="libfaketime: the wall clock goes back by an hour")
+            under = ("env", f"LD_PRELOAD={library}", "FAKETIME=-1h", "NO_FAKE_STAT=1")
+            return Setting(out, out, resumed_under=under, means="resumed under libfaketime, all clocks an hour back")
         if subprocess.run([*CLOCK_AHEAD, "true"], capture_output=True, check=False).returncode == 0:
             means = "no libfaketime here; resumed in a time namespace, monotonic clocks a day ahead"
             return Setting(out, out, resumed_under=CLOCK_AHEAD, means=means)
@@ -484,7 +470,7 @@ class Soak:
         if operation == STUDY:
             return self._start_study({"model": MODEL, "out": str(setting.out), **STUDY_KEYWORDS})
         words: list[str | Path] = [*WORDS[operation], "--out", setting.out, MODEL]
-        return Command(self._playground.start(*words, env=setting.env, under=setting.under))
+        return Command(self._playground.start(*words, under=setting.under))
 
     def _resume(self, operation: str, setting: Setting) -> Operation:
         """Resume the operation, or start another if it had not written its record."""
@@ -496,7 +482,7 @@ class Soak:
         if operation == STUDY:
             return self._start_study({"resume": str(folder)})
         words: list[str | Path] = [*([SWEEP] if operation == SWEEP else []), "--resume", folder]
-        return Command(self._playground.start(*words, env=setting.env, under=setting.resumed_under))
+        return Command(self._playground.start(*words, under=setting.resumed_under))
 
     def _start_study(self, keywords: Mapping[str, object]) -> Study:
         self._worker.start(keywords)

@@ -91,6 +91,7 @@ def drawing() -> Iterator[None]:
         **dict.fromkeys(("axes.labelsize", "axes.titlesize", "font.size"), 11),
         **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 10),
         "axes.titlelocation": "left",
+        "axes.titley": 1.0,  # otherwise matplotlib lays out all ticks twice to find it
         "font.family": "DejaVu Sans",
         "grid.color": LIGHT["rule"],
         "svg.hashsalt": "tritune",
