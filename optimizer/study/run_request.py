@@ -94,9 +94,9 @@ def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, obje
     folder = RunFolder.find(resume, out)
     folder.refuse_links()
     stored = read_stored_options(folder)
-    refuse_foreign_values(folder, stored, stored, f"--resume {run}", model, values)
     if refused := [f"--{name}" for name in changed_options(stored, values)]:
         raise BadInputError(f"--resume {run} keeps the options of the run; leave {', '.join(refused)} out")
+    refuse_foreign_values(folder, stored, stored, f"--resume {run}", model, values)
     options = resume_options(stored, values)
     if options.storage and HIDDEN in options.storage:
         raise BadInputError(f"--resume {run}: the password of its storage is not stored; give --storage")

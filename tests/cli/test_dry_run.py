@@ -17,6 +17,7 @@ from tests.command_fixtures import Playground, Tune
 from tests.contract.test_searchers import WIDE, problem_of, trial
 from tests.repositories import doubler, serialized, write_python_model
 
+SAMPLE = Path(__file__).parents[2] / "results/dlrm/sample"
 UNDECLARED = 'backend: "python"\ninstance_group { kind: KIND_CPU }\n'
 COMPLETING = textwrap.dedent("""\
     class TritonPythonModel:
@@ -132,7 +133,7 @@ def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, playgrou
     [
         (("--sla-p95", "20", "net.onnx"), "--sla-p95 20: a unit is missing: 20ms?"),
         (("nosuch",), "no model 'nosuch' in "),
-        (("--resume", "latest"), "--resume latest keeps the options of the run; leave --dry-run out"),
+        (("--resume", str(SAMPLE)), f"--resume {SAMPLE} keeps the options of the run; leave --dry-run out"),
         (("--cluster", "auto", "net.onnx"), "--dry-run: it describes a run on this machine, but --cluster measures"),
         (("--out", "net.onnx", "net.onnx"), "results folder net.onnx: cannot write there (Not a directory)"),
         (("--load", "rate", "--protocol", "http", "net.onnx"), "--load rate sends requests by gRPC only"),
