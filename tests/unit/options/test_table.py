@@ -39,7 +39,7 @@ def test_the_help_has_the_groups_in_their_order() -> None:
     text = parser.format_help()
     places = [text.index(f"\n{group}:\n") for group in GROUPS]
     assert places == sorted(places)
-    assert all(f"\n  {option.short or option.flag}" in text for option in OPTIONS)
+    assert all(f"\n  {option.flag}" in text for option in OPTIONS)
 
 
 def test_values_of_python_and_yaml_are_options() -> None:
