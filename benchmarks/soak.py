@@ -1,4 +1,4 @@
-"""Run, sweep and resume tune for an hour while events such as a killed server disturb it, and find leaks and lost rows.
+"""Run, sweep and resume tune for an hour, disturb it with killed servers, full disks and more, and find its faults.
 
     python benchmarks/soak.py [--minutes 60] [--seed 0] [--work FOLDER] [--smoke] > benchmarks/soak.md
 
@@ -282,7 +282,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how the operation of a round runs.
+    """The folder of a round's results, and the commands that run tune.
 
     Attributes:
         out: The folder of its results.
