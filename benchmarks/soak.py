@@ -54,6 +54,7 @@ from fuzz_commands import STOPPED, check_output
 from fuzz_sections import CommandCase
 
 from optimizer.cli.main import INTERRUPTED
+from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.process import SUPERVISOR
 from optimizer.deploy import runtime
@@ -328,7 +329,9 @@ def strike(event: str, operation: Operation, setting: Setting, chance: random.Ra
     elif event in (KILL_TUNE, CLOCK_STEP):
         os.kill(operation.pid, signal.SIGKILL)
     elif event == INTERRUPT:
-        os.kill(operation.pid, chance.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+        # tune inherits and keeps the signals that this process ignores, such as SIGHUP under nohup
+        received = [number for number in interrupts.SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        os.kill(operation.pid, chance.choice(received))
     return True
 
 
