@@ -1,4 +1,4 @@
-"""Run, sweep and resume tune for an hour while its processes are killed, stopped and starved; check what is left.
+"""Run, sweep and resume tune for an hour, disturb it with killed servers, full disks and more, and find its faults.
 
     python benchmarks/soak.py [--minutes 60] [--seed 0] [--work FOLDER] [--smoke] > benchmarks/soak.md
 
@@ -11,8 +11,8 @@ event happens, and when the operation has ended, it is resumed without an event.
 - a full disk: the results are on a tmpfs in a mount namespace, which needs no root where user namespaces are allowed
 - tritonserver and the processes of its models are stopped (SIGSTOP) for 1 to 20 s and continue after that
 - a slow client: for 5 s the load generator is stopped half of the time
-- a step of the clock: tune is killed, and resumed with its clocks an hour back (libfaketime) or, where that is not
-  installed, in a time namespace whose monotonic clocks are a day ahead
+- a step of the clock: tune is killed. With libfaketime it is resumed with its clocks an hour back. Without it, it is
+  resumed in a time namespace whose monotonic clocks are a day ahead.
 
 A round is right if each end has an exit code that its event allows, at most one line of error and no traceback, no
 process, shared memory or temporary folder is left, and each row that a table had before is still there. The process
@@ -54,6 +54,7 @@ from fuzz_commands import STOPPED, check_output
 from fuzz_sections import CommandCase
 
 from optimizer.cli.main import INTERRUPTED
+from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.process import SUPERVISOR
 from optimizer.deploy import runtime
@@ -133,9 +134,9 @@ class SoakRound:
         exit_codes: Of the operation, and of its resume.
         rows: Rows of the tables at the end, with their headers.
         leaks: Processes, shared memory and folders that were left.
-        faults: What is wrong with an end of the operation.
+        faults: Why an end of the operation was wrong.
         process: The process of a study; empty for a command.
-        usages: What this process uses after the study and after its resume.
+        usages: Usage of this process after the study and after its resume.
     """
 
     number: int
@@ -168,7 +169,7 @@ def planned(seed: int, number: int) -> tuple[str, str]:
     return kinds[place]
 
 
-# -- what a round looks at ----------------------------------------------------------------------------------------
+# -- observations of a round -------------------------------------------------------------------------------------
 
 
 def part_of(words: Sequence[str]) -> str:
@@ -207,7 +208,7 @@ def count_lost(before: Mapping[str, list[bytes]], after: Mapping[str, list[bytes
 
 
 def wrong_end(ended: Ended, allowed: Iterable[int]) -> list[str]:
-    """Return what is wrong with how a command ended."""
+    """Return why the end of a command was wrong; an empty list if it was right."""
     if ended.code not in allowed:
         return [f"exit code {ended.code}: {ended.stderr[-300:]}"]
     code = STOPPED if ended.code == -signal.SIGKILL else ended.code
@@ -282,7 +283,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how the operation of a round runs.
+    """The folder of a round's results, and the commands that run tune.
 
     Attributes:
         out: The folder of its results.
@@ -328,7 +329,9 @@ def strike(event: str, operation: Operation, setting: Setting, chance: random.Ra
     elif event in (KILL_TUNE, CLOCK_STEP):
         os.kill(operation.pid, signal.SIGKILL)
     elif event == INTERRUPT:
-        os.kill(operation.pid, chance.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+        # tune inherits and keeps the signals that this process ignores, such as SIGHUP under nohup
+        received = [number for number in interrupts.SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        os.kill(operation.pid, chance.choice(received))
     return True
 
 
@@ -366,7 +369,7 @@ def hold(processes: Iterable[psutil.Process], operation: Operation, seconds: flo
 
 @dataclass
 class Findings:
-    """What was seen in a round: ``known`` files were there before it, ``rows`` are those of its tables so far."""
+    """The findings of a round. ``known`` files existed before it; ``rows`` are the lines of its tables so far."""
 
     known: set[Path]
     rows: dict[str, list[bytes]] = field(default_factory=dict)
@@ -497,7 +500,7 @@ class Soak:
         *,
         is_last: bool = False,
     ) -> None:
-        """Wait for the end of an operation and add what is wrong with it, and what it leaves, to ``findings``."""
+        """Wait for the end of an operation, and add its faults and leaks to ``findings``."""
         try:
             ended = current.finish()
             findings.exit_codes.append(ended.code)
@@ -565,7 +568,7 @@ class Growth:
 
 
 def usages_by_process(rounds: Sequence[SoakRound]) -> dict[str, list[Usage]]:
-    """Return what each process of studies used after each study."""
+    """Return the usage of each process of studies, after each study."""
     usages: dict[str, list[Usage]] = {}
     for one in rounds:
         if one.process:
@@ -582,19 +585,20 @@ def targets(rounds: Sequence[SoakRound]) -> dict[str, bool]:
     """Return whether each target is met, by a text with its value."""
     leaks, lost, faults = (sum(counts) for counts in zip(*map(_wrong, rounds), strict=True)) if rounds else (0, 0, 0)
     grown = [one for usages in usages_by_process(rounds).values() if (one := growth(usages))]
-    handles = max((one.file_handles for one in grown), default=0.0)
-    memory = max((one.memory for one in grown), default=0.0)
-    return {
+    met = {
         f"leaks of processes, shared memory and temporary folders: {leaks} (none)": leaks == 0,
         f"lost rows: {lost} (none)": lost == 0,
         f"wrong ends: {faults} (none)": faults == 0,
-        f"growth of file handles: {handles:.1%} (at most {MOST_GROWTH:.0%})": handles <= MOST_GROWTH,
-        f"growth of memory: {memory:.1%} (at most {MOST_GROWTH:.0%})": memory <= MOST_GROWTH,
     }
+    if grown:
+        handles, memory = max(one.file_handles for one in grown), max(one.memory for one in grown)
+        met[f"growth of file handles: {handles:.1%} (at most {MOST_GROWTH:.0%})"] = handles <= MOST_GROWTH
+        met[f"growth of memory: {memory:.1%} (at most {MOST_GROWTH:.0%})"] = memory <= MOST_GROWTH
+    return met
 
 
 def report(rounds: Sequence[SoakRound]) -> list[str]:
-    """Return the tables (Markdown), and what was wrong."""
+    """Return the tables (Markdown) and the faults."""
     lines = [row(*COLUMNS), "| :-- |" + " --: |" * (len(COLUMNS) - 1)]
     for event in EVENTS:
         if of_event := [one for one in rounds if one.event == event]:

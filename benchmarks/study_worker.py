@@ -3,11 +3,12 @@
     python benchmarks/study_worker.py < KEYWORDS > ENDS
 
 Each line of KEYWORDS is a JSON object with the arguments of ``optimizer.tune``; each line of ENDS says how that study
-ended. ``StudyWorker`` is the side of the process that starts it.
+ended. ``StudyWorker`` starts the process and talks to it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -27,7 +28,7 @@ from optimizer.cli.main import EXIT_CODES
 
 @dataclass(frozen=True)
 class Usage:
-    """What the process uses after a study. ``memory_bytes`` is the memory that it shares with no other process."""
+    """File handles of a process, and the bytes of memory that it shares with no other process."""
 
     file_handles: int
     memory_bytes: int
@@ -35,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class StudyEnd:
-    """How a study ended: the exit code that the command would have, its error, and what the process uses then."""
+    """The end of a study: the exit code of the command in its place, the error, and the usage of the process."""
 
     exit_code: int
     error: str
@@ -93,7 +94,7 @@ class StudyWorker:
         return StudyEnd(**{**document, "usage": Usage(**document["usage"])})
 
     def errors(self) -> str:
-        """Return what the process has written to standard error since the start of the study."""
+        """Return the standard error of the process since the start of the study."""
         with self._log.open(errors="replace") as log:
             log.seek(self._log_start)
             return log.read()
@@ -114,6 +115,7 @@ def run_study(keywords: Mapping[str, object]) -> StudyEnd:
     except optimizer.TuneError as fault:
         exit_code, error = fault.exit_code, str(fault)
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # free memory that the allocator keeps for later is no leak
     process = psutil.Process()
     return StudyEnd(exit_code, error, Usage(process.num_fds(), process.memory_full_info().uss))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -421,3 +423,18 @@ def test_trials_have_no_response_cache() -> None:
     base = config('name: "m" max_batch_size: 4 response_cache { enable: true }')
     assert not without_response_cache(base).response_cache.enable
     assert base.response_cache.enable
+
+
+def test_configurations_are_read_without_importing_grpc() -> None:
+    """Commands that call no server start faster without it; tritonclient uses the same messages later."""
+    code = (
+        "import sys\n"
+        "from optimizer.config import model_config\n"
+        "config = model_config.ModelConfig(name='m')\n"
+        "assert not {'grpc', 'tritonclient.grpc'} & sys.modules.keys()\n"
+        "from tritonclient.grpc import model_config_pb2, service_pb2\n"
+        "assert type(config) is model_config_pb2.ModelConfig\n"
+        "service_pb2.ModelConfigResponse(config=config)\n"
+        "assert 'grpc' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
