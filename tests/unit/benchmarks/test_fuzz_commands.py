@@ -116,7 +116,7 @@ def test_one_line_of_error_with_a_log_is_right() -> None:
         (("init", "models/m"), "tritune-profile.schema.json", True),
         (("init", "./p.yaml"), "p.yaml", False),
         (("init", "--force", "./p.yaml"), "p.yaml", True),
-        (("init", "--output=new/m.yaml", "m"), "new/tritune-profile.schema.json", True),
+        (("init", "--out=new/m.yaml", "m"), "new/tritune-profile.schema.json", True),
         (("init", "m"), "run/run.json", False),
         (("runs", "--delete", "run"), "run/run.json", True),
         (("cache", "--clean"), "p.yaml", False),
