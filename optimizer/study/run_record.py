@@ -38,7 +38,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "schema_version": "Version of this format. Another version of tune may refuse it.",
     "options": "Values of the options, by the names of the fields; passwords and headers are replaced.",
     "started_in": "Folder that relative paths start from, relative to the folder of the run.",
-    "signature": "HMAC-SHA256, with a key of the user, of the options that name code, addresses or data; may be null.",
+    "signature": "HMAC-SHA256, by a key of the user, of options that name code, addresses or data; may be null.",
     "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
     "`failed`, or `left` (other workers continue the shared study).",
     "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
