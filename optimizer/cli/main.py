@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -104,8 +105,11 @@ def _run(words: list[str]) -> int:
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether ``error`` or an error that led to it is a lack of memory, also of a library that is loaded."""
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     while error is not None:
         if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+            return True
+        if limited and isinstance(error, SystemError):  # a native library has lost its MemoryError
             return True
         error = error.__cause__ or error.__context__
     return False

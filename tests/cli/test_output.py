@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -116,12 +117,23 @@ def test_an_interrupt_that_the_caller_ignores_stays_ignored() -> None:
 # -- memory -----------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_of_memory_is_named() -> None:
-    """Python itself starts with this limit, and the libraries of `explain` need several times as much."""
-    ended = run("explain", SAMPLE, under=("sh", "-c", 'ulimit -v 200000; exec "$0" "$@"'), OPENBLAS_NUM_THREADS="1")
+@pytest.mark.parametrize("left_mb", [4, 10, 20])
+def test_a_limit_of_memory_is_named(left_mb: int) -> None:
+    """NumPy is loaded before the limit is set, because its OpenBLAS ends the process where it lacks memory."""
+    program = f"""
+        import resource, sys, numpy
+        from pathlib import Path
+        from optimizer.cli.start import main
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + {left_mb} * 1_000_000, resource.RLIM_INFINITY))
+        sys.argv = ["tune", "explain", "{SAMPLE}"]
+        main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 3, ended.stderr
-    (line,) = ended.stderr.decode().splitlines()
-    assert line.startswith("tune: not enough memory")
+    assert "tune: not enough memory" in ended.stderr.splitlines()[-1], ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_lack_of_memory_is_recognised_behind_other_errors() -> None:
@@ -131,3 +143,14 @@ def test_a_lack_of_memory_is_recognised_behind_other_errors() -> None:
     assert _is_out_of_memory(MemoryError())
     assert _is_out_of_memory(OSError(12, "Cannot allocate memory"))
     assert not _is_out_of_memory(ValueError("memory"))
+
+
+def test_an_error_that_a_library_has_lost_is_a_lack_of_memory_only_under_a_limit() -> None:
+    lost = SystemError("error return without exception set")
+    assert not _is_out_of_memory(lost)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 50, hard))
+    try:
+        assert _is_out_of_memory(lost)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
