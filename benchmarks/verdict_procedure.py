@@ -3,11 +3,12 @@
     python benchmarks/verdict_procedure.py [--runs 10000] [--only TEXT] [--smoke] > benchmarks/verdict_procedure.md
 
 Simulates runs from the end of the search to the verdict, with the functions that decide in a real run. The search has
-measured five configurations with noise and recommends one; the confirmation deploys fresh servers of it and of three
-others until the time is over. Servers differ in speed, windows of one server differ in speed, and the machine may
-change its speed by a factor of 1.5 every 20 to 60 s. The speed probe before and after each load sees these steps,
-with noise, but not the differences between windows. Latencies are lognormal and come in bursts: as many requests as
-are in flight have one latency. perf_analyzer's measurement on each tested server takes time, but never contradicts.
+measured five configurations with noise (3 %, in the last row 20 %) and recommends one; the confirmation deploys
+fresh servers of it and of three others until the time is over. Servers differ in speed, windows of one server differ
+in speed, and the machine may change its speed by a factor of 1.5 every 20 to 60 s. The speed probe before and after
+each load sees these steps, with noise, but not the differences between windows. Latencies are lognormal and come in
+bursts: as many requests as are in flight have one latency. perf_analyzer's measurement on each tested server takes
+time, but never contradicts.
 
 A PASS is false if the expected share of requests over the bound on a fresh server, under the machine states of the
 windows of this configuration at this load, is above 5 %. The best safe throughput is the highest of all
@@ -38,13 +39,15 @@ from objectives.load_sequence import (
     MARGIN,
     OTHER_ERROR_SHARES,
     OTHER_MARGIN,
+    CandidateState,
     LoadJudgement,
     LoadSequence,
+    choose_candidate,
 )
+from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE
 from optimizer.machine import hardware
 from optimizer.results.confirmation_plan import (
-    CLEAR_GAIN,
     COMPARED_SERVERS,
     CROSS_CHECK_START_SECONDS,
     CROSS_CHECK_WINDOWS,
@@ -72,14 +75,20 @@ SPEEDS = (1.0, 0.98, 0.95, 0.9, 0.8)  # of the configurations, relative to the b
 
 @dataclass(frozen=True)
 class Scenario:
-    """How much servers and windows differ (coefficients of variation), and whether the machine's speed steps."""
+    """How much servers and windows differ (coefficients of variation), and whether the machine's speed steps.
+
+    ``search_cv`` is the noise of the search's throughputs, and of its predicted latencies for each configuration.
+    """
 
     server_cv: float
     window_cv: float
     epochs: bool = False
+    search_cv: float = SEARCH_NOISE
 
     def __str__(self) -> str:
-        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{', steps' if self.epochs else ''}"
+        steps = ", steps" if self.epochs else ""
+        search = f", search {self.search_cv:.0%}" if self.search_cv != SEARCH_NOISE else ""
+        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}"
 
 
 @dataclass(frozen=True)
@@ -196,37 +205,42 @@ class SimulatedConfirmation:
     in_flight: list[int]  # of each load
     log_bound: float
     groups: list[list[Server]] = field(default_factory=list)  # the servers of each configuration and load
+    competing: list[SimulatedTests] = field(default_factory=list)  # the recommendation and its rival
 
     def group(self) -> list[Server]:
         """Return a new group of servers, which counts for the variance between servers."""
         self.groups.append([])
         return self.groups[-1]
 
-    def run(self, tests: SimulatedTests, rivals: list[SimulatedTests]) -> None:
+    def run(self, tests: SimulatedTests, others: list[SimulatedTests]) -> None:
         """Measure two interleaved servers of each configuration, then test the recommendation and a rival.
 
-        The rival that is expected to serve the most is tested if no load of the recommendation passes, or if it is
-        expected to serve clearly more.
+        The rival is the one of ``others`` that is expected to serve the most. ``choose_candidate`` says which of the
+        two is tested next.
         """
         first = tests.sequence.current
         assert first is not None
-        groups = [self.group() for _ in rivals]
+        groups = [self.group() for _ in others]
         for _ in range(COMPARED_SERVERS):
             tests.deploy(first)
-            for own, rival in zip(groups, rivals, strict=True):
-                own.append(self.machine.measure(rival.configuration, self.in_flight[first]))
-        expected = [rival.correct(first, own) for rival, own in zip(rivals, groups, strict=True)]
-        tests.rival = max(expected)
-        tests.sequence.run(tests)
-        if tests.rival >= CLEAR_GAIN * tests.served():
-            best = rivals[int(np.argmax(expected))]
-            best.rival = tests.served()
-            best.sequence.run(best)
+            for own, other in zip(groups, others, strict=True):
+                own.append(self.machine.measure(other.configuration, self.in_flight[first]))
+        expected = [other.correct(first, own) for other, own in zip(others, groups, strict=True)]
+        self.competing = [tests, others[int(np.argmax(expected))]]
+        before = -1.0
+        while self.machine.seconds > before and (chosen := self.chosen()) is not None:
+            before = self.machine.seconds
+            chosen.sequence.run(chosen)
+
+    def chosen(self) -> SimulatedTests | None:
+        """Return the tests that are next; None if none can improve the result."""
+        place = choose_candidate([tests.state() for tests in self.competing])
+        return None if place is None else self.competing[place]
 
 
 @dataclass
 class SimulatedTests:
-    """The tests of one configuration, see ``LoadTester``. ``rival`` is the throughput that another one may serve."""
+    """The tests of one configuration, see ``LoadTester``. ``speed`` is the measured one over the average one."""
 
     confirmation: SimulatedConfirmation
     configuration: Configuration
@@ -234,7 +248,7 @@ class SimulatedTests:
     shares: tuple[float, ...]
     margin: float
     measured: dict[int, list[Server]] = field(default_factory=dict)
-    rival: float = 0.0
+    speed: float = 1.0
     sequence: LoadSequence = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,18 +260,36 @@ class SimulatedTests:
         quantile = np.quantile([server.latencies for server in servers], 1 - ALLOWED)
         shift = float(quantile) - self.confirmation.log_bound - self.predicted[load]
         farthest = FARTHEST_LOAD * self.confirmation.in_flight[load]
-        near = [number <= farthest for number in self.confirmation.in_flight]
-        shifted = [predicted + shift for predicted, is_near in zip(self.predicted, near, strict=True) if is_near]
+        shifted = [predicted + shift for predicted in self.predicted]
+        highest = sum(n <= farthest for n in self.confirmation.in_flight) - 1
         before = self.sequence
-        self.sequence = LoadSequence(shifted, before.throughput, before.error, self.shares, self.margin)
+        self.sequence = LoadSequence(shifted, before.throughput, before.error, self.shares, self.margin, highest)
+        self.speed = _speed(servers)
         first = self.sequence.current
         assert first is not None
-        return float(before.throughput[first]) * _speed(servers)
+        return self.throughput(first)
+
+    def throughput(self, load: int) -> float:
+        """Return the throughput at ``load``, as measured there or at the load that passed, else at the last one."""
+        reference = next((own for own in (load, self.sequence.passed) if own in self.measured), None)
+        if reference is None and self.measured:
+            reference = list(self.measured)[-1]
+        speed = self.speed if reference is None else _speed(self.measured[reference])
+        return float(self.sequence.throughput[load]) * speed
 
     def served(self) -> float:
         """Return the measured throughput of the load that passed; 0 if none did."""
-        passed = self.sequence.passed
-        return 0.0 if passed is None else float(self.sequence.throughput[passed]) * _speed(self.measured[passed])
+        return 0.0 if self.sequence.passed is None else self.throughput(self.sequence.passed)
+
+    def state(self) -> CandidateState:
+        """Return how far the tests are."""
+        load = self.sequence.current
+        if load is None:
+            return CandidateState(self.served(), None)
+        look = next((look for look in LOOKS if look > self.servers(load)), math.inf)
+        if look - self.servers(load) > self.possible_servers():
+            return CandidateState(self.served(), None)
+        return CandidateState(self.served(), self.throughput(load), is_begun=load in self.measured)
 
     def deploy(self, load: int) -> bool:
         if load not in self.measured:
@@ -284,8 +316,7 @@ class SimulatedTests:
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 
     def is_worth_testing(self, load: int) -> bool:
-        gain = self.sequence.throughput[load] / self.sequence.throughput[self.sequence.passed or 0]
-        return self.rival < CLEAR_GAIN * gain * self.served()
+        return self.confirmation.chosen() is self
 
 
 def _speed(servers: list[Server]) -> float:
@@ -299,7 +330,7 @@ def simulate(scenario: Scenario, seed: int) -> Ended:
     machine = Machine(scenario, random)
     half, sigma, capacity = random.uniform(3, 12), random.uniform(0.2, 0.4), 4000 * math.exp(random.normal(0, 0.1))
     configurations = [Configuration(capacity * speed, half, sigma) for speed in SPEEDS]
-    measured = [c.capacity * math.exp(random.normal(0, SEARCH_NOISE)) for c in configurations]
+    measured = [c.capacity * math.exp(random.normal(0, scenario.search_cv)) for c in configurations]
     order = np.argsort(measured)[::-1]
     recommended, others = configurations[order[0]], [configurations[place] for place in order[1:4]]
     at_bound = int(random.integers(8, 60))  # in flight, where the best configuration just meets the bound
@@ -309,10 +340,12 @@ def simulate(scenario: Scenario, seed: int) -> Ended:
     bias = random.normal(0, PREDICTION_NOISE) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
     confirmation = SimulatedConfirmation(machine, in_flight, log_bound)
     rules = [(recommended, ERROR_SHARES, MARGIN), *((other, OTHER_ERROR_SHARES, OTHER_MARGIN) for other in others)]
-    tests = [
-        SimulatedTests(confirmation, own, [own.log_p95(n) - log_bound + bias for n in in_flight], shares, margin)
-        for own, shares, margin in rules
-    ]
+    tests = []
+    for own, shares, margin in rules:
+        if scenario.search_cv != SEARCH_NOISE:
+            bias = random.normal(0, scenario.search_cv)
+        predicted = [own.log_p95(n) - log_bound + bias for n in in_flight]
+        tests.append(SimulatedTests(confirmation, own, predicted, shares, margin))
     confirmation.run(tests[0], tests[1:])
     best = max(tests, key=SimulatedTests.served)
     passed = best.sequence.passed
@@ -339,6 +372,7 @@ def scenarios() -> Iterator[Scenario]:
             yield Scenario(server_cv, window_cv)
     for server_cv, window_cv in ((0.0, 0.05), (0.05, 0.05), (0.1, 0.12)):
         yield Scenario(server_cv, window_cv, epochs=True)
+    yield Scenario(0.05, 0.05, search_cv=0.2)
 
 
 def main() -> int:

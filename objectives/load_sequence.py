@@ -1,10 +1,10 @@
-"""Which load of a configuration is tested next on fresh servers, such that all tests err with a fixed probability.
+"""Which configuration is tested next, and at which load, such that all tests err with a fixed probability.
 
 The loads are hypotheses "the SLA is missed at this load", each of which a PASS rejects. The error is split over them
 before the first window by a graphical procedure (Bretz et al. 2009, "A graphical approach to sequentially rejective
 multiple test procedures"): the first load gets half of it, each lower load that is tried after a failure a reserved
-share, and a PASS hands its error on to a higher load. Which one may depend on earlier measurements, because each load
-is tested on servers of its own.
+share, and a PASS hands its error on to a higher load. A second configuration has reserved shares as well. Which load
+or configuration is next may depend on earlier measurements, because each load is tested on servers of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Protocol
 from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 
-ERROR_SHARES = (1 / 2, 1 / 4, 1 / 8)  # of the first load and of the loads that are tried after failures
-OTHER_ERROR_SHARES = (1 / 8,)  # the same for a second candidate, see docs/verdict.md
+ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # of the first load and of the loads that are tried after failures
+OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see docs/verdict.md
 MARGIN = 0.15  # log of latency: the first load is the highest whose prediction is so far inside the bound
 OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less error and whose prediction fewer servers
 SMALLEST_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
 SMALLEST_GAIN = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
+CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at least this multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class LoadTester(Protocol):
         ...
 
     def is_worth_testing(self, load: int) -> bool:
-        """Return whether to test this load after a PASS; not if another configuration may serve clearly more."""
+        """Return whether to test this load after a decided one; not if another configuration is next."""
         ...
 
 
@@ -75,6 +76,7 @@ class LoadSequence:
         error: Error probability of all tests of the run together.
         shares: Share of the error for the first load and for each load that is tried after a failure.
         margin: Log of latency by which the prediction of the first load is inside the bound.
+        highest_first: The highest load that may be the first; None if all may be.
         current: Load that is tested; None if the sequence is over.
         passed: The highest load that passed; None if none did.
     """
@@ -84,13 +86,16 @@ class LoadSequence:
     error: float
     shares: tuple[float, ...] = ERROR_SHARES
     margin: float = MARGIN
+    highest_first: int | None = None
     current: int | None = field(init=False)
     passed: int | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
     _failed: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self.current = max((load for load, ratio in enumerate(self.predicted) if ratio <= -self.margin), default=0)
+        end = len(self.predicted) if self.highest_first is None else self.highest_first + 1
+        inside = [load for load, ratio in enumerate(self.predicted[:end]) if ratio <= -self.margin]
+        self.current = max(inside, default=0)
 
     @property
     def current_error(self) -> float:
@@ -117,7 +122,7 @@ class LoadSequence:
                 raise ValueError(f"the test of load {load} with error {error:g} is not one of this sequence")
 
     def run(self, tester: LoadTester) -> None:
-        """Test loads until no other can pass or the time is over.
+        """Test loads until no other can pass, the time is over or another configuration is next.
 
         A load is given up between the planned looks as well, which errs on the safe side. Servers that were measured
         before, such as those of an interrupted run, count.
@@ -130,11 +135,11 @@ class LoadSequence:
                 judged = tester.judge(load, self.current_error, servers + tester.possible_servers())
                 if judged.verdict is Verdict.PASS and servers in LOOKS:
                     self.finish_passed(judged.excess)
+                elif judged.verdict is not Verdict.PASS and not judged.is_promising:
+                    self.finish_failed(judged.excess)
+                if self.current != load:
                     if self.current is not None and not tester.is_worth_testing(self.current):
                         return
-                    continue
-                if judged.verdict is not Verdict.PASS and not judged.is_promising:
-                    self.finish_failed(judged.excess)
                     continue
             look = next((look for look in LOOKS if look > servers), None)
             if look is None or look - servers > tester.possible_servers() or not tester.deploy(load):
@@ -189,3 +194,39 @@ class LoadSequence:
             return list(loads)
         wanted = SMALLEST_GAIN * self.throughput[self.passed]
         return [load for load in loads[self.passed + 1 :] if self.throughput[load] >= wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateState:
+    """How far the tests of one configuration are, with throughputs in one unit.
+
+    Attributes:
+        passed: The throughput of the highest load that passed; 0 if none did.
+        expected: The expected throughput of the load that is tested next; None if no further server can help.
+        is_begun: Whether servers were measured to test that load.
+    """
+
+    passed: float
+    expected: float | None
+    is_begun: bool = False
+
+
+def choose_candidate(states: Sequence[CandidateState]) -> int | None:
+    """Return the place of the configuration that is tested next; None if no other test can improve the result.
+
+    A begun test is finished first, and the first configuration is tested until one of its loads passes or none is
+    left. After a PASS, the configuration is next that is expected to serve clearly more than another one that has
+    passed; of two such, the first, unless the other is expected to serve clearly more.
+    """
+    chosen: int | None = None
+    most = 0.0
+    has_passed = any(state.passed for state in states)
+    for place, state in enumerate(states):
+        if state.expected is None:
+            continue
+        if state.is_begun or not has_passed:
+            return place
+        others = max((other.passed for number, other in enumerate(states) if number != place), default=0.0)
+        if state.expected >= CLEAR_GAIN * others and (chosen is None or state.expected >= CLEAR_GAIN * most):
+            chosen, most = place, state.expected
+    return chosen

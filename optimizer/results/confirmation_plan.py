@@ -52,8 +52,7 @@ MOST_RISE = 0.1  # allowed rise of the mean latency within a server's windows, a
 USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
 NO_BOUND = -1e3  # log of the latency over its bound if there is none
 COMPARED = "measured for comparison only"
-CLEAR_GAIN = 1.05  # another candidate is tested too if it is expected to serve at least this multiple
-FARTHEST_LOAD = 1.5  # of its test, relative to the load at which it was compared
+FARTHEST_LOAD = 1.5  # at which the test of a compared candidate begins, relative to the load of the comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +112,13 @@ class LoadLadder:
         loads: At least one load.
         predicted: The log of the latency over its bound; NO_BOUND if no latency is bounded.
         throughput: The throughput in inferences per second.
+        highest_first: Number of the highest load at which the tests may begin; None if all may be the first.
     """
 
     loads: tuple[LoadPoint, ...]
     predicted: tuple[float, ...]
     throughput: tuple[float, ...]
+    highest_first: int | None = None
 
 
 def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
@@ -265,14 +266,13 @@ def corrected_ladder(ladder: LoadLadder, measured: Confirmed, problem: Problem) 
 def rival_ladder(ladder: LoadLadder, measured: Confirmed, problem: Problem) -> LoadLadder | None:
     """Return the loads for a test of a compared candidate, corrected by its measurement; None if that is unknown.
 
-    They end at FARTHEST_LOAD times the load that was measured.
+    The test begins at most at FARTHEST_LOAD times the load that was measured.
     """
     corrected = corrected_ladder(ladder, measured, problem)
     if corrected is None:
         return None
     farthest = _log_size(measured.point.load) + math.log(FARTHEST_LOAD)
-    count = sum(_log_size(load) <= farthest for load in corrected.loads)
-    return LoadLadder(corrected.loads[:count], corrected.predicted[:count], corrected.throughput[:count])
+    return replace(corrected, highest_first=sum(_log_size(load) <= farthest for load in corrected.loads) - 1)
 
 
 def expected_throughput(ladder: LoadLadder) -> float:
@@ -282,7 +282,8 @@ def expected_throughput(ladder: LoadLadder) -> float:
 
 def _highest(ladder: LoadLadder, limit: float) -> int:
     """Return the highest load whose predicted log of the latency over its bound is at most ``limit``, else 0."""
-    return max((load for load, ratio in enumerate(ladder.predicted) if ratio <= limit), default=0)
+    end = len(ladder.loads) if ladder.highest_first is None else ladder.highest_first + 1
+    return max((load for load, ratio in enumerate(ladder.predicted[:end]) if ratio <= limit), default=0)
 
 
 def meets_sla(confirmed: Confirmed, problem: Problem) -> bool:

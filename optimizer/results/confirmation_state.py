@@ -13,21 +13,22 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from objectives.confidence import Verdict
 from objectives.load_sequence import (
     ERROR_SHARES,
     MARGIN,
     OTHER_ERROR_SHARES,
     OTHER_MARGIN,
+    CandidateState,
     LoadJudgement,
     LoadSequence,
+    choose_candidate,
 )
 from objectives.sequential import LOOKS
+from objectives.verdict import pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
 from optimizer.results.confirmation_plan import (
-    CLEAR_GAIN,
     COMPARED_SERVERS,
     ConfirmationCandidate,
     LoadLadder,
@@ -96,6 +97,8 @@ def read_plan_document(document: object) -> ConfirmationPlan:
         figures = (*ladder.predicted, *ladder.throughput)
         if not ladder.loads or len(figures) != 2 * len(ladder.loads) or not all(map(math.isfinite, figures)):
             raise ValueError(f"confirmation_plan.ladders.{number}: not a prediction for each load")
+        if ladder.highest_first is not None and not 0 <= ladder.highest_first < len(ladder.loads):
+            raise ValueError(f"confirmation_plan.ladders.{number}: highest_first is not one of the loads")
     if not 0 < plan.error < 1:
         raise ValueError(f"confirmation_plan.error: {plan.error:g} is not between 0 and 1")
     return plan
@@ -161,6 +164,7 @@ class CandidateTests:
             self.plan.error,
             self.shares,
             MARGIN if self.shares == ERROR_SHARES else OTHER_MARGIN,
+            self.ladder.highest_first,
         )
         try:
             self.sequence.resume(
@@ -193,33 +197,22 @@ class CandidateTests:
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 
     def is_worth_testing(self, load: int) -> bool:
-        """Return whether no other finalist serves clearly more than is expected of this candidate at this load."""
-        assert self.sequence.passed is not None
-        gain = self.ladder.throughput[load] / self.ladder.throughput[self.sequence.passed]
-        served = throughput_by_finalist(self.plan, self.trials, self.problem)
-        own = served.pop(self.point.trial)
-        return max(served.values(), default=0.0) < CLEAR_GAIN * gain * own
+        """Return whether this load is next after a decided test: always, if no other candidate competes."""
+        return True
 
+    def throughput(self, load: int) -> float:
+        """Return the throughput at this load: the predicted one, corrected by what was measured at a tested load.
 
-def throughput_by_finalist(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem) -> dict[int, float]:
-    """Return the throughput of each finalist, by trial: at its best load that passed, otherwise the expected one.
-
-    It is 0 for a finalist that was not measured on enough fresh servers, and after tests that failed.
-    """
-    judged = judge_confirmations(trials, problem)
-    served = dict.fromkeys(plan.finalists, 0.0)
-    for number in served:
-        own = [entry for entry in judged if entry.point.trial == number]
-        passed = [entry for entry in own if entry.judged.verdict is Verdict.PASS]
-        if passed:
-            served[number] = max(entry.point.throughput_infer_per_sec for entry in passed)
-        elif own and own[-1].error and own[-1].judged.verdict is Verdict.UNDECIDED:
-            served[number] = own[-1].point.throughput_infer_per_sec
-        elif own and not own[-1].error and own[-1].servers >= COMPARED_SERVERS:
-            ladder = plan.ladders.get(number)
-            rival = rival_ladder(ladder, own[-1], problem) if ladder else None
-            served[number] = expected_throughput(rival) if rival else 0.0
-    return served
+        That is this load if it was tested, otherwise the one that passed, otherwise the last one.
+        """
+        predicted = self.ladder.throughput
+        tested = [self.ladder.loads.index(own) for own in errors_by_load(self.trial)]
+        if not tested:
+            return predicted[load]
+        reference = next((own for own in (load, self.sequence.passed) if own in tested), tested[-1])
+        windows = [window for own in server_windows(self.trial, self.ladder.loads[reference]) for window in own]
+        measured = pool_measurements(windows).throughput_infer_per_sec or 0.0
+        return measured * predicted[load] / predicted[reference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +237,13 @@ class _WithoutServers(CandidateTests):
         self.wanted = load
         return False
 
+    def state(self) -> CandidateState:
+        """Return how far the tests are, after ``sequence`` was run."""
+        passed = 0.0 if self.sequence.passed is None else self.throughput(self.sequence.passed)
+        if self.wanted is None:
+            return CandidateState(passed, None)
+        return CandidateState(passed, self.throughput(self.wanted), is_begun=self.servers(self.wanted) > 0)
+
 
 def next_test(
     plan: ConfirmationPlan,
@@ -254,8 +254,8 @@ def next_test(
 ) -> NextTest | None:
     """Return which finalist is tested next; None if no further server can change a verdict.
 
-    The first one that can be deployed is tested. Another one is tested if no load of the first passes, or if it is
-    expected to serve clearly more than the load that passed: the one that is expected to serve the most.
+    The first one that can be deployed is tested, and one other, a rival: the one that is expected to serve the most
+    by its fresh servers. ``choose_candidate`` says which of the two is next.
 
     Args:
         plan: The plan of the confirmation.
@@ -266,25 +266,49 @@ def next_test(
     """
     by_number = {trial.number: trial for trial in trials}
     deployable = [point for point in best if by_number[point.trial].status != "failed"]
-    others = deployable[1:]
-    served = throughput_by_finalist(plan, trials, problem)
-    tested = [point for point in others if errors_by_load(by_number[point.trial])]
-    rival = max(tested or others, key=lambda point: served[point.trial], default=None)
-    least = 0.0
-    for point in (*deployable[:1], *([rival] if rival else ())):
-        shares, ladder = error_shares(plan, trials, point.trial), plan.ladder(point)
-        if shares is None or served[point.trial] < least:
-            return None
+    compared = _compared_ladders(plan, trials, problem)
+    tests, states = list[NextTest](), list[CandidateState]()
+    for point in (*deployable[:1], *_rival(deployable[1:], by_number, compared)):
+        shares = error_shares(plan, trials, point.trial)
+        ladder = plan.ladder(point) if point in deployable[:1] else compared.get(point.trial) or plan.ladder(point)
+        if shares is None:
+            continue
         if ladder is None:
-            return NextTest(point, None)
-        tests = _WithoutServers(problem, plan, list(trials), point, ladder, shares, possible_servers(point))
-        tests.sequence.run(tests)
-        if tests.wanted is not None:
-            return NextTest(point, tests.wanted)
-        if not errors_by_load(tests.trial):
-            return None  # there is no time for it
-        least = CLEAR_GAIN * served[point.trial] if tests.sequence.passed is not None else 0.0
-    return None
+            tests.append(NextTest(point, None))
+            states.append(CandidateState(passed=0.0, expected=0.0))
+            continue
+        own = _WithoutServers(problem, plan, list(trials), point, ladder, shares, possible_servers(point))
+        own.sequence.run(own)
+        tests.append(NextTest(point, own.wanted))
+        states.append(own.state())
+        if own.wanted is None and not errors_by_load(own.trial):
+            break  # there is no time for it, nor for the other
+    chosen = choose_candidate(states)
+    return None if chosen is None else tests[chosen]
+
+
+def _rival(
+    others: Sequence[Point], by_number: Mapping[int, Trial], compared: Mapping[int, LoadLadder]
+) -> Sequence[Point]:
+    """Return the one of ``others`` that is tested, or may be; empty if there are none."""
+    tested = [point for point in others if errors_by_load(by_number[point.trial])]
+    expected = {number: expected_throughput(ladder) for number, ladder in compared.items()}
+    rival = max(tested or others, key=lambda point: expected.get(point.trial, 0.0), default=None)
+    return [] if rival is None else [rival]
+
+
+def _compared_ladders(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem) -> dict[int, LoadLadder]:
+    """Return the loads of each finalist that was compared on enough fresh servers and not tested, as corrected."""
+    judged = {entry.point.trial: entry for entry in judge_confirmations(trials, problem)}  # the last load of each
+    compared = dict[int, LoadLadder]()
+    for number, entry in judged.items():
+        ladder = plan.ladder(entry.point) if number in plan.finalists else None
+        if ladder is None or entry.error or entry.servers < COMPARED_SERVERS:
+            continue
+        corrected = rival_ladder(ladder, entry, problem)
+        if corrected is not None:
+            compared[number] = corrected
+    return compared
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from optimizer.results.confirmation_state import (
     SMALLEST_ERROR,
     CandidateTests,
     ConfirmationPlan,
+    NextTest,
     begun_error,
     error_shares,
     errors_by_load,
@@ -77,6 +78,7 @@ class Confirmer:
     plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     windows: int = field(default=WINDOWS, init=False)
+    best: Sequence[Point] = field(default=(), init=False)
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
         """Return the trials with their confirmations.
@@ -92,7 +94,7 @@ class Confirmer:
         points = fit_speed_correction(self.trials, self.problem).correct_points(latest_points(self.trials))
         plan = self._fix_plan(points)
         self.measurer.disturbance_limit = plan.disturbance_limit
-        best = plan.best_points(points, self.problem)
+        best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
         needed = LOOKS[0] * self.tested(confirmation_candidate(best[0], best[0].load)).server_seconds
@@ -106,7 +108,7 @@ class Confirmer:
         before = None
         while before != self.trials:
             before = list(self.trials)
-            test = next_test(plan, self.trials, best, self.problem, self.possible_servers)
+            test = self.next_test()
             if test is None:
                 break
             plan = self._predict_loads(plan, [test.point], points)
@@ -176,6 +178,11 @@ class Confirmer:
     def tested(self, planned: ConfirmationCandidate) -> ConfirmationCandidate:
         """Return ``planned`` with the windows and the cross-check of a tested candidate."""
         return replace(planned, windows=self.windows, is_cross_checked=self.measurer.cross_checking is not None)
+
+    def next_test(self) -> NextTest | None:
+        """Return which finalist is tested next; None if no server that the time allows can change a verdict."""
+        assert self.plan is not None
+        return next_test(self.plan, self.trials, self.best, self.problem, self.possible_servers)
 
     def possible_servers(self, point: Point) -> int:
         """Return how many more servers of the tested candidate of ``point`` the time allows."""
@@ -347,3 +354,8 @@ class CandidateTester(CandidateTests):
     def possible_servers(self) -> int:
         """Return how many more servers the time allows."""
         return self.confirmer.possible_servers(self.point)
+
+    def is_worth_testing(self, load: int) -> bool:
+        """Return whether no other candidate is next."""
+        test = self.confirmer.next_test()
+        return test is None or test.point.trial == self.point.trial

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectives.confidence import Verdict
-from objectives.load_sequence import ERROR_SHARES, MARGIN, OTHER_ERROR_SHARES, LoadJudgement, LoadSequence
+from objectives.load_sequence import (
+    ERROR_SHARES,
+    MARGIN,
+    OTHER_ERROR_SHARES,
+    CandidateState,
+    LoadJudgement,
+    LoadSequence,
+    choose_candidate,
+)
 from objectives.sequential import LOOKS
 
 PREDICTED = (-0.6, -0.4, -0.2, -0.1, 0.05)  # log of the predicted latency over its bound
@@ -95,7 +103,7 @@ def test_lower_loads_after_failures_spend_reserved_shares_of_the_error() -> None
     tester = ScriptedTester(lambda *_: judged(Verdict.UNDECIDED, excess=0.0))
     sequence = sequence_of((-0.9, -0.8, -0.7, -0.6, -0.5))
     sequence.run(tester)
-    assert [error for _, error in tester.errors] == [0.005, 0.0025, 0.00125]
+    assert [error for _, error in tester.errors] == [0.005, 0.0025, 0.000625]
     assert [load for load, _ in tester.errors] == [4, 3, 2]
     assert sequence.passed is None
     of_both = sum(ERROR_SHARES) + sum(OTHER_ERROR_SHARES)
@@ -251,7 +259,7 @@ def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tes
         def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
             return judged(Verdict.UNDECIDED, promising=most_servers >= (13 if load == 2 else 6), excess=0.3)
 
-    tester = NeedingTime(0, left=8, is_in_time=True)
+    tester = NeedingTime(1, left=8, is_in_time=True)
     tester.run(PREDICTED)
     assert set(tester.rows) == {(2, 0.005), (0, 0.0025)}
     measured, tester.left = tester.servers(2), 30
@@ -275,3 +283,49 @@ def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tes
 def test_tests_of_another_sequence_are_not_resumed(tested: list[tuple[int, float]]) -> None:
     with pytest.raises(ValueError, match="is not one of this sequence"):
         sequence_of().resume(tested)
+
+
+# -- which configuration is next ----------------------------------------------------------------------------------
+
+
+def next_of(*states: tuple[float, float | None]) -> int | None:
+    """Return the choice among configurations of which each has a throughput that passed and an expected one."""
+    return choose_candidate([CandidateState(passed, expected) for passed, expected in states])
+
+
+def test_the_first_configuration_is_tested_until_one_has_passed() -> None:
+    assert next_of((0, 100), (0, 200)) == 0
+    assert next_of((0, None), (0, 50)) == 1
+    assert next_of((0, 40), (0, None)) == 0
+    assert next_of((0, None), (0, None)) is None
+    assert next_of() is None
+
+
+def test_after_a_pass_another_configuration_needs_a_clear_gain_over_it() -> None:
+    assert next_of((100, None), (0, 104)) is None
+    assert next_of((100, None), (0, 106)) == 1
+    assert next_of((100, 102), (0, 104)) == 0, "its own next load needs none"
+    assert next_of((100, 102), (0, 108)) == 1
+    assert next_of((90, 104), (100, 102)) == 1
+    assert next_of((90, 130), (100, 110)) == 0
+    assert next_of((0, 40), (95, None)) is None
+
+
+def test_a_begun_test_is_finished_first() -> None:
+    first, other = CandidateState(0, 40, is_begun=True), CandidateState(0, 95)
+    assert choose_candidate([first, other]) == 0
+    assert choose_candidate([CandidateState(50, 60), CandidateState(0, 20, is_begun=True)]) == 1
+
+
+def test_a_sequence_stops_after_a_failure_if_another_configuration_is_next() -> None:
+    class Competing(ScriptedTester):
+        def is_worth_testing(self, load: int) -> bool:
+            return False
+
+    tester = Competing(lambda load, _: judged(Verdict.FAIL))
+    sequence = sequence_of()
+    sequence.run(tester)
+    assert set(tester.deployed) == {2}
+    assert sequence.current == 1, "it continues there"
+    sequence.run(tester)
+    assert set(tester.deployed) == {2, 1}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from objectives.confidence import Verdict
-from objectives.load_sequence import OTHER_ERROR_SHARES
+from objectives.load_sequence import OTHER_ERROR_SHARES, OTHER_MARGIN, LoadSequence
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Constraint, Sla
@@ -28,9 +28,11 @@ from optimizer.results.confirmation_plan import (
     COMPARED_SERVERS,
     WINDOWS,
     Confirmed,
+    LoadLadder,
     confirmation_candidate,
     disturbance_limit,
     judge_confirmations,
+    rival_ladder,
 )
 from optimizer.results.recommendation import assess
 from optimizer.results.watchers import QuietWatcher
@@ -138,6 +140,31 @@ def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert outcome.confirmed.error == pytest.approx((1 - problem.confidence) * OTHER_ERROR_SHARES[0])
     assert outcome.confirmed.servers in LOOKS, "the servers by which it was chosen do not count"
+
+
+def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison(problem: Problem) -> None:
+    """It may get to higher loads after a PASS."""
+    server, trial = Drawing(), Trial(1, FASTER)
+    for number in range(1, COMPARED_SERVERS + 1):
+        server.deployed.append(FASTER)
+        for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 4), 0.5, WINDOWS):
+            trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 4), window))
+    (measured,) = judge_confirmations([trial], problem)
+    loads = [LoadPoint(1, concurrency) for concurrency in (2, 4, 6, 8, 10)]
+    ladder = LoadLadder(tuple(loads), (-3.0, -2.5, -2.49, -2.48, -2.47), (200.0, 400.0, 600.0, 800.0, 1000.0))
+    corrected = rival_ladder(ladder, measured, problem)
+    assert corrected is not None
+    sequence = LoadSequence(
+        corrected.predicted,
+        corrected.throughput,
+        0.01,
+        OTHER_ERROR_SHARES,
+        OTHER_MARGIN,
+        corrected.highest_first,
+    )
+    assert sequence.current == loads.index(LoadPoint(1, 6))
+    sequence.finish_passed(excess=-1.0)
+    assert sequence.current == loads.index(LoadPoint(1, 10))
 
 
 def test_a_lower_load_is_tested_if_the_first_one_does_not_pass(problem: Problem, tmp_path: Path) -> None:

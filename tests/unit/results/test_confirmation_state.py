@@ -248,6 +248,19 @@ def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., S
             {"ladders": {"2": {"loads": [{"request_batch_size": 1}], "predicted": [1.0], "throughput": []}}},
             "ladders.2",
         ),
+        (
+            {
+                "ladders": {
+                    "2": {
+                        "loads": [{"request_batch_size": 1}],
+                        "predicted": [1.0],
+                        "throughput": [1.0],
+                        "highest_first": 1,
+                    }
+                }
+            },
+            "ladders.2: highest_first is not one of the loads",
+        ),
     ],
 )
 def test_a_damaged_plan_is_refused(
