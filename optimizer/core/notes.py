@@ -338,6 +338,19 @@ class WarmStartMissing(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class HighestConcurrency(Note):
+    """The recommended load is the highest one that the profile allows, and clearly inside the latency bound."""
+
+    concurrency: int
+
+    def __str__(self) -> str:
+        return (
+            f"{_count(self.concurrency, 'request')} in flight is the highest load tried, and well inside the bound: "
+            "a higher load.max_concurrency in the profile may serve more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 

@@ -44,12 +44,14 @@ from optimizer.results.confirmation_state import (
     without_lost_end,
 )
 from optimizer.simulator import server_model
+from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import binding_latency, is_complete
 from optimizer.simulator.server_model import ServerModel
 from optimizer.simulator.speed_correction import fit_speed_correction
 from optimizer.study.candidate_measurer import CandidateMeasurer
 
 MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
+NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
 MAX_ATTEMPTS = 2  # at a measurement on one server whose load generator fails
 
 
@@ -202,9 +204,11 @@ class Confirmer:
     def _compared(
         self, best: Sequence[Point], comparisons: Sequence[Candidate], points: Sequence[Point]
     ) -> list[Point]:
-        """Return those of ``comparisons`` that were measured, and the runner-up, without the best candidate.
+        """Return those of ``comparisons`` that were measured, and a runner-up, without the best candidate.
 
-        Each is at its best point, or at the one closest to the SLA.
+        Each is at its best point, or at the one closest to the SLA. The runner-up is the best other candidate that
+        differs from all of these in its execution settings, because different batching settings alone seldom make a
+        difference. If there is none that serves nearly as much, it is the second best.
         """
         chosen = dict[Candidate, Point]()
         for candidate in comparisons:
@@ -212,7 +216,14 @@ class Confirmer:
             point = self.problem.best_point(own) or self.problem.sla.closest_point(own)
             if point is not None:
                 chosen[candidate] = point
-        chosen |= {point.candidate: point for point in best[1:2]}
+        compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
+        least = NEARLY_AS_MUCH * (best[0].throughput_infer_per_sec or 0.0)
+        others = [
+            point
+            for point in best[1:]
+            if point.throughput_infer_per_sec >= least and execution_settings(point.candidate) not in compared
+        ]
+        chosen |= {point.candidate: point for point in (others or best[1:])[:1]}
         return [point for candidate, point in chosen.items() if candidate != best[0].candidate]
 
     def _compared_load(self, plan: ConfirmationPlan, point: Point) -> LoadPoint:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from objectives.load_sequence import MARGIN
+from optimizer.config.search_space import Problem
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import (
     ConfirmationComplete,
     ConfirmedByPerfAnalyzer,
+    HighestConcurrency,
     NextVerdictNeeds,
     Note,
     SearchConverged,
@@ -205,6 +209,7 @@ def _run(
                 record.write("failed", outcome, reason=str(error))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
+        record = replace(record, notes=record.notes + present([_highest_concurrency(outcome, task.problem)]))
         continued_by = result.continued_by if result else ""
         status: RunStatus = "found" if outcome.recommended else "none"
         if result is None:
@@ -223,6 +228,16 @@ def _run(
         document,
         continued_by,
     )
+
+
+def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:
+    """Return a note if the profile, and not the latency bound, limits the recommended load."""
+    best = outcome.recommended
+    if best is None or problem.open_loop or not problem.sla.latencies:
+        return None
+    is_well_inside = problem.sla.share_of_bound(best.measurement) < math.exp(-MARGIN)
+    is_highest = best.load.concurrency >= problem.max_concurrency
+    return HighestConcurrency(best.load.concurrency) if is_highest and is_well_inside else None
 
 
 def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:

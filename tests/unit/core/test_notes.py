@@ -39,6 +39,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.FewerCpusThanRayCounts("node1", 8, 4),
     notes.CpusUsedByOthers("node1"),
     notes.ConfirmationIncomplete(3),
+    notes.HighestConcurrency(64),
     notes.ConfirmationComplete(),
     notes.NextVerdictNeeds(2, 14.0),
 )

@@ -87,6 +87,25 @@ def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: 
     assert all("comparison only" in own.judged.reason for own in compared)
 
 
+def test_the_runner_up_has_other_execution_settings_if_it_serves_nearly_as_much(
+    problem: Problem, tmp_path: Path
+) -> None:
+    more = replace(FASTER, instance_count=3)
+    batching = [replace(FASTER, max_queue_delay_us=delay) for delay in (100, 200)]
+    served = {**SERVED, **dict.fromkeys(batching, 1190.0)}
+    loads = {BASELINE: 3, FASTER: 13, **dict.fromkeys(batching, 13), more: 13}
+
+    def compared(throughput: float) -> set[Candidate]:
+        server = Drawing(served={**served, more: throughput})
+        path = tmp_path / f"{throughput:.0f}"
+        path.mkdir()
+        confirm(server, searched(server, loads), problem, path)
+        return set(server.deployed[: 3 * COMPARED_SERVERS]) - {FASTER, BASELINE}
+
+    assert compared(1100.0) == {more}
+    assert compared(900.0) == {batching[0]}
+
+
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
     server = Drawing(slow={FASTER: (3.0,), FAST: (3.0,)})
     errors = [
