@@ -1,6 +1,7 @@
 """Run tune many times on a quiet machine and next to a process that takes a core, and check each PASS at once.
 
     python benchmarks/real_verdicts.py [--runs 10] [--only dlrm mlp quiet disturbed] [--work FOLDER] [--smoke]
+    python benchmarks/real_verdicts.py --rows benchmarks/real_verdicts_epyc.runs
 
 Runs `tune --sla-p95 20ms dlrm` and `tune --sla-p95 5ms mlp`, each ``--runs`` times on the machine as it is and as
 often next to a process that takes one core for 0.1 s of every 0.3 s. Each round has one run of each kind, in an
@@ -16,7 +17,7 @@ last slope continues. Exports of single requests are not used, because writing t
 
 Each run is one line of FOLDER/runs.jsonl, and its results folder is below FOLDER/results. A repeated command
 continues where it ended, and prints the tables (Markdown) if nothing is left to do. A folder holds runs of one
-machine only.
+machine only. With --rows, the tables of the rows in a file are printed on any machine, and nothing is run.
 
 Targets: at least 36 of 40 PASS within the default budget; the median wall time of the quiet dlrm runs is at most 3
 minutes; tune's own time is at most 2 %, its ranking at most 4 %, its memory below 300 MB.
@@ -153,6 +154,10 @@ def read_runs(work: Path) -> Records[VerdictRun]:
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.rows:
+        rows = Records(arguments.rows, VerdictRun).read()
+        print("\n".join(report(rows, rows[0].machine if rows else "")))
+        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = (arguments.work or (WORK.with_name(f"{WORK.name}_smoke") if arguments.smoke else WORK)).absolute()
     machine, records = this_machine(), read_runs(work)
@@ -189,6 +194,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the runs (0)")
     parser.add_argument("--work", type=Path, help=f"folder of all results ({WORK})")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="print the tables of the rows in FILE and run nothing"
+    )
     parser.add_argument("--smoke", action="store_true", help="check that everything works: two short runs of mlp")
     arguments = parser.parse_args()
     if arguments.smoke:

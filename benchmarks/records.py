@@ -38,9 +38,9 @@ class Records(Generic[RowT]):
         self._path = path
         self._form = TypeAdapter(kind)
 
-    def read(self, machine: str) -> list[RowT]:
-        """Return the rows. Exits with a message if one is from another machine than ``machine``."""
-        rows = []
+    def read(self, machine: str = "") -> list[RowT]:
+        """Return the rows. Exits with a message if one is not from ``machine``, by default that of the first."""
+        rows = list[RowT]()
         for line in self._path.read_text().splitlines() if self._path.exists() else ():
             try:
                 rows.append(self._form.validate_json(line))
@@ -48,11 +48,12 @@ class Records(Generic[RowT]):
                 if all(fault["type"] == "json_invalid" for fault in error.errors()):
                     continue
                 sys.exit(f"{self._path}: a row of another version of this benchmark; give another folder (--work)")
+        machine = machine or (rows[0].machine if rows else "")
         for row in rows:
             if row.machine != machine:
                 sys.exit(
-                    f"{self._path}: its rows were measured on another machine ({row.machine}) than this one "
-                    f"({machine}); give another folder (--work)"
+                    f"{self._path}: its rows were measured on another machine ({row.machine}) than "
+                    f"{machine}; give another folder (--work)"
                 )
         return rows
 

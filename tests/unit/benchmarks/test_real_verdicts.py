@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from closed_loop_client import OWN, Round, agreement, information, table
 from disturbance import disturbed
 from intervals import Interval, mean_interval, pooled_share, ratio_interval, run_shares
-from real_verdicts import Cell, Remeasured, VerdictRun, order, read_runs, report, share_over
+from real_verdicts import PASS, Cell, Remeasured, VerdictRun, order, read_runs, report, share_over
+from records import Records
 from repeatability import Entrant, Remeasurement, complete_rounds, true_spread
 from repeatability import report as repeatability_report
 from tune_runs import OwnTime, own_time_table
@@ -26,6 +27,7 @@ from tune_runs import OwnTime, own_time_table
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 MACHINE = "a CPU, 2 cores; tritonserver 2.51"
 TIMES = {
     "wall_seconds": 98.0,
@@ -343,3 +345,12 @@ def test_the_table_of_the_closed_loop_compares_with_the_own_client() -> None:
     assert "| 1,000 | – | 10.1 | – | – | 50 | 10.0% | 41.7% |" in compared
     assert "1.000 (1.000 to 1.000) | 1.010" in compared
     assert lines[-1] == "- one launch: throughput agrees within 5%, p95 agrees within 5%"
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("real_verdicts*.runs")), ids=lambda path: path.stem)
+def test_the_kept_tables_are_those_of_the_kept_rows(path: Path) -> None:
+    runs = Records(path, VerdictRun).read()
+    passed = sum(run.verdict == PASS for run in runs)
+    lines = report(runs, runs[0].machine)
+    assert any(line.startswith(f"- PASS: {passed} of {len(runs)} ") for line in lines)
+    assert set(lines) <= set((BENCHMARKS / "real_verdicts.md").read_text().splitlines())

@@ -92,7 +92,7 @@ def test_the_runner_up_has_other_execution_settings_if_it_serves_nearly_as_much(
 ) -> None:
     more = replace(FASTER, instance_count=3)
     batching = [replace(FASTER, max_queue_delay_us=delay) for delay in (100, 200)]
-    served = {**SERVED, **dict.fromkeys(batching, 1190.0)}
+    served = {**SERVED, batching[0]: 1195.0, batching[1]: 1190.0}
     loads = {BASELINE: 3, FASTER: 13, **dict.fromkeys(batching, 13), more: 13}
 
     def compared(throughput: float) -> set[Candidate]:
