@@ -159,8 +159,8 @@ DLRM_STUDY = Study(
             "--max-batch-size 512 --max-queue-delay off -b 1,8,64,512 --concurrency 1 dlrm",
             called(ON_CPU),
         ),
-        # perf_analyzer prepares all requests first, so tune sends 128 of the 8,191 samples in requests of 4096, and in all
-        # requests of the same sweep. A window of 10 s has about 80 requests.
+        # perf_analyzer prepares all requests first, so tune sends 128 of the 8,191 samples in requests of 4096, and
+        # in all requests of the same sweep. A window of 10 s has about 80 requests.
         Step(
             "sweep",
             "--max-batch-size 4096 --max-queue-delay off -b 4096 --concurrency 1 --measurement-interval 10s dlrm",
