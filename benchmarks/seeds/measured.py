@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fastapi_baseline
 import int8
+from kept import StepResults
 from published import Row
 from studies import Step
 
@@ -27,18 +27,6 @@ PROFILES = Path(__file__).with_name("profiles")
 # the report names the backend itself
 OWN_BACKENDS = {str(OwnBackend(name)) for name in ("onnxruntime", "pytorch")}
 ROLES = {"baseline": "as given", "recommended": "recommended"}
-
-
-@dataclass(frozen=True)
-class StepResults:
-    """The results of a step. ``cells`` are named as in trials.csv, with a ``label``; ``notes`` explain them."""
-
-    command: str
-    hardware: str
-    began: str
-    load_average: float | None
-    cells: list[Row]
-    notes: list[str]
 
 
 class NotMeasured(Exception):

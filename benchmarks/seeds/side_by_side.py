@@ -79,10 +79,10 @@ def _key(row: Row) -> tuple[object, ...]:
 
 
 def _numbers(row: Row | None) -> list[str]:
-    return [NONE if row is None or row.get(name) is None else _number(row[name]) for name in FIGURES]
+    return [NONE if row is None or row.get(name) is None else number(row[name]) for name in FIGURES]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

@@ -44,11 +44,16 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: ``there`` is the document's set-up, ``setup`` the one used here, ``point`` the document's result."""
+    """A study: ``there`` is the document's set-up, ``setup`` the one used here, ``point`` the document's result.
+
+    ``source`` is the public document, at ``url``; later versions of it may have other values.
+    """
 
     name: str
     title: str
     there: str
+    source: str
+    url: str
     setup: str
     point: str
     steps: tuple[Step, ...]
@@ -74,6 +79,9 @@ def with_setting(path: str, name: str) -> Callable[[Row], str]:
     return label
 
 
+NVIDIA = "https://github.com/NVIDIA/DeepLearningExamples/tree/master"
+INFINITY = "ELS-RD transformer-deploy, demo/infinity"
+INFINITY_URL = "https://github.com/ELS-RD/transformer-deploy/tree/main/demo/infinity"
 GRAPH_LEVEL = "optimization.graph.level"
 THREADS = "parameters.intra_op_thread_count.string_value"
 KIND = "instance_group.0.kind"
@@ -91,6 +99,8 @@ BERT_STUDY = Study(
     name="000",
     title="BERT: batch size, static against dynamic batching, one engine against four",
     there="BERT Base FP16, 128 tokens, TensorFlow on one V100 32GB",
+    source="NVIDIA DeepLearningExamples, TensorFlow/LanguageModeling/BERT",
+    url=f"{NVIDIA}/TensorFlow/LanguageModeling/BERT/triton",
     setup="BERT mini (4 layers of 256) FP32, 128 tokens, ONNX Runtime",
     point="with equally many samples in flight, requests of 8 have 4.3 times the throughput of requests of 1; "
     "dynamic batching has a higher throughput than static batching, but with few requests in flight each "
@@ -117,6 +127,8 @@ RESNEXT_STUDY = Study(
     name="001",
     title="ResNeXt101-32x4d: concurrency from 1 to 256, FP32 and FP16",
     there="ResNeXt101-32x4d, images of 224 x 224, TensorRT on one V100 16GB",
+    source="NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets, ResNeXt101-32x4d",
+    url=f"{NVIDIA}/PyTorch/Classification/ConvNets/triton/resnext101-32x4d",
     setup="ResNeXt50-32x4d, images of 64 x 64, ONNX Runtime",
     point="with dynamic batching throughput grows ten- to fifteenfold from 1 to 256 concurrent requests; FP16 has "
     "twice the throughput of FP32",
@@ -136,6 +148,8 @@ DLRM_STUDY = Study(
     name="002",
     title="DLRM: throughput by request batch size, then dynamic batching within 20 ms",
     there="DLRM of 32.7 million rows, on one V100-32G and on two E5-2698 v4 (40 cores)",
+    source="NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM",
+    url=f"{NVIDIA}/PyTorch/Recommendation/DLRM/triton",
     setup="DLRM with at most 100,000 rows a table, FP32, ONNX Runtime",
     point="throughput grows with the request size until the device is full, then only latency grows; within 20 ms a "
     "V100 serves 1,776,030 recommendations a second, with 8 requests of 4096 in flight",
@@ -145,9 +159,11 @@ DLRM_STUDY = Study(
             "--max-batch-size 512 --max-queue-delay off -b 1,8,64,512 --concurrency 1 dlrm",
             called(ON_CPU),
         ),
+        # perf_analyzer prepares all requests first, so tune sends 128 of the 8,191 samples in requests of 4096, and
+        # in all requests of the same sweep. A window of 10 s has about 80 requests.
         Step(
             "sweep",
-            "--max-batch-size 32768 --max-queue-delay off -b 4096,32768 --concurrency 1 dlrm",
+            "--max-batch-size 4096 --max-queue-delay off -b 4096 --concurrency 1 --measurement-interval 10s dlrm",
             called(ON_CPU),
         ),
         Step(
@@ -161,8 +177,8 @@ DLRM_STUDY = Study(
         Ratio("requests of 4096 over requests of 512", ON_CPU, ON_CPU, (4096, 1), (512, 1)),
         Ratio(
             "dynamic over static, 64 requests of 4",
-            "dynamic batching",
-            "static batching",
+            ON_DLRM,
+            OFF_DLRM,
             (4, 64),
             (4, 64),
             said="a plot",
@@ -174,6 +190,8 @@ LATENCY_STUDY = Study(
     name="003",
     title="MiniLM: the lowest latency of one request",
     there="MiniLM-L6-H384, TensorRT FP16 on one T4, one request at a time, the tokenizer included",
+    source=INFINITY,
+    url=INFINITY_URL,
     setup="MiniLM-L6-H384 FP32, ONNX Runtime, one request at a time, tokens as input",
     point="Triton answers a sentence of 16 tokens in 1.5 ms, one of 128 in 2 ms",
     steps=(
@@ -204,6 +222,8 @@ FASTAPI_STUDY = Study(
     name="003-fastapi",
     title="MiniLM: a plain FastAPI and ONNX Runtime server compared with Triton",
     there="FastAPI with ONNX Runtime on one T4, 50 requests by curl, including the start of curl and the tokenizer",
+    source=INFINITY,
+    url=INFINITY_URL,
     setup="MiniLM-L6-H384 FP32 on both servers, tokens as JSON",
     point="FastAPI took 12.4 ms a sentence, including curl, and Triton 1.5 ms with its own client",
     steps=(Step("fastapi", "", lambda cell: str(cell["label"])),),
@@ -225,6 +245,8 @@ VARIANTS_STUDY = Study(
     name="003-variants",
     title="Variants of one model compared: FP32, FP16, INT8, settings of ONNX Runtime",
     there="MiniLM-L6-H384, one request of 128 tokens at a time, in process on one T4",
+    source=INFINITY,
+    url=INFINITY_URL,
     setup="BERT mini (4 layers of 256), 128 tokens, one and four requests at a time through Triton",
     point="the optimised ONNX Runtime model takes less than half the time of the plain one, a seventh of PyTorch's",
     steps=(
@@ -263,6 +285,9 @@ TEXT_STUDY = Study(
     name="004",
     title="Text recognition: dynamic batching, then two instances",
     there="text recognition of 512 features on one A100, requests of 2, max_batch_size 8",
+    source="Triton tutorials, Conceptual Guide part 2",
+    url="https://github.com/triton-inference-server/tutorials/tree/main/Conceptual_Guide/"
+    "Part_2-improving_resource_utilization",
     setup="text recognition of 128 features, ONNX Runtime, requests of 2, max_batch_size 8, one thread an instance, "
     "so one instance leaves CPUs for another, as on the A100",
     point="dynamic batching has 3.3 times the throughput at a third of the latency; a second instance multiplies "
