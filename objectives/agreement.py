@@ -166,8 +166,8 @@ def _ratio(pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float) -> 
     if len(known) < FEWEST_PAIRS:
         return None
     logs = [np.array([math.log(theirs / ours)]) for theirs, ours in known]
-    look_error = nominal_errors(error)[LOOKS.index(next_look(len(logs)))]
-    low, high = mean_bounds(logs, pool_server_spread([logs]), look_error)
+    looks = LOOKS[: LOOKS.index(next_look(len(logs))) + 1]
+    low, high = mean_bounds(logs, pool_server_spread([logs]), nominal_errors(error, looks)[-1])
     bounds = [constraint.bound for constraint in sla if constraint.metric == metric]
     return MetricRatio(
         metric,

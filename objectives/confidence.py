@@ -355,4 +355,4 @@ def next_look(servers: int) -> int:
 
 
 def _look_error(error: float, look: int) -> float:
-    return nominal_errors(error)[LOOKS.index(look)]
+    return nominal_errors(error, LOOKS[: LOOKS.index(look) + 1])[-1]  # later looks take time to compute

@@ -8,8 +8,10 @@ boundaries for clinical trials") spend the error over the looks instead.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 LOOKS = (4, 6, 9, 13, 19, 28)  # servers after which the verdict is judged; each look has about 1.5 times the data
 _GRID, _PARTS = np.linspace(-9.0, 9.0, 1801), 20  # standard deviations
@@ -20,33 +22,45 @@ def spent_error(error: float, servers: int) -> float:
     return error * max(0.0, 1 - 2 / servers)
 
 
-@functools.cache
 def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float, ...]:
     """Return the one-sided error of the test at each look, such that all looks together err with ``error`` at most.
 
-    The sums of independent normal values are integrated from look to look (Armitage, McPherson and Rowe 1969). The
-    levels are applied to Student's t as well (Jennison and Turnbull 1999, "Group Sequential Methods", section 4.4).
+    The levels are applied to Student's t as well (Jennison and Turnbull 1999, "Group Sequential Methods",
+    section 4.4).
 
     Args:
         error: One-sided error probability of all looks.
         looks: Servers after which the data are judged, ascending.
     """
+    return tuple(_after(error, looks[:count]).level for count in range(1, len(looks) + 1))
+
+
+class _Look(NamedTuple):
+    """A look: the error of its test, and the density of the sums of normal values that do not end the test."""
+
+    level: float
+    density: npt.NDArray[np.float64]
+    sums: npt.NDArray[np.float64]
+
+
+@functools.cache
+def _after(error: float, looks: tuple[int, ...]) -> _Look:
+    """Return the last of ``looks``. The sums are integrated from look to look (Armitage, McPherson and Rowe 1969)."""
     from scipy import special
 
-    levels: list[float] = []
-    density, sums, before = np.array([1.0]), np.array([0.0]), 0
-    for look in looks:
-        wide = _GRID * np.sqrt(look)
-        step = wide[1] - wide[0]
-        scale = np.sqrt(look - before)
-        width = sums[1] - sums[0] if before else 1.0
-        weights = density * width / (scale * np.sqrt(2 * np.pi))
-        parts = np.array_split(wide, _PARTS)  # the whole matrix would take 26 MB, and its temporary copies as much
-        density = np.concatenate([np.exp(-0.5 * ((part[:, None] - sums) / scale) ** 2) @ weights for part in parts])
-        above = (np.cumsum(density[::-1])[::-1] - density / 2) * step
-        spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)
-        bound = float(np.interp(-np.log(spend), -np.log(np.maximum(above, 1e-300)), wide))
-        levels.append(float(special.ndtr(-bound / np.sqrt(look))))
-        is_left = wide < bound  # the others have ended the test
-        density, sums, before = density[is_left], wide[is_left], look
-    return tuple(levels)
+    look, before = looks[-1], looks[-2] if len(looks) > 1 else 0
+    density, sums = np.array([1.0]), np.array([0.0])
+    if before:
+        _, density, sums = _after(error, looks[:-1])
+    wide = _GRID * np.sqrt(look)
+    step = wide[1] - wide[0]
+    scale = np.sqrt(look - before)
+    width = sums[1] - sums[0] if before else 1.0
+    weights = density * width / (scale * np.sqrt(2 * np.pi))
+    parts = np.array_split(wide, _PARTS)  # the whole matrix would take 26 MB, and its temporary copies as much
+    density = np.concatenate([np.exp(-0.5 * ((part[:, None] - sums) / scale) ** 2) @ weights for part in parts])
+    above = (np.cumsum(density[::-1])[::-1] - density / 2) * step
+    spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)
+    bound = float(np.interp(-np.log(spend), -np.log(np.maximum(above, 1e-300)), wide))
+    is_left = wide < bound  # the others have ended the test
+    return _Look(float(special.ndtr(-bound / np.sqrt(look))), density[is_left], wide[is_left])

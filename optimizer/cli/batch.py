@@ -45,7 +45,7 @@ examples:
 
 def main(words: list[str]) -> int:
     """Run ``tune batch`` and return its exit code. Raises TuneError."""
-    arguments = _parser().read(words)
+    arguments = build_parser().read(words)
     budget = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     regression = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     suite = read_suite(Path(arguments.suite))
@@ -88,7 +88,8 @@ def _entry_exit_code(entry: EntryRecord) -> int:
     return EXIT_CODES["UNDECIDED" if entry.is_undecided else "PASS"]
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune batch",
         usage="SUITE.yaml [options]",

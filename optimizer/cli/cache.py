@@ -46,8 +46,8 @@ examples:
 """
 
 
-def main(words: list[str]) -> int:
-    """Run ``tune cache`` and return its exit code. Raises TuneError."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune cache",
         usage=f"[options] [{FLAG} [KIND ...]]",
@@ -57,7 +57,12 @@ def main(words: list[str]) -> int:
     parser.add_argument(FLAG, metavar="KIND", nargs="*", help="Remove these kinds (default: all)")
     parser.add_argument("--yes", action="store_true", help="Remove without a question; needed without a terminal")
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
-    arguments = parser.read(words)
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune cache`` and return its exit code. Raises TuneError."""
+    arguments = build_parser().read(words)
     folder = cache_folder()
     if arguments.clean is not None:
         return _clean(folder, arguments.clean, is_confirmed=arguments.yes, as_json=arguments.json)

@@ -20,8 +20,8 @@ examples:
 """
 
 
-def main(words: list[str]) -> int:
-    """Run ``tune compare`` and return its exit code. Raises BadInputError if a run cannot be compared."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune compare",
         usage="[options] A B",
@@ -38,7 +38,12 @@ def main(words: list[str]) -> int:
     )
     add_results(parser)
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
-    arguments = parser.read(words)
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune compare`` and return its exit code. Raises BadInputError if a run cannot be compared."""
+    arguments = build_parser().read(words)
     limit = parse_optional("--fail-on-regression", arguments.fail_on_regression, parse_regression)
     from optimizer.results.comparison import compare_runs, document
     from optimizer.results.finished_run import read_run

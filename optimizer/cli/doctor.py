@@ -1,4 +1,4 @@
-"""``tune doctor`` and ``tune setup``: check what this machine lacks for a run, and install the embedded server."""
+"""``tune doctor``: check what this machine lacks for a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -265,21 +264,13 @@ def _missing_libraries(binary: Path, libraries: Path) -> str:
     return ", ".join(line.split()[0] for line in done.stdout.splitlines() if "not found" in line)
 
 
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
+    description = "Check whether tune can run on this machine, and say how to fix each problem."
+    return Parser("tune doctor", "[options]", description)
+
+
 def main(words: list[str]) -> int:
     """Run ``tune doctor`` and return its exit code."""
-    description = "Check whether tune can run on this machine, and say how to fix each problem."
-    Parser("tune doctor", "[options]", description).read(words)
+    build_parser().read(words)
     return diagnose()
-
-
-def setup(words: list[str]) -> int:
-    """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
-    description = "Download and unpack the embedded server and perf_analyzer, and compile the simulator."
-    Parser("tune setup", "[options]", description).read(words)
-    from optimizer.simulator.simulate import compile_simulator
-
-    say = partial(print, flush=True)  # immediately, also into a pipe
-    installation = runtime.ensure(say)
-    compile_simulator(say)
-    print(f"ready: {installation.root}")
-    return 0

@@ -64,8 +64,8 @@ examples:
 """
 
 
-def read_emit_arguments(words: list[str]) -> argparse.Namespace:
-    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune emit",
         usage="[options] RUN",
@@ -119,7 +119,12 @@ def read_emit_arguments(words: list[str]) -> argparse.Namespace:
         "(default: requests)",
     )
     add_results(parser)
-    arguments = parser.read(words)
+    return parser
+
+
+def read_emit_arguments(words: list[str]) -> argparse.Namespace:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    arguments = build_parser().read(words)
     if arguments.format != "per-device" and len(arguments.runs) > 1:
         raise BadInputError(f"--format {arguments.format} takes one run; only --format per-device takes several")
     for flag, formats in FORMATS_OF.items():

@@ -10,8 +10,8 @@ from optimizer.options.values import number_where, parse_optional
 SHARE = number_where(lambda value: 0 < value <= 1, "write a share above 0 and up to 1, such as 0.5")
 
 
-def main(words: list[str]) -> int:
-    """Run ``tune explain`` and return its exit code. Raises BadInputError if the run has no measurements."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune explain",
         usage="[options] RUN",
@@ -24,7 +24,12 @@ def main(words: list[str]) -> int:
         "--fp16-factor", metavar="SHARE", help="Assumed compute time in FP16 relative to now (default: 0.5)"
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
-    arguments = parser.read(words)
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune explain`` and return its exit code. Raises BadInputError if the run has no measurements."""
+    arguments = build_parser().read(words)
     from optimizer.explain.console import print_explanation
     from optimizer.explain.explanation import document, explain
     from optimizer.explain.simulated_changes import FP16_FACTOR

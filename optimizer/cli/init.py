@@ -30,7 +30,8 @@ examples:
 """
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         "tune init",
         "[options] MODEL",
@@ -49,7 +50,7 @@ def _parser() -> Parser:
 
 def main(words: list[str]) -> int:
     """Run ``tune init`` and return its exit code. Raises TuneError."""
-    arguments = _parser().read(words)
+    arguments = build_parser().read(words)
     values = {name: value for name, value in values_of(arguments).items() if name in OPTIONS}
     options = run_options(arguments.model, values)
     is_printed = arguments.out == STANDARD_OUTPUT

@@ -137,10 +137,6 @@ def _dispatch(words: list[str]) -> int:
         if first not in COMMANDS:
             refuse_misspelt_command(words)
         command, rest = (first, words[1:]) if first in COMMANDS else ("run", words)
-        if command == "setup":
-            from optimizer.cli.doctor import setup
-
-            return setup(rest)
         return int(import_module(f"optimizer.cli.{command}").main(rest))
     finally:
         output.flush()

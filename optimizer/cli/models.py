@@ -87,15 +87,19 @@ def _describe(name: str, path: Path) -> ListedModel:
     return ListedModel(name, path, one_line(profile.description), inputs, slas, source)
 
 
-def main(words: list[str]) -> int:
-    """Run ``tune models`` and return its exit code."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune models",
         usage="[options]",
         description="List the built-in models and those with a profile in ./configs.",
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
-    arguments = parser.read(words)
+    return parser
 
+
+def main(words: list[str]) -> int:
+    """Run ``tune models`` and return its exit code."""
+    arguments = build_parser().read(words)
     print_models(as_json=arguments.json)
     return 0

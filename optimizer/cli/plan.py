@@ -72,7 +72,7 @@ class PlanArguments:
 
 def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = _parser().read(list(words))
+    arguments = build_parser().read(list(words))
     if all(getattr(arguments, flag) is None for flag in ("rate", "gpus", "replicas", "max_cost", "trace")):
         raise BadInputError(
             "nothing to plan: give --rate 40000/s, or --gpus, --replicas or --max-cost for their rate"
@@ -111,7 +111,8 @@ def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
     return PlanArguments(tuple(arguments.names), arguments.results, question, note, arguments.json, sla)
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune plan",
         usage="[options] MODEL|RUN [RUN ...]",

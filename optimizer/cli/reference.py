@@ -1,14 +1,17 @@
 """The generated files: reference pages, the types of the Python keywords, and the JSON Schema of profiles.
 
-``python -m optimizer.cli.reference`` writes all of them. Run it in the repository root after a change to the table of
-options, to the pydantic models of profiles, to the columns of trials.csv or to the keys of run.json.
+``python -m optimizer.cli.reference`` writes all of them. Run it in the repository root after a change to a command's
+parser, to the table of options, to the pydantic models of profiles, to the columns of trials.csv or to the keys of
+run.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +19,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from objectives.metrics import Measurement
-from optimizer.cli.commands import overview
+from optimizer.cli.commands import COMMANDS, overview
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
 from optimizer.model.profile_json_schema import SCHEMA_FILE, schema_text
 from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection, OnnxRuntimeSection
 from optimizer.model.profile_text import flow
+from optimizer.options.command_line import Parser
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.results.confirmation_state import ConfirmationPlan
@@ -33,14 +37,15 @@ from optimizer.study.environment import ServerResources
 _COMMANDS = """\
 # Commands
 
-This page is generated: `python -m optimizer.cli.reference` writes it from `optimizer/cli/commands.py`. It shows the
-output of `tune --help`. `tune COMMAND --help` shows the options of a command; those of `tune run` are also on a
-[page](reference-options.md). The [list of tasks](README.md) has a page for each command. The
-help of a command also lists its [exit codes](running.md#exit-codes).
+This page is generated: `python -m optimizer.cli.reference` writes it from the parsers that print `tune --help` and
+`tune COMMAND --help`. The options of `tune run` have a [page of their own](reference-options.md). Every command takes
+`--help`, and `--no-color` to disable colors. [Exit codes](running.md#exit-codes) explains the exit codes. The
+[list of tasks](README.md) has a page for each command.
 
 ```text
 {overview}```
 """
+_TEXT = "<!-- not run: it is the text of a help -->\n```text\n{}```\n"
 _PROFILE = """\
 # Keys of a profile
 
@@ -127,18 +132,14 @@ def reference_page() -> str:
     """Return the reference page of the options in Markdown."""
     sections = [_INTRODUCTION]
     for group in GROUPS:
-        rows = [_row(option) for option in OPTIONS if option.group == group]
-        sections.append(
-            "\n".join(
-                [f"## {group}", "", "| option | value | meaning | also |", "| :-- | :-- | :-- | :-- |", *rows, ""]
-            )
-        )
+        rows = (_option_cells(option) for option in OPTIONS if option.group == group)
+        sections.append(f"## {group}\n\n{_table(('option', 'value', 'meaning', 'also'), rows)}")
     return "\n".join(sections)
 
 
 def commands_page() -> str:
     """Return the reference page of the commands in Markdown."""
-    return _COMMANDS.format(overview=overview())
+    return "\n".join([_COMMANDS.format(overview=overview()), *map(_command_section, COMMANDS)])
 
 
 def profile_page() -> str:
@@ -183,13 +184,32 @@ def keywords_module() -> str:
     return _MODULE + "".join(f"    {option.keyword}: {_annotation(option)}\n" for option in keywords)
 
 
-def _row(option: Option) -> str:
+def _option_cells(option: Option) -> tuple[str, ...]:
     value = "" if option.type is None else option.type.metavar
     if option.choices:
         value = ", ".join(f"`{choice}`" for choice in option.choices)
-    text = option.help_text().replace("|", "\\|")
     flag = ", ".join(f"**`{flag}`**" if option.is_common else f"`{flag}`" for flag in option.flags)
-    return f"| {flag} | {value} | {text} | {' '.join(option.also)} |"
+    return flag, value, _plain(option.help_text()), " ".join(option.also)
+
+
+def _command_section(command: str) -> str:
+    """Return what ``tune COMMAND --help`` shows."""
+    parser: Parser = import_module(f"optimizer.cli.{command}").build_parser()
+    description = " ".join((parser.description or "").split())
+    parts = [f"## {parser.prog}\n", f"`{parser.usage}`\n", f"{_plain(description)}\n"]
+    for title, actions in parser.shown_arguments().items():
+        parts.append(_table((title, "meaning"), map(_argument_cells, actions)))
+    if parser.epilog:
+        parts.append(_TEXT.format(parser.epilog))
+    return "\n".join(parts)
+
+
+def _argument_cells(action: argparse.Action) -> tuple[str, ...]:
+    """Return an argument as its help shows it, such as ``--clean [KIND ...]``, and the help text."""
+    name = str(action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper()))
+    values = {None: name, 0: "", "?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
+    words = filter(None, (", ".join(action.option_strings), values[action.nargs]))
+    return f"`{' '.join(words)}`", _plain((action.help or "") % vars(action))
 
 
 def _annotation(option: Option) -> str:
@@ -218,7 +238,7 @@ def _profile_table(name: str, description: str, keys: Sequence[tuple[str, FieldI
         if isinstance(field.default, int) and field.default:
             text += f" (default: {field.default})"
         example = f"`{flow(field.examples[0])}`" if field.examples else ""
-        rows.append((f"`{key}`", _guide(key, text), example))
+        rows.append((f"`{key}`", _guide(key, _plain(text)), example))
     introduction = "" if [key for key, _ in keys] == [name] else f"{_guide(name, description)}.\n\n"
     return f"## {name}\n\n{introduction}{_table(('key', 'meaning', 'example'), rows)}"
 
@@ -226,6 +246,11 @@ def _profile_table(name: str, description: str, keys: Sequence[tuple[str, FieldI
 def _guide(key: str, text: str) -> str:
     """Return ``text`` with a link to the page that explains the key, if there is one."""
     return f"{text} ([more]({GUIDES[key]}))" if key in GUIDES else text
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` with a backslash before characters that Markdown takes for markup."""
+    return re.sub("[*<]", r"\\\g<0>", text)
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

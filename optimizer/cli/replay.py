@@ -48,7 +48,7 @@ class ReplayArguments:
 
 def read_replay_arguments(words: list[str]) -> ReplayArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = _parser().read(words)
+    arguments = build_parser().read(words)
     return ReplayArguments(
         arguments.table,
         latency_bounds_ms({name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}),
@@ -60,7 +60,8 @@ def read_replay_arguments(words: list[str]) -> ReplayArguments:
     )
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune replay",
         usage="[options] TABLE.csv",

@@ -19,8 +19,8 @@ NO_RUNS = 2
 MAX_RUNS = 200
 
 
-def main(words: list[str]) -> int:
-    """Run ``tune report`` and return its exit code: 0 if any run has measurements. A line reports each other run."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune report",
         usage="[options] RUN [RUN ...]",
@@ -39,7 +39,12 @@ def main(words: list[str]) -> int:
         help="Folder or file to write (default: the folder of the run; the current one for several)",
     )
     add_results(parser)
-    arguments = parser.read(words)
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune report`` and return its exit code: 0 if any run has measurements. A line reports each other run."""
+    arguments = build_parser().read(words)
     formats = _formats(arguments.format or ["html"])
     if len(arguments.runs) > MAX_RUNS:
         raise BadInputError(f"{len(arguments.runs):,} runs are too many for one page; give up to {MAX_RUNS}")

@@ -62,7 +62,7 @@ class RunArguments(RunRequest):
 
 def read_run_arguments(words: list[str]) -> RunArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    namespace = _parser(BY_NAME).read(words)
+    namespace = build_parser(BY_NAME).read(words)
     values = values_of(namespace)
     if "print-profile" in values and "from-model-analyzer" not in values:
         raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")
@@ -90,11 +90,12 @@ class _Help(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         names = [option.name for option in OPTIONS if option.is_common or option_string == "--help-all"]
-        _parser(names).print_help()
+        build_parser(names).print_help()
         parser.exit()
 
 
-def _parser(names: Collection[str]) -> Parser:
+def build_parser(names: Collection[str] = ()) -> Parser:
+    """Return the parser of the command line with the options ``names`` of the table."""
     parser = Parser(
         "tune run",
         "[options] MODEL",

@@ -45,7 +45,7 @@ examples:
 
 def main(words: list[str]) -> int:
     """Run ``tune runs`` and return its exit code. Raises TuneError."""
-    arguments = _parser().read(words)
+    arguments = build_parser().read(words)
     if arguments.delete is not None:
         return _delete(arguments)
     if arguments.yes:
@@ -66,7 +66,8 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune runs",
         usage=f"[options] [MODEL | {FLAG} RUN ...]",

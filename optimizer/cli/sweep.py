@@ -83,7 +83,7 @@ class SweepArguments:
 
 def read_sweep_arguments(words: list[str]) -> SweepArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = _parser().read(words)
+    arguments = build_parser().read(words)
     values = values_of(arguments)
     csv = None if arguments.csv is None else _csv(arguments.csv)
     if arguments.resume is None:
@@ -99,7 +99,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
     first_words, signature = read_words(folder)
-    first = _parser().read_stored(first_words)
+    first = build_parser().read_stored(first_words)
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)
@@ -129,7 +129,8 @@ def _find_sweep(sweep: str) -> Path:
     return newest.path
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune sweep",
         usage="[options] MODEL",

@@ -67,8 +67,8 @@ class VerifyArguments:
     verbose: bool
 
 
-def read_verify_arguments(words: list[str]) -> VerifyArguments:
-    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="tune verify",
         usage="[options] RUN [MODEL]",
@@ -91,7 +91,12 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
         hidden=set(EXTERNAL) - _TARGET,
         defaults={"target": "that of the run", "storage": "that of the run"},
     )
-    arguments = parser.read(words)
+    return parser
+
+
+def read_verify_arguments(words: list[str]) -> VerifyArguments:
+    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
+    arguments = build_parser().read(words)
     budget_seconds = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     values = values_of(arguments)
     values.pop("budget", None)

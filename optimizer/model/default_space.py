@@ -17,7 +17,7 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.profile_schema import ONNX_RUNTIME_PATHS, SpaceSection
+from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, ONNX_RUNTIME_PATHS, SpaceSection
 from optimizer.model.repository import backend_of, is_ensemble, read_repository_model
 from optimizer.options.run_options import RunOptions
 
@@ -105,8 +105,6 @@ def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
     return ServedOnCpu("config does not ask for the GPU")
 
 
-DEFAULT_DELAYS_US = ("off", 0, 100, 500, 1000, 2000, 5000)
-DEFAULT_POLICIES = ("none", "max/2")
 MAX_THREADS = 16
 
 

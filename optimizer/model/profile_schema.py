@@ -52,6 +52,8 @@ ONNX_RUNTIME_PATHS: Final = {  # settings of ONNX Runtime -> their paths in Mode
     "graph_level": "optimization.graph.level",
     "execution_accelerator": "optimization.execution_accelerators.gpu_execution_accelerator.0.name",
 }
+DEFAULT_DELAYS_US: Final = ("off", 0, 100, 500, 1000, 2000, 5000)
+DEFAULT_POLICIES: Final = ("none", "max/2")
 _DELAY: Final = "Time in µs that a request may wait for others to form a batch; off: no dynamic batching"
 _PREFERRED: Final = "Batch sizes that the batcher prefers: none, max/2 (of max_batch_size), or sizes such as 8"
 # the types of model, as pydantic names them in error locations
@@ -255,7 +257,8 @@ class OnnxRuntimeSection(ProfileSection):
 
     intra_op_thread_count: NonEmpty[ThreadCount] | None = Field(
         default=None,
-        description="Threads of one operator, for each instance (default: every core)",
+        description="Threads of one operator, for each instance "
+        "(default: every core; searched if a profile without space is served on a CPU)",
         examples=[[1, 2]],
     )
     inter_op_thread_count: NonEmpty[ThreadCount] | None = Field(
@@ -284,21 +287,25 @@ class SpaceSection(ProfileSection):
 
     max_batch_size: NonEmpty[BatchSize] | None = Field(
         default=None,
-        description="Largest batch in samples; [0] for a model without batch dimension",
+        description="Largest batch in samples; [0] for a model without batch dimension "
+        "(default: powers of two up to that of the model)",
         examples=[[1, 2, 4, 8, 16]],
     )
     max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = Field(
         default=None,
-        description=_DELAY,
+        description=f"{_DELAY} (default: {', '.join(map(str, DEFAULT_DELAYS_US))})",
         examples=[["off", 0, 500, 2000]],
     )
     preferred_batch_size: NonEmpty[PreferredSizes] | None = Field(
         default=None,
-        description=_PREFERRED,
+        description=f"{_PREFERRED} (default: {', '.join(DEFAULT_POLICIES)})",
         examples=[["none", "max/2"]],
     )
     instance_group_count: NonEmpty[PositiveInt] | None = Field(
-        default=None, description="Instances of the model, on each of its GPUs", examples=[[1, 2]]
+        default=None,
+        description="Instances of the model, on each of its GPUs "
+        "(default: 1 to 4; on fewer than 4 CPUs up to that number, but at least 2)",
+        examples=[[1, 2]],
     )
     instance_group_gpus: NonEmpty[GpuList] | None = Field(
         default=None, description="Sets of GPUs that the instances are placed on", examples=[[[0], [0, 1]]]
@@ -321,7 +328,8 @@ class SpaceSection(ProfileSection):
     )
     models: dict[PlainName, ModelSpaceSection] = Field(
         default={},
-        description="Choices of other models that are served with it, such as steps of an ensemble, by model",
+        description="Choices of other models that are served with it, such as steps of an ensemble, by model "
+        "(default: instance counts and queue delays of each)",
         examples=[{"tokenizer": {"instance_group_count": [1, 2]}}],
     )
 

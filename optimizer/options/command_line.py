@@ -103,6 +103,14 @@ class Parser(argparse.ArgumentParser):
                 _add_option(groups[title], option, text.replace("%", "%%"))
         return groups
 
+    def shown_arguments(self) -> dict[str, list[argparse.Action]]:
+        """Return the arguments that the help shows by the title of their group, without those of every command."""
+        groups = {
+            str(group.title): [a for a in group._group_actions if argparse.SUPPRESS not in (a.help, a.default)]
+            for group in self._action_groups
+        }
+        return {title: actions for title, actions in groups.items() if actions}
+
     def _refuse_unknown_flags(self, words: Sequence[str]) -> None:
         """Raise BadInputError for the first flag that the command does not have, and for the value ``--``.
 

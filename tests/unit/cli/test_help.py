@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 
 import pytest
 
-from optimizer.cli import run
+from optimizer.cli import reference, run
 from optimizer.cli.commands import COMMANDS, overview
 from optimizer.options.table import GROUPS, OPTIONS
 
 COLUMNS, LINES = 80, 24
 OF_THE_PARSER = {"--no-color", "--help-all"}
+OF_EACH_COMMAND = {"--help", "--no-color"}
+FLAG = "--[a-z][a-z0-9-]*"
 
 
 def help_of_run(flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -64,3 +67,12 @@ def test_help_all_has_all_options_in_the_same_groups(
     text = help_of_run("--help-all", capsys, monkeypatch)
     assert flags(text) == [option.flag for option in OPTIONS]
     assert groups(text) == list(GROUPS)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "run"])
+def test_the_reference_has_each_option_of_a_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # no flag is broken at a hyphen
+    shown = import_module(f"optimizer.cli.{command}").build_parser().format_help()
+    section = reference.commands_page().partition(f"\n## tune {command}\n")[2].partition("\n## ")[0]
+    assert section
+    assert set(re.findall(FLAG, shown)) - OF_EACH_COMMAND == set(re.findall(FLAG, section))

@@ -1,0 +1,26 @@
+"""``tune setup``: install the embedded server and compile the simulator."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from optimizer.deploy import runtime
+from optimizer.options.command_line import Parser
+
+
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
+    description = "Download and unpack the embedded server and perf_analyzer, and compile the simulator."
+    return Parser("tune setup", "[options]", description)
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
+    build_parser().read(words)
+    from optimizer.simulator.simulate import compile_simulator
+
+    say = partial(print, flush=True)  # immediately, also into a pipe
+    installation = runtime.ensure(say)
+    compile_simulator(say)
+    print(f"ready: {installation.root}")
+    return 0
