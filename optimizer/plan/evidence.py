@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import optimize, special
 
 from objectives import batch_stats
 from objectives.confidence import Verdict
@@ -35,7 +35,6 @@ USUAL_DEVIATION, USUAL_FACTOR = 0.055, 1.5
 # relative errors of the simulator; mean absolute errors are 1.0 % and 3.2 % in benchmarks/simulator_proof.md
 THROUGHPUT_ERROR, LATENCY_ERROR = 0.0125, 0.04
 DEVIATIONS = USUAL_DEVIATION * USUAL_FACTOR ** np.linspace(-3, 3, 31)
-BISECTIONS = 50  # of the interval of a quantile, so that it is exact; the import of scipy.optimize takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,12 @@ class SlownessEstimate:
     def _quantile(self, probability: float, errors: Array) -> float:
         if probability == 0.5:
             return 0.0
-        high = 10 * float(errors[-1])
-        low = -high
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            is_below = float(self.weights @ special.ndtr(middle / errors)) < probability
-            low, high = (middle, high) if is_below else (low, middle)
-        return (low + high) / 2
+        widest = 10 * float(errors[-1])
+
+        def excess(value: float) -> float:
+            return float(self.weights @ special.ndtr(value / errors)) - probability
+
+        return float(optimize.brentq(excess, -widest, widest))
 
 
 def estimate_slowness(log_slowness: Sequence[float]) -> SlownessEstimate:
