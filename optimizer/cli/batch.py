@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.main import EXIT_CODES, INTERRUPTED
+from optimizer.cli.main import EXIT_CODES, INTERRUPTED, fail
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser
@@ -69,6 +69,9 @@ def main(words: list[str]) -> int:
         print_batch(Console(), batch, folder)
         if batch.status == "interrupted":
             print(f"continue  tune batch {arguments.suite} --resume {folder.path}")
+    failed = sum(entry.state == "failed" for entry in batch.entries)
+    if failed:
+        fail(f"{failed} of {len(batch.entries)} runs failed; {folder.path}/batch.json has the reasons", 0)
     return exit_code(batch)
 
 

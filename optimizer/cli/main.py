@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
+LONGEST_MESSAGE = 900  # characters; a longer one loses its middle
 EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
 
 
 def fail(message: str, code: int) -> int:
     """Print an error to standard error and return ``code``."""
-    print(f"tune: {one_line(message)}", file=sys.stderr)
+    print(f"tune: {one_line(message, LONGEST_MESSAGE)}", file=sys.stderr)
     return code
 
 

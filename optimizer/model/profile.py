@@ -348,7 +348,7 @@ def find_profile(argument: str) -> Path:
     try:
         name = check_file_name(argument)
     except ValueError as error:
-        raise BadInputError(f"no model {error}; `tune models` lists the names") from None
+        raise BadInputError(f"{error}; `tune models` lists the names") from None
     for folder in profile_folders():
         path = folder / f"{name}.yaml"
         if is_file(path):

@@ -114,6 +114,17 @@ def test_an_interrupt_that_the_caller_ignores_stays_ignored() -> None:
     assert subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0
 
 
+# -- long names -------------------------------------------------------------------------------------------------
+
+
+def test_a_long_name_loses_its_middle_in_an_error() -> None:
+    ended = run("report", "m" * 5000)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.decode().splitlines()
+    assert len(line) < 1000
+    assert "mmm…mmm" in line
+
+
 # -- memory -----------------------------------------------------------------------------------------------------
 
 

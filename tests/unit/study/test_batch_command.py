@@ -37,6 +37,8 @@ def test_failed_runs_are_recorded(folder: Path, capsys: pytest.CaptureFixture[st
     assert ElementTree.fromstring((batch / "junit.xml").read_bytes()).get("errors") == "2"
     assert "2 failed" in (batch / "index.html").read_text()
     assert "nowhere · p95 <= 20 ms: failed: no model 'nowhere'" in output.err
+    assert output.err.splitlines()[-1].startswith("tune: 2 of 2 runs failed; ")
+    assert output.err.splitlines()[-1].endswith("/batch.json has the reasons")
     assert not list(batch.glob(".*"))
 
 
