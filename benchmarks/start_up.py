@@ -61,7 +61,7 @@ def commands(run: Path, output: Path) -> list[TimedCommand]:
         TimedCommand(("emit", str(run)), 1.0),
         TimedCommand(("explain", str(run)), 1.0),
         TimedCommand(("plan", str(run), "--rate", "40000/s"), 2.0),
-        TimedCommand(("report", str(run), "--output", str(output)), 2.0),
+        TimedCommand(("report", str(run), "--out", str(output)), 2.0),
     ]
 
 
