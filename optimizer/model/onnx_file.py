@@ -127,6 +127,8 @@ def check_operators(model: ModelProto, path: Path) -> None:
     from onnx import TensorProto, defs, helper
 
     own = {(function.domain, function.name) for function in model.functions}
+    if any(isinstance(text, bytes) for node in model.graph.node for text in (node.domain, node.op_type)):
+        raise BadInputError(f"{show_path(path)}: the name of an operator is not UTF-8; export the model again")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for domain, operator in sorted({(node.domain, node.op_type) for node in model.graph.node} - own):

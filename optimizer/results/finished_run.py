@@ -112,6 +112,8 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         raise ValueError(f"request_batch_size {size!r} is not a number from {least} to {most}")
     if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= LARGEST_COUNT:
         raise ValueError(f"hardware.cpu_count {hardware['cpu_count']!r} is not a number of CPUs")
+    if not isinstance(hardware["cpu"], str):
+        raise ValueError("hardware.cpu is not a name")
     if not isinstance(hardware["gpus"], list) or not all(isinstance(name, str) for name in hardware["gpus"]):
         raise ValueError("hardware.gpus is not a list of names")
     if not isinstance(info.get("facts", {}), dict):

@@ -505,6 +505,10 @@ REPOSITORIES = {
     "an unknown operator": Repository(
         replace_onnx(serialized(with_operator("Frobnicate"))), ("m/1/model.onnx: ", "has no operator 'Frobnicate'")
     ),
+    "an operator whose name is not UTF-8": Repository(
+        replace_onnx(serialized(with_operator("Frobnicate")).replace(b"Frobnicate", b"Frobnic\x80te")),
+        ("m/1/model.onnx: ", "the name of an operator is not UTF-8"),
+    ),
     "too many instances": Repository(
         replace_config(f"{CONFIG}instance_group {{ count: 100000 kind: KIND_CPU }}\n"),
         ("config.pbtxt: ", "100,000 instances are above the limit of 64", "--max-instance-count"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ def test_the_commands_are_those_that_people_wait_for(tmp_path: Path) -> None:
         *("--help", "--version", "--slap95", "emit", "explain", "plan", "report"),
     ]
     assert [command.target_seconds for command in timed] == [0.2, 0.2, 0.2, 1, 1, 2, 2]
+
+
+def test_the_commands_take_the_timed_options(tmp_path: Path) -> None:
+    for command in commands(Path("results/dlrm/sample"), tmp_path)[3:]:
+        name, *words = command.words
+        import_module(f"optimizer.cli.{name}").build_parser().read(words)
 
 
 def test_the_table_has_medians_and_says_which_targets_are_missed() -> None:

@@ -141,6 +141,7 @@ def test_a_damaged_record_is_refused_in_one_line(run: Path, text: str, message: 
         ("problem.facts", [], "facts is not an object"),
         ("hardware.cpu_count", 0, "hardware.cpu_count 0 is not a number of CPUs"),
         ("hardware.gpus", 5, "hardware.gpus is not a list of names"),
+        ("hardware.cpu", None, "hardware.cpu is not a name"),
     ],
 )
 def test_a_value_of_the_record_that_no_run_has_is_refused(run: Path, path: str, value: object, message: str) -> None:
