@@ -21,7 +21,7 @@ import numpy as np
 
 from objectives.confidence import mean_bounds, next_look, pool_server_spread
 from objectives.metrics import METRICS, Measurement
-from objectives.sequential import LOOKS, nominal_errors
+from objectives.sequential import look_error
 from objectives.sla import Sla
 from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, pooled_quantile_ms
 
@@ -166,8 +166,7 @@ def _ratio(pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float) -> 
     if len(known) < FEWEST_PAIRS:
         return None
     logs = [np.array([math.log(theirs / ours)]) for theirs, ours in known]
-    looks = LOOKS[: LOOKS.index(next_look(len(logs))) + 1]
-    low, high = mean_bounds(logs, pool_server_spread([logs]), nominal_errors(error, looks)[-1])
+    low, high = mean_bounds(logs, pool_server_spread([logs]), look_error(error, next_look(len(logs))))
     bounds = [constraint.bound for constraint in sla if constraint.metric == metric]
     return MetricRatio(
         metric,

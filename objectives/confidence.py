@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from objectives.sequential import LOOKS, nominal_errors
+from objectives.sequential import LOOKS, look_error
 
 FloatArray: TypeAlias = NDArray[np.float64]
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
@@ -233,7 +233,7 @@ def judge_share(
 
     servers, share = len(counts.requests), counts.share
     effective = effective_requests(counts, allowed, spread)
-    first_error = _look_error(error, LOOKS[0])
+    first_error = look_error(error, LOOKS[0])
     deviations = LIKELY_DEVIATIONS - float(special.stdtrit(spread.freedom, first_error))
     needed = deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) / counts.slope
     excess = needed - counts.distance
@@ -249,7 +249,7 @@ def judge_share(
 
     def bounds(count: int) -> tuple[float, float]:
         """Return the bounds with ``count`` servers of the same results."""
-        sample = effective * count / servers, spread.freedom + count - servers, _look_error(error, next_look(count))
+        sample = effective * count / servers, spread.freedom + count - servers, look_error(error, next_look(count))
         low, high = miss_rate_bounds(share, *sample)
         return low, max(low, min(high, share_bound(counts, allowed, *sample)))
 
@@ -284,7 +284,7 @@ def judge_mean(
         return ConstraintVerdict(
             Verdict.UNDECIDED, _servers_missing(servers), is_promising=is_promising, excess=excess
         )
-    low, high = mean_bounds(logs, spread, _look_error(error, next_look(servers)))
+    low, high = mean_bounds(logs, spread, look_error(error, next_look(servers)))
     inner, outer = sorted((sign * (low - log_bound), sign * (high - log_bound)))
     verdict = Verdict.PASS if outer <= 0 else Verdict.FAIL if inner > 0 else Verdict.UNDECIDED
     middle, half = (inner + outer) / 2, (outer - inner) / 2
@@ -352,7 +352,3 @@ def _servers_missing(servers: int) -> str:
 def next_look(servers: int) -> int:
     """Return the first planned look with at least this many servers; the last look beyond it."""
     return next((look for look in LOOKS if look >= servers), LOOKS[-1])
-
-
-def _look_error(error: float, look: int) -> float:
-    return nominal_errors(error, LOOKS[: LOOKS.index(look) + 1])[-1]  # later looks take time to compute

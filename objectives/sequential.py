@@ -35,6 +35,11 @@ def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float,
     return tuple(_after(error, looks[:count]).level for count in range(1, len(looks) + 1))
 
 
+def look_error(error: float, look: int) -> float:
+    """Return the one-sided error of the test at ``look``, one of LOOKS, as in ``nominal_errors``."""
+    return _after(error, LOOKS[: LOOKS.index(look) + 1]).level  # without the later looks, which take time to compute
+
+
 class _Look(NamedTuple):
     """A look: the error of its test, and the density of the sums of normal values that do not end the test."""
 

@@ -210,29 +210,31 @@ def arrange(figure: Figure, upper: float, lower: float, legend_rows: int = 0) ->
     figure.subplots_adjust(hspace=2 * GAP / (upper + lower))
 
 
-def bert() -> Drawing:
-    rows = results("000")
+def throughput_and_ratios(
+    study: str, title: str, series: Sequence[Series], size: Callable[[Row], int], label: str
+) -> Drawing:
+    """Return a drawing with the throughput by ``size`` above and the ratios of the study below."""
+    rows = results(study)
     figure, upper, lower = two_panels()
+    draw_throughput(upper, series, size, label, rows)
+    draw_ratios(lower, study, rows)
+    arrange(figure, PANEL, ROW * len(STUDIES[study].ratios), legend_above(figure, upper, columns=2))
+    return Drawing(f"study-{study}", title, "", figure)
+
+
+def bert() -> Drawing:
     series = (
         Series(STATIC, "static, batch 1", "front", 1),
         Series(STATIC, "static, batch 8", "stage-1", 8),
         Series(DYNAMIC, "dynamic, batch 1", "good"),
         Series("static · 4 instances", "4 instances, batch 1", "stage-3"),
     )
-    draw_throughput(upper, series, samples_in_flight, "samples in flight", rows)
-    draw_ratios(lower, "000", rows)
-    arrange(figure, PANEL, ROW * len(STUDIES["000"].ratios), legend_above(figure, upper, columns=2))
-    return Drawing("study-000", "BERT", "", figure)
+    return throughput_and_ratios("000", "BERT", series, samples_in_flight, "samples in flight")
 
 
 def resnext() -> Drawing:
-    rows = results("001")
-    figure, upper, lower = two_panels()
     series = (Series("FP32", "FP32", "front"), Series("FP16", "FP16", "stage-3"))
-    draw_throughput(upper, series, concurrency, "requests in flight", rows)
-    draw_ratios(lower, "001", rows)
-    arrange(figure, PANEL, ROW * len(STUDIES["001"].ratios), legend_above(figure, upper, columns=2))
-    return Drawing("study-001", "ResNeXt", "", figure)
+    return throughput_and_ratios("001", "ResNeXt", series, concurrency, "requests in flight")
 
 
 def dlrm() -> Drawing:

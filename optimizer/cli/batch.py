@@ -55,6 +55,7 @@ def main(words: list[str]) -> int:
     folder, record = _open_batch(suite, arguments.resume, arguments.out, budget)
     from rich.console import Console
 
+    from optimizer.results.formatting import count
     from optimizer.study.batch.batch_runner import BatchRunner
     from optimizer.study.batch.reports import print_batch
 
@@ -71,7 +72,7 @@ def main(words: list[str]) -> int:
             print(f"continue  tune batch {arguments.suite} --resume {folder.path}")
     failed = sum(entry.state == "failed" for entry in batch.entries)
     if failed:
-        fail(f"{failed} of {len(batch.entries)} runs failed; {folder.path}/batch.json has the reasons", 0)
+        fail(f"{failed} of {count(len(batch.entries), 'run')} failed; {folder.path}/batch.json has the reasons", 0)
     return exit_code(batch)
 
 

@@ -270,7 +270,7 @@ def next_test(
     tests, states = list[NextTest](), list[CandidateState]()
     for point in (*deployable[:1], *_rival(deployable[1:], by_number, compared)):
         shares = error_shares(plan, trials, point.trial)
-        ladder = plan.ladder(point) if point in deployable[:1] else compared.get(point.trial) or plan.ladder(point)
+        ladder = compared.get(point.trial) or plan.ladder(point)
         if shares is None:
             continue
         if ladder is None:
