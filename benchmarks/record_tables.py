@@ -1,12 +1,17 @@
-"""Record the exhaustive tables of tables/ on the real stack: every configuration at every load, three times.
+"""Record the exhaustive tables of tables/ on the real stack: every configuration at every load.
 
-    python benchmarks/record_tables.py [--passes 3] [dlrm mlp wide]
+    python benchmarks/record_tables.py [dlrm mlp wide bert-mini ...]
 
-Each recording takes about 1 s. The recordings of a cell are a whole pass over all tables apart, and each pass has its
-own order, so that no configuration benefits from a single fast moment. A recording counts if the machine was fast
-before and after it (see quiet.py); otherwise it is repeated. A configuration that fails is tried again on a fresh
-server, and is entered as failed if it fails each time. Recordings are appended to tables/recordings/ at once, so an
-interrupted command can be continued. At the end tables/NAME.csv gets the median of each cell.
+A table is recorded in one of two ways. For a *quiet* table each cell is recorded three times for 1 s. The recordings
+of a cell are a whole pass over all quiet tables apart, and each pass has its own order, so that no configuration
+benefits from a single fast moment. A recording counts if the machine was fast before and after it (see quiet.py);
+otherwise it is repeated. For an *ungated* table each cell is recorded once for 2 s, whatever the machine does. Then a
+fifth of the configurations is recorded again, on two servers one after the other, so that the recordings show how
+much servers, moments and measurements differ.
+
+A configuration that fails is tried again on a fresh server, and is entered as failed if it fails each time.
+Recordings are appended to tables/recordings/ at once, so an interrupted command can be continued. At the end
+tables/NAME.csv gets the median of each cell.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,48 +45,84 @@ from optimizer.study import task
 from optimizer.study.task import Task
 
 TABLES = Path(__file__).with_name("tables")
-NAMES = ("dlrm", "mlp", "wide")
-CONCURRENCIES = (4, 8, 16, 32)
-WINDOW_MS = 280  # perf_analyzer takes three, each a fifth longer than requested: 1 s
 SLOW = 1.15  # times the shortest time of the fixed piece of work
 ATTEMPTS = 4
+LOADS = 4  # of each configuration: the profile's max_concurrency and its halves
 
 Measured: TypeAlias = list[tuple[LoadPoint, Measurement]]
 
 
+@dataclass(frozen=True)
+class RecordingPlan:
+    """How a table is recorded: all its cells ``passes`` times, then a share of its configurations ``repeats`` times.
+
+    perf_analyzer takes three windows of ``window_ms`` for a recording, each a fifth longer than requested. ``gated``:
+    only recordings at moments when the machine is fast count.
+    """
+
+    passes: int
+    window_ms: int
+    gated: bool
+    repeats: int = 0
+    repeated_share: float = 0.2
+
+    @property
+    def parts(self) -> int:
+        """The passes, and one more part for the repeats."""
+        return self.passes + bool(self.repeats)
+
+    def trials(self, name: str, part: int, candidates: Sequence[Candidate]) -> list[Trial]:
+        """Return the trials of a part in their order. The trial's number identifies candidate and recording."""
+        rng = random.Random(f"{name} {part}")
+        order = rng.sample(range(len(candidates)), len(candidates))
+        recordings = range(part, part + 1)
+        if part == self.passes:
+            order = order[: round(self.repeated_share * len(order))]
+            recordings = range(self.passes, self.passes + self.repeats)
+        return [
+            Trial(number * len(candidates) + place, candidates[place]) for place in order for number in recordings
+        ]
+
+
+QUIET = RecordingPlan(passes=3, window_ms=280, gated=True)
+UNGATED = RecordingPlan(passes=1, window_ms=560, gated=False, repeats=2)
+PLANS: Mapping[str, RecordingPlan] = {
+    **dict.fromkeys(("dlrm", "mlp", "wide"), QUIET),
+    **dict.fromkeys(("bert-mini", "resnext-64", "dlrm-1", "sleep-1", "sleep-3"), UNGATED),
+    **dict.fromkeys(("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2"), UNGATED),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", default=list(NAMES), help=f"tables to record: {', '.join(NAMES)} (all)"
+        "names", nargs="*", metavar="NAME", default=list(PLANS), help=f"tables to record: {', '.join(PLANS)} (all)"
     )
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in NAMES]
+    unknown = [name for name in arguments.names if name not in PLANS]
     if unknown:
-        parser.error(f"no table is called {unknown[0]}: give some of {', '.join(NAMES)}")
+        parser.error(f"no table is called {unknown[0]}: give some of {', '.join(PLANS)}")
     runtime.ensure(say)
-    for number in range(arguments.passes):
+    for part in range(max(PLANS[name].parts for name in arguments.names)):
         for name in arguments.names:
-            record_pass(name, number)
+            if part < PLANS[name].parts:
+                record_part(name, part)
     for name in arguments.names:
-        write_medians(name, arguments.passes)
+        write_medians(name)
 
 
-def record_pass(name: str, number: int) -> None:
-    """Make the ``number``-th recording of each cell of table ``name`` that is neither recorded nor failed."""
-    task = prepare(name)
-    table = recordings(name, task)
-    candidates = task.problem.space.candidates()
-    loads = [LoadPoint(task.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
+def record_part(name: str, part: int) -> None:
+    """Make the recordings of a part of table ``name`` that are neither made nor failed."""
+    task, plan = prepare(name), PLANS[name]
+    table, loads = recordings(name, task), load_points(task)
     recorded = {trial.number: trial for trial in table.read()}
-    trials = [Trial(number * len(candidates) + place, candidate) for place, candidate in enumerate(candidates)]
-    random.Random(f"{name} {number}").shuffle(trials)
+    trials = plan.trials(name, part, task.problem.space.candidates())
     missing = {trial: missing_loads(recorded.get(trial.number, trial), loads) for trial in trials}
     trials = [trial for trial in trials if missing[trial]]
     if not trials:
         return
     started = time.monotonic()
-    with bench(task) as used:
+    with bench(task, plan) as used:
         for count, trial in enumerate(trials):
             try:
                 for load, measurement in record(used, trial, missing[trial]):
@@ -90,7 +131,13 @@ def record_pass(name: str, number: int) -> None:
                 table.append_failure(replace(trial, status="failed", reason=str(error)))
             seconds = time.monotonic() - started
             left = seconds / (count + 1) * (len(trials) - count - 1)
-            say(f"{name} pass {number + 1}: {count + 1} of {len(trials)}, about {left / 60:.0f} min left")
+            say(f"{name} part {part + 1}: {count + 1} of {len(trials)}, about {left / 60:.0f} min left")
+
+
+def load_points(task: Task) -> list[LoadPoint]:
+    """Return the loads of a table, ascending."""
+    most = task.problem.max_concurrency
+    return [LoadPoint(task.problem.request_batch_size, most >> halvings) for halvings in reversed(range(LOADS))]
 
 
 def missing_loads(recorded: Trial, loads: Sequence[LoadPoint]) -> list[LoadPoint]:
@@ -152,7 +199,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(task: Task) -> Iterator[Bench]:
+def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
     installed = runtime.ensure(say)
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch)
@@ -161,14 +208,14 @@ def bench(task: Task) -> Iterator[Bench]:
             installed.perf_analyzer_libraries,
             logs / "perf_analyzer.log",
             input_data=task.input_data,
-            window_ms=WINDOW_MS,
+            window_ms=plan.window_ms,
             repeat=False,
         )
 
         def make_target() -> EmbeddedTarget:
             return EmbeddedTarget(task.source, log=logs / "server.log", say=say)
 
-        with contextlib.closing(Bench(make_target, load_generator, Quiet())) as used:
+        with contextlib.closing(Bench(make_target, load_generator, Quiet() if plan.gated else None)) as used:
             yield used
 
 
@@ -182,23 +229,22 @@ def recordings(name: str, task: Task) -> TrialsTable:
     return TrialsTable(path, task.source.name, task.problem.space.fields)
 
 
-def write_medians(name: str, passes: int) -> None:
-    """Write tables/NAME.csv with the median of each cell's recordings. Cells that failed in each pass are failed."""
-    task = prepare(name)
-    candidates = task.problem.space.candidates()
-    recorded: dict[int, list[Trial]] = {}
-    for trial in recordings(name, task).read():
-        recorded.setdefault(trial.number % len(candidates), []).append(trial)
-    loads = [LoadPoint(task.problem.request_batch_size, concurrency) for concurrency in CONCURRENCIES]
-    for place, candidate in enumerate(candidates):
-        result = recorded.get(place, [])
-        if len(result) < passes or any(missing_loads(trial, loads) for trial in result):
-            sys.exit(f"{name}: {candidate} has not been recorded {passes} times at every load")
+def write_medians(name: str) -> None:
+    """Write tables/NAME.csv with the median of each cell's recordings. Cells that failed each time are failed."""
+    task, plan = prepare(name), PLANS[name]
+    candidates, loads = task.problem.space.candidates(), load_points(task)
+    recorded = {trial.number: trial for trial in recordings(name, task).read()}
+    by_place: dict[int, list[Trial]] = {}
+    for part in range(plan.parts):
+        for trial in plan.trials(name, part, candidates):
+            if missing_loads(recorded.get(trial.number, trial), loads):
+                sys.exit(f"{name}: {trial.candidate} has not been recorded as often as planned at every load")
+            by_place.setdefault(trial.number % len(candidates), []).append(recorded[trial.number])
     path = TABLES / f"{name}.csv"
     path.unlink(missing_ok=True)
     table = TrialsTable(path, task.source.name, task.problem.space.fields)
     for place in range(len(candidates)):
-        append_medians(table, place, recorded[place], loads)
+        append_medians(table, place, by_place[place], loads)
     say(f"wrote {path}")
 
 

@@ -24,7 +24,8 @@ import record_tables
 
 SPACE = SearchSpace((1, 4), ("off", 0), instance_count=(1, 2))
 BROKEN, WOBBLY = Candidate(4, True, instance_count=2), Candidate(4, True)
-LOADS = [LoadPoint(1, concurrency) for concurrency in record_tables.CONCURRENCIES]
+LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]
+PLAN = record_tables.RecordingPlan(passes=2, window_ms=280, gated=False)
 TOLD = Measurement(100.0, latency_p95_ms=5.0, requests=10, batch_stats="1:10:2000", stable=True)
 
 
@@ -65,9 +66,10 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Server, "seen", set())
     monkeypatch.setattr(record_tables, "TABLES", tmp_path)
     monkeypatch.setattr(record_tables, "prepare", lambda name: task)
+    monkeypatch.setattr(record_tables, "PLANS", {"dlrm": PLAN})
 
     @contextlib.contextmanager
-    def bench(task: object) -> Iterator[record_tables.Bench]:
+    def bench(task: object, plan: record_tables.RecordingPlan) -> Iterator[record_tables.Bench]:
         with contextlib.closing(record_tables.Bench(Server, Server())) as used:
             yield used
 
@@ -92,15 +94,15 @@ def test_a_trial_that_failed_once_is_measured_on_the_next_server(stack: Path) ->
 
 def test_one_configuration_that_never_deploys_does_not_block_the_table(stack: Path) -> None:
     for number in (0, 1):
-        record_tables.record_pass("dlrm", number)
+        record_tables.record_part("dlrm", number)
     made = Server.made
     for number in (0, 1):
-        record_tables.record_pass("dlrm", number)
+        record_tables.record_part("dlrm", number)
     assert Server.made == made, "all is recorded, or failed"
     trials = TrialsTable(stack / "recordings" / "dlrm.csv", "m", {}).read()
     assert len(trials) == 2 * len(SPACE)
     assert [(t.candidate, t.reason) for t in trials if t.status == "failed"] == 2 * [(BROKEN, "out of memory")]
-    record_tables.write_medians("dlrm", 2)
+    record_tables.write_medians("dlrm")
     rows = read_recording(stack / "dlrm.csv").rows
     assert [row.candidate for row in rows if row.load is None] == [BROKEN]
     assert len(rows) == 1 + len(LOADS) * (len(SPACE) - 1)
@@ -108,10 +110,21 @@ def test_one_configuration_that_never_deploys_does_not_block_the_table(stack: Pa
 
 
 def test_a_table_is_written_only_from_all_passes(stack: Path) -> None:
-    record_tables.record_pass("dlrm", 0)
-    with pytest.raises(SystemExit, match="has not been recorded 2 times"):
-        record_tables.write_medians("dlrm", 2)
+    record_tables.record_part("dlrm", 0)
+    with pytest.raises(SystemExit, match="has not been recorded as often as planned"):
+        record_tables.write_medians("dlrm")
     assert not (stack / "dlrm.csv").exists()
+
+
+def test_a_fifth_of_the_configurations_is_repeated_on_two_servers_in_turn() -> None:
+    plan = record_tables.RecordingPlan(passes=1, window_ms=560, gated=False, repeats=2)
+    candidates = [Candidate(8, True, delay) for delay in range(40)]
+    first, later = (plan.trials("t", part, candidates) for part in range(plan.parts))
+    assert sorted(trial.number for trial in first) == list(range(40))
+    assert len(later) == 16
+    for one, other in zip(later[::2], later[1::2], strict=True):
+        assert one.candidate == other.candidate == candidates[one.number % 40]
+        assert (one.number // 40, other.number // 40) == (1, 2)
 
 
 def test_the_median_of_a_cell() -> None:
@@ -128,19 +141,15 @@ def test_the_median_of_a_cell() -> None:
     assert record_tables.median([*result, Measurement(100.0)]).batch_stats == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "names"), [([], ["dlrm", "mlp", "wide"]), (["wide", "mlp"], ["wide", "mlp"]), (["--passes", "1"], None)]
-)
-def test_names_given_and_not_given(
-    words: list[str], names: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("words", "names"), [([], list(record_tables.PLANS)), (["wide", "mlp"], ["wide", "mlp"])])
+def test_names_given_and_not_given(words: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     monkeypatch.setattr("optimizer.deploy.runtime.ensure", lambda say: None)
-    monkeypatch.setattr(record_tables, "record_pass", lambda name, number: None)
-    monkeypatch.setattr(record_tables, "write_medians", lambda name, passes: written.append(name))
+    monkeypatch.setattr(record_tables, "record_part", lambda name, part: None)
+    monkeypatch.setattr(record_tables, "write_medians", written.append)
     monkeypatch.setattr(sys, "argv", ["record_tables.py", *words])
     record_tables.main()
-    assert written == (names or list(record_tables.NAMES))
+    assert written == names
 
 
 def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
