@@ -20,6 +20,7 @@ from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
+from optimizer.replay.noise import Noise, NoisyServer
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import print_line
 from optimizer.search import make_searcher
@@ -95,11 +96,13 @@ def replay(
     seed: int,
     max_trials: int,
     transferred: TransferredStudy | None = None,
+    noise: Noise | None = None,
 ) -> ReplayResult:
     """Search ``recording`` until the method ends or ``max_trials`` configurations have been tried.
 
     As in a real run the recorded baselines are measured first and count as deployments. The same arguments give the
-    same result.
+    same result. With ``noise`` the search sees measurements that differ from the recorded ones; costs and regrets
+    are those of the recorded ones.
 
     Args:
         recording: The recorded table.
@@ -109,23 +112,25 @@ def replay(
         seed: Seed of the search.
         max_trials: The maximum number of configurations.
         transferred: The study of another machine to begin with.
+        noise: The noise of measurements; None for the recorded measurements.
 
     Raises:
         BadInputError: The method lacks a package.
     """
     best_throughput = _throughput(best.measurement)
-    meter = _Meter(problem, best_throughput)
+    meter = _Meter(recording, problem, best_throughput)
+    server = recording.server if noise is None else NoisyServer(recording.trials(), noise, seed)
     tuner = Tuner(
         problem=problem,
         searcher=make_searcher(method, problem, seed, transferred=transferred),
-        target=recording.server,
-        measurer=Measurer(recording.server, recording.server, DiscardingRecord(), meter),
+        target=server,
+        measurer=Measurer(server, server, DiscardingRecord(), meter),
         budget=Budget(math.inf, max_trials),
     )
     with contextlib.suppress(ServerFault):  # the tuner gave up: no deployment succeeded
         tuner.run(baselines(problem.space))
     point = tuner.scheduler.best()
-    row = recording.answers[point.candidate, point.load] if point else None
+    row = _within_bounds(recording, problem, point) if point else None
     return ReplayResult(
         effort=Effort(len(meter.best_by_deployment), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},
@@ -135,27 +140,46 @@ def replay(
     )
 
 
+def _within_bounds(recording: Recording, problem: Problem, point: Point) -> RecordedRow | None:
+    """Return the row of ``point``, or of its next lower load that meets the bounds, which a confirmation would find.
+
+    The recorded measurement of a point that met them with noise may violate them. None if each load does.
+    """
+    loads = [load for candidate, load in recording.answers if candidate == point.candidate and load]
+    for load in sorted(loads, key=lambda load: -load.concurrency):
+        row = recording.answers[point.candidate, load]
+        if load.concurrency <= point.load.concurrency and problem.sla.is_met(row.measurement):
+            return row
+    return None
+
+
 @dataclass
 class _Meter:
     """A watcher that counts the cost of a search until ``best`` (infer/s) is reached and until it ends.
 
-    ``best_by_deployment`` is the highest feasible throughput that was measured by the end of each deployment.
+    ``best_by_deployment`` is the highest feasible throughput that was measured by the end of each deployment. It is
+    that of the recorded measurement, whatever noise was added to it.
     """
 
+    recording: Recording
     problem: Problem
     best: float
+    candidate: Candidate | None = None
     best_by_deployment: list[float | None] = field(default_factory=list)
     measurements: int = 0
     until: dict[float, Effort] = field(default_factory=dict)
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        self.candidate = self.recording.space.canonical(candidate)
         self.best_by_deployment.append(self.best_by_deployment[-1] if self.best_by_deployment else None)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self.measurements += 1
-        if not measurement.stable or not self.problem.sla.is_met(measurement):
+        assert self.candidate is not None
+        recorded = self.recording.answers[self.candidate, load].measurement
+        if not recorded.stable or not self.problem.sla.is_met(recorded):
             return
-        throughput = _throughput(measurement)
+        throughput = _throughput(recorded)
         self.best_by_deployment[-1] = max(throughput, self.best_by_deployment[-1] or 0.0)
         for tolerance in TOLERANCES:
             if throughput >= (1 - tolerance) * self.best:

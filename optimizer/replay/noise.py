@@ -1,0 +1,150 @@
+"""Noise of measurements, estimated from repeated recordings, and a recorded server with such noise.
+
+The logarithms of a measurement's throughput and tail ratio (the latency divided by the mean latency) are those of its
+cell plus three random effects. One is shared by all measurements of a deployment (``server``), one by all
+measurements of the same minutes (``epoch``), and one is the measurement's own (``window``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from objectives import batch_stats
+from objectives.metrics import Measurement
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.simulator.metrics import LATENCY_NAMES
+from optimizer.simulator.scenario import Array
+from optimizer.store.recording import RecordedServer
+
+Effects: TypeAlias = tuple[float, float]  # on log throughput and log tail ratio
+
+STAGES = (
+    "client_send_ms", "network_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms",
+    "client_recv_ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of the effects of a server, of an epoch and of a window."""
+
+    server: Effects
+    epoch: Effects
+    window: Effects
+
+
+TrialPair: TypeAlias = tuple[Trial, Trial]  # two recordings of one configuration
+
+
+def estimate_noise(distant: Sequence[TrialPair], adjacent: Sequence[TrialPair] = ()) -> Noise:
+    """Return the noise of repeated recordings, by the method of moments on the differences of pairs.
+
+    Args:
+        distant: Recordings in different epochs.
+        adjacent: Recordings on two servers, one after the other. Without these, epochs count as servers.
+
+    Raises:
+        ValueError: No pair has two loads in common.
+    """
+    shared, windows = _variances(distant)
+    of_servers, others = _variances(adjacent)
+    windows, of_servers = [*windows, *others], of_servers or shared
+    if not windows:
+        raise ValueError("no configuration was recorded twice at two loads")
+    server = np.mean(of_servers, axis=0)
+    epoch = np.mean(shared, axis=0) - server if shared else np.zeros(2)
+    return Noise(*(_deviations(variance) for variance in (server, epoch, np.mean(windows, axis=0))))
+
+
+def _variances(pairs: Sequence[TrialPair]) -> tuple[list[Array], list[Array]]:
+    """Return estimates [2] of the variance that the loads of a recording share, and of that of each window."""
+    shared: list[Array] = []
+    windows: list[Array] = []
+    for one, other in pairs:
+        differences = _differences(dict(one.measurements), dict(other.measurements))
+        if len(differences) > 1:
+            own = differences.var(axis=0, ddof=1)
+            shared.append((differences.mean(axis=0) ** 2 - own / len(differences)) / 2)
+            windows.append(own / 2)
+    return shared, windows
+
+
+def _differences(one: Mapping[LoadPoint, Measurement], other: Mapping[LoadPoint, Measurement]) -> Array:
+    """Return the differences [loads, 2] in log throughput and log tail ratio at the loads that both have."""
+    rows = []
+    for load, measurement in one.items():
+        figures = _log_figures(measurement), _log_figures(other.get(load, Measurement()))
+        if figures[0] and figures[1]:
+            rows.append(np.subtract(figures[1], figures[0]))
+    return np.array(rows).reshape(-1, 2)
+
+
+def _log_figures(measurement: Measurement) -> Effects | None:
+    """Return log throughput and the log tail ratio up to a constant (Little's law); None if one is missing."""
+    throughput, latency_ms = measurement.throughput_infer_per_sec, measurement.latency_p95_ms
+    if not throughput or not latency_ms:
+        return None
+    return math.log(throughput), math.log(latency_ms) + math.log(throughput)
+
+
+def _deviations(variance: Array) -> Effects:
+    throughput, tail = np.sqrt(np.maximum(variance, 0.0)).tolist()
+    return throughput, tail
+
+
+class NoisyServer(RecordedServer):
+    """A recorded server whose measurements have ``noise``. All of its measurements are in one epoch.
+
+    The recorded measurement is the mean. Each deployment draws an effect of its server, and each measurement one of
+    its own, from ``seed``.
+    """
+
+    def __init__(self, trials: Sequence[Trial], noise: Noise, seed: int) -> None:
+        super().__init__(trials)
+        self._noise = noise
+        self._random = np.random.default_rng([seed, len(trials)])
+        self._epoch = self._draw(noise.epoch)
+        self._server = np.zeros(2)
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        with super().deploy(candidate) as endpoint:
+            self._server = self._draw(self._noise.server)
+            yield endpoint
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        measurement = super().measure(endpoint, load, seconds)
+        throughput, tail = self._epoch + self._server + self._draw(self._noise.window)
+        return perturbed(measurement, float(throughput), float(tail))
+
+    def _draw(self, deviations: Effects) -> Array:
+        return self._random.normal(0.0, deviations)
+
+
+def perturbed(measurement: Measurement, throughput: float, tail: float) -> Measurement:
+    """Return ``measurement`` with effects on its log throughput and its log tail ratio.
+
+    In a closed loop the mean latency is the load divided by the throughput. So all times change by the inverse factor
+    of the throughput, and the percentiles also by that of the tail. Exact counts of latencies are left out.
+    """
+    slower, longer = math.exp(-throughput), math.exp(tail)
+    values: dict[str, Any] = {
+        f"latency_{name}_ms": slower * (1.0 if name == "avg" else longer) for name in LATENCY_NAMES
+    }
+    factors = {**values, **dict.fromkeys(STAGES, slower), "throughput_infer_per_sec": 1 / slower}
+    changed = {
+        name: factor * value for name, factor in factors.items() if (value := getattr(measurement, name)) is not None
+    }
+    batches = [
+        batch._replace(compute_ns=round(slower * batch.compute_ns))
+        for batch in batch_stats.from_text(measurement.batch_stats)
+    ]
+    counts: dict[str, Any] = {"requests_over_ms": "", "latency_sketch": ""}
+    return replace(measurement, **changed, **counts, batch_stats=batch_stats.to_text(batches))

@@ -1,0 +1,104 @@
+"""The noise of measurements: estimated from recordings with known noise, and applied to a recorded table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from objectives.metrics import Measurement
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.replay.noise import Noise, NoisyServer, TrialPair, estimate_noise, perturbed
+
+LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]
+TRUE = Noise(server=(0.05, 0.03), epoch=(0.04, 0.02), window=(0.02, 0.06))
+NONE = Noise((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+CELL = Measurement(
+    1000.0,
+    latency_avg_ms=8.0,
+    latency_p50_ms=7.0,
+    latency_p95_ms=12.0,
+    queue_ms=2.0,
+    batch_stats="4:100:52000000",
+    requests_over_ms="20:13",
+)
+
+
+def recordings(noise: Noise, configurations: int) -> tuple[list[TrialPair], list[TrialPair]]:
+    """Return pairs of recordings in different epochs, and in one epoch."""
+    rng = np.random.default_rng(0)
+    distant, adjacent = [], []
+    for number in range(configurations):
+        trials = []
+        first, second = rng.normal(0, noise.epoch), rng.normal(0, noise.epoch)
+        for epoch in (first, second, second):
+            shared = epoch + rng.normal(0, noise.server)
+            cells = [(load, perturbed(CELL, *(shared + rng.normal(0, noise.window)).tolist())) for load in LOADS]
+            trials.append(Trial(number, Candidate(8, True), tuple(cells)))
+        distant.append((trials[0], trials[1]))
+        adjacent.append((trials[1], trials[2]))
+    return distant, adjacent
+
+
+def test_the_effects_of_servers_epochs_and_windows_are_told_apart() -> None:
+    estimated = estimate_noise(*recordings(TRUE, 3000))
+    for name in ("server", "epoch", "window"):
+        assert getattr(estimated, name) == pytest.approx(getattr(TRUE, name), rel=0.15), name
+
+
+def test_without_adjacent_recordings_epochs_count_as_servers() -> None:
+    estimated = estimate_noise(recordings(TRUE, 3000)[0])
+    assert estimated.epoch == (0.0, 0.0)
+    assert estimated.server == pytest.approx((math.hypot(0.05, 0.04), math.hypot(0.03, 0.02)), rel=0.1)
+
+
+def test_recordings_without_noise_have_none() -> None:
+    assert estimate_noise(*recordings(NONE, 5)) == NONE
+
+
+def test_a_failed_recording_shows_no_noise() -> None:
+    (ok, _), *_ = recordings(TRUE, 1)[0]
+    failed = Trial(0, Candidate(8, True), status="failed", reason="out of memory")
+    with pytest.raises(ValueError, match="no configuration was recorded twice"):
+        estimate_noise([(ok, failed)])
+
+
+def test_effects_keep_littles_law_and_the_time_of_a_batch() -> None:
+    slow = perturbed(CELL, -math.log(2), math.log(1.5))
+    times_ms = [slow.latency_avg_ms, slow.latency_p50_ms, slow.latency_p95_ms, slow.queue_ms]
+    assert times_ms == pytest.approx([16.0, 21.0, 36.0, 4.0])
+    assert slow.throughput_infer_per_sec == pytest.approx(500.0)
+    assert slow.batch_stats == "4:100:104000000"
+    assert slow.requests_over_ms == "", "the counts are those of other latencies"
+
+
+def throughputs(noise: Noise, seed: int, deployments: int) -> list[list[float]]:
+    server = NoisyServer([Trial(0, Candidate(8, True), tuple((load, CELL) for load in LOADS))], noise, seed)
+    result = []
+    for _ in range(deployments):
+        with server.deploy(Candidate(8, True)) as endpoint:
+            measured = [server.measure(endpoint, load).throughput_infer_per_sec for load in LOADS]
+        result.append([math.log(value / 1000) for value in measured if value])
+    return result
+
+
+def test_a_seed_gives_the_same_measurements_and_another_seed_others() -> None:
+    assert throughputs(TRUE, 1, 3) == throughputs(TRUE, 1, 3)
+    assert throughputs(TRUE, 1, 3) != throughputs(TRUE, 2, 3)
+
+
+def test_the_measurements_of_a_deployment_share_the_effect_of_its_server() -> None:
+    servers = Noise(server=(0.05, 0.0), epoch=(0.0, 0.0), window=(0.0, 0.0))
+    result = throughputs(servers, 0, 400)
+    assert all(max(own) - min(own) < 1e-9 for own in result)
+    assert statistics.stdev(own[0] for own in result) == pytest.approx(0.05, rel=0.15)
+    assert statistics.mean(own[0] for own in result) == pytest.approx(0.0, abs=0.01)
+
+
+def test_all_measurements_of_a_server_are_in_one_epoch() -> None:
+    epochs = Noise(server=(0.0, 0.0), epoch=(0.05, 0.0), window=(0.0, 0.0))
+    values = {round(value, 9) for own in throughputs(epochs, 3, 5) for value in own}
+    assert len(values) == 1
+    assert values != {0.0}
