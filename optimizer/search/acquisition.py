@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 from collections import Counter
@@ -18,7 +19,7 @@ from optimizer.search.transfer import SourceMachine
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad, log_loads, log_simulated, with_tails
 from optimizer.simulator.scenario import Array, SimulationResult
-from optimizer.simulator.server_model import fit
+from optimizer.simulator.server_model import ServerModel, fit, sample_models
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
@@ -64,6 +65,7 @@ def _normal_cdf(z: Array) -> Array:
 
 
 FAILURE_WEIGHT = 3  # one failure of an execution setting counts as many successes
+SAMPLES = 8  # of the service times
 THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
@@ -82,81 +84,94 @@ class SearchState:
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
 
 
-class Surrogate:
-    """The posterior of throughput and latency after some measurements. Simulations are cached."""
+class SimulatedPosterior:
+    """The posterior of throughput and latency for one server model. Simulations are cached.
 
-    def __init__(self, state: SearchState, measured: Sequence[Point]) -> None:
-        """Fit the simulation and its correction to ``measured``, points that are complete."""
-        self._state, self._measured = state, measured
-        self._cache: dict[ConfigurationLoad, tuple[SimulationResult, list[float]]] = {}  # with the features
-        self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
-        self._inputs: list[tuple[Sequence[ConfigurationLoad], Array]] = []
+    It is a mixture with one component for each similarity of the source machine, if there is one.
+    """
+
+    def __init__(self, state: SearchState, measured: Sequence[Point], model: ServerModel) -> None:
+        """Fit the correction of ``model``'s simulation to ``measured``, points that are complete."""
         self._problem, self._latency = state.problem, state.latency
-        self.bound_s = self._problem.sla.latency_bound_ms(self._latency) / 1e3
-        self._model = fit(measured, self._problem, self._latency, state.seed)
-        learned = compute_residuals(self._model, measured, self._problem, self._latency, THREADS, state.speed)
+        self._bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
+        self._model = model
+        self._cache: dict[ConfigurationLoad, tuple[SimulationResult, list[float]]] = {}  # with the features
+        self._inputs: list[tuple[Sequence[ConfigurationLoad], Array]] = []
+        learned = compute_residuals(model, measured, self._problem, self._latency, THREADS, state.speed)
         self._longer_tail = learned.longer_tail
         self._transfer_prior = state.source.prior(measured) if state.source else None
         source = None
         if state.source and self._transfer_prior:
             expected = self._transfer_prior.expected(learned.cells, THREADS)
             source = SourceResiduals(state.source.correction, expected)
-        self._correction = Correction(learned.residuals, self._model.error, source)
-        feasible = [i for i, point in enumerate(measured) if self._is_feasible(point)]
-        self.has_feasible = bool(feasible)
+        self.correction = Correction(learned.residuals, model.error, source)
+        feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
         # The best throughput so far is that of the posterior, one for each component: the highest measured one is
         # biased upwards by noise.
-        predictions = self._correction.predict(learned.residuals.inputs, source.expected if source else None)
+        predictions = self.correction.predict(learned.residuals.inputs, source.expected if source else None)
         self._best = (
             [float(max((mean + learned.simulated)[feasible, 0])) for mean, _ in predictions] if feasible else None
         )
 
-    def missing_trials(self, state: SearchState) -> float:
-        """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
-        own, others = ({(t.number, t.candidate) for t in each.trials} for each in (self._state, state))
-        is_earlier = state.latency == self._state.latency and own <= others
-        return len(others) - len(own) if is_earlier else math.inf
-
-    def missing_cells(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
-        """Return the cells of ``measured`` that this surrogate was not fitted to."""
-        own, space = {(point.trial, point.candidate) for point in self._measured}, self._problem.space
-        missing = [point for point in measured if (point.trial, point.candidate) not in own]
-        return [(space.canonical(point.candidate), point.load.concurrency) for point in missing]
-
-    def with_running(self, running: Sequence[ConfigurationLoad]) -> Surrogate:
-        """Return the surrogate as if ``running`` had been measured with their predictions.
-
-        So candidates that are similar to running ones have a lower expected improvement.
-        """
-        if not running:
-            return self
-        surrogate, inputs = copy.copy(self), self._simulate(running)[1]
-        surrogate._correction = self._correction.with_fantasies(inputs)
-        posteriors = self._posteriors(running)
-        throughput, tail = posteriors[self._likeliest].mean.T
+    def with_running(self, running: Sequence[ConfigurationLoad]) -> SimulatedPosterior:
+        """Return the posterior as if ``running`` had been measured with their predictions."""
+        other, inputs = copy.copy(self), self._simulate(running)[1]
+        other.correction = self.correction.with_fantasies(inputs)
+        posteriors = self.posteriors(running)
+        throughput, tail = posteriors[self.likeliest].mean.T
         loads = log_loads(running, self._problem.space.request_batch_size)
-        feasible = tail - throughput + loads <= math.log(self.bound_s)
+        feasible = tail - throughput + loads <= math.log(self._bound_s)
         if feasible.any():
             best = self._best or [-math.inf] * len(posteriors)
-            surrogate._best = [
+            other._best = [
                 max(before, float(max(posterior.mean[feasible, 0])))
                 for before, posterior in zip(best, posteriors, strict=True)
             ]
-        return surrogate
-
-    @property
-    def noise_scale(self) -> float:
-        """The estimated noise of measurements relative to the usual one."""
-        return self._correction.noise_scale
-
-    def after_first(self, deployments: int) -> Surrogate:
-        """Return the surrogate after the first ``deployments``, which does not change with further ones."""
-        first = sorted({point.trial for point in self._measured})[:deployments]
-        return Surrogate(self._state, [point for point in self._measured if point.trial in first])
+        return other
 
     def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
         return self._log_metrics(self._model.simulate(cells, THREADS))
+
+    def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the acquisition function [cells] without the probability of other failures; see ``Surrogate``."""
+        posteriors = self.posteriors(cells)
+        if self._best is not None:
+            return self._average(
+                expected_improvement(posterior, self._bound_s, best)
+                for posterior, best in zip(posteriors, self._best, strict=True)
+            )
+        return self._average(
+            probability_within_bound(posterior, self._bound_s) * np.exp(posterior.mean[:, 0])
+            for posterior in posteriors
+        )
+
+    def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that the latency bound is met."""
+        return self._average(
+            probability_within_bound(posterior, self._bound_s) for posterior in self.posteriors(cells)
+        )
+
+    @property
+    def likeliest(self) -> int:
+        """The index of the most probable component."""
+        return int(np.argmax(self.correction.probabilities))
+
+    def posteriors(self, cells: Sequence[ConfigurationLoad]) -> list[Posterior]:
+        """Return one posterior for each component of the correction."""
+        results, inputs = self._simulate(cells)
+        batch = self._problem.space.request_batch_size
+        simulated = with_tails(self._log_metrics(results), cells, batch) + self._longer_tail
+        loads = log_loads(cells, batch)
+        expected = self._transfer_prior.expected(cells, THREADS) if self._transfer_prior else None
+        return [
+            Posterior(mean + simulated, deviation, loads)
+            for mean, deviation in self.correction.predict(inputs, expected)
+        ]
+
+    def _average(self, values: Iterable[Array]) -> Array:
+        """Return the mean over the components of the posterior."""
+        return np.asarray(sum(p * value for p, value in zip(self.correction.probabilities, values, strict=True)))
 
     def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[SimulationResult], Array]:
         """Return the simulation results and features [cells, features].
@@ -176,70 +191,110 @@ class Surrogate:
     def _log_metrics(self, results: Sequence[SimulationResult]) -> Array:
         return np.array([log_simulated(result, self._latency) for result in results]).reshape(-1, 2)
 
+
+class Surrogate:
+    """The posterior of throughput and latency after some measurements.
+
+    ``improvements`` and ``forecast`` use the server model that is closest to the measurements. The ``sampled_``
+    functions average over samples of the service times as well, which takes several times as long.
+    """
+
+    def __init__(self, state: SearchState, measured: Sequence[Point]) -> None:
+        """Fit the simulation and its correction to ``measured``, points that are complete."""
+        self._state, self._measured = state, measured
+        self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
+        self.bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
+        self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
+        self._model = fit(measured, state.problem, state.latency, state.seed)
+        self._usual = SimulatedPosterior(state, measured, self._model)
+
+    def missing_trials(self, state: SearchState) -> float:
+        """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
+        own, others = ({(t.number, t.candidate) for t in each.trials} for each in (self._state, state))
+        is_earlier = state.latency == self._state.latency and own <= others
+        return len(others) - len(own) if is_earlier else math.inf
+
+    def missing_cells(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
+        """Return the cells of ``measured`` that this surrogate was not fitted to."""
+        own, space = {(point.trial, point.candidate) for point in self._measured}, self._state.problem.space
+        missing = [point for point in measured if (point.trial, point.candidate) not in own]
+        return [(space.canonical(point.candidate), point.load.concurrency) for point in missing]
+
+    def with_running(self, running: Sequence[ConfigurationLoad]) -> Surrogate:
+        """Return the surrogate as if ``running`` had been measured with their predictions.
+
+        So candidates that are similar to running ones have a lower expected improvement.
+        """
+        if not running:
+            return self
+        surrogate = copy.copy(self)
+        surrogate._usual = self._usual.with_running(running)
+        surrogate.__dict__["_samples"] = [posterior.with_running(running) for posterior in self._samples]
+        return surrogate
+
+    @property
+    def noise_scale(self) -> float:
+        """The estimated noise of measurements relative to the usual one."""
+        return self._usual.correction.noise_scale
+
+    def after_first(self, deployments: int) -> Surrogate:
+        """Return the surrogate after the first ``deployments``, which does not change with further ones."""
+        first = sorted({point.trial for point in self._measured})[:deployments]
+        return Surrogate(self._state, [point for point in self._measured if point.trial in first])
+
+    def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
+        return self._usual.simulated(cells)
+
     def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the acquisition function [cells].
 
         It is the expected gain in log throughput over the best feasible one. While nothing is feasible, it is the
         expected throughput within the bounds, on a scale of its own.
         """
+        return self._reliability(cells) * self._usual.improvements(cells) if cells else np.zeros(0)
+
+    def sampled_improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return ``improvements`` as the mean over the samples of the service times."""
         if not cells:
             return np.zeros(0)
-        reliability, posteriors = self._reliability(cells), self._posteriors(cells)
-        if self._best is not None:
-            improvements = (
-                expected_improvement(posterior, self.bound_s, best)
-                for posterior, best in zip(posteriors, self._best, strict=True)
-            )
-        else:
-            improvements = (
-                probability_within_bound(posterior, self.bound_s) * np.exp(posterior.mean[:, 0])
-                for posterior in posteriors
-            )
-        return reliability * self._average(improvements)
+        posteriors = self._samples or [self._usual]
+        improvements = np.mean([posterior.improvements(cells) for posterior in posteriors], axis=0)
+        return np.asarray(self._reliability(cells) * improvements)
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
         """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
-        posterior = self._posteriors(cells)[self._likeliest]
+        posterior = self._usual.posteriors(cells)[self._usual.likeliest]
         throughput, tail = posterior.mean.T
         return np.exp(throughput), np.exp(tail - throughput + posterior.log_loads)
 
-    def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def sampled_probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the latency bound is met."""
-        return self._average(
-            probability_within_bound(posterior, self.bound_s) for posterior in self._posteriors(cells)
-        )
+        posteriors = self._samples or [self._usual]
+        return np.asarray(np.mean([posterior.probability_within_bound(cells) for posterior in posteriors], axis=0))
 
-    @property
-    def _likeliest(self) -> int:
-        return int(np.argmax(self._correction.probabilities))
-
-    def _average(self, values: Iterable[Array]) -> Array:
-        """Return the mean over the components of the posterior."""
-        return np.asarray(sum(p * value for p, value in zip(self._correction.probabilities, values, strict=True)))
-
-    def _posteriors(self, cells: Sequence[ConfigurationLoad]) -> list[Posterior]:
-        """Return one posterior for each component of the correction."""
-        results, inputs = self._simulate(cells)
-        batch = self._problem.space.request_batch_size
-        simulated = with_tails(self._log_metrics(results), cells, batch) + self._longer_tail
-        loads = log_loads(cells, batch)
-        expected = self._transfer_prior.expected(cells, THREADS) if self._transfer_prior else None
-        return [
-            Posterior(mean + simulated, deviation, loads)
-            for mean, deviation in self._correction.predict(inputs, expected)
-        ]
+    @functools.cached_property
+    def _samples(self) -> list[SimulatedPosterior]:
+        """The posterior of each sample; none if another study was transferred, whose residuals are of one model."""
+        if self._state.source:
+            return []
+        models = sample_models(self._model, self._measured, self._state.problem, SAMPLES)
+        return [SimulatedPosterior(self._state, self._measured, model) for model in models]
 
     def _reliability(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the share of trials with the same execution settings that deploy and meet all other bounds."""
-        others = self._problem.sla.without(*LATENCY_FIELDS, "throughput")
+        space = self._state.problem.space
+        others = self._state.problem.sla.without(*LATENCY_FIELDS, "throughput")
         good: Counter[object] = Counter()
         bad: Counter[object] = Counter()
         for trial in self._state.trials:
             measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
             is_good = any(map(others.is_met, measured))
-            (good if is_good else bad)[execution_settings(self._problem.space.canonical(trial.candidate))] += 1
+            (good if is_good else bad)[execution_settings(space.canonical(trial.candidate))] += 1
         groups = [execution_settings(candidate) for candidate, _ in cells]
         return np.array([(good[g] + 1) / (good[g] + FAILURE_WEIGHT * bad[g] + 1) for g in groups])
 
-    def _is_feasible(self, point: Point) -> bool:
-        return is_comparable(point.measurement) and self._problem.sla.is_met(point.measurement)
+
+def is_feasible(point: Point, problem: Problem) -> bool:
+    """Return whether a measurement meets all bounds and was made on a machine of comparable speed."""
+    return is_comparable(point.measurement) and problem.sla.is_met(point.measurement)

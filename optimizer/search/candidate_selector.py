@@ -21,6 +21,7 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 
 LOADS = 9  # concurrencies at which each candidate is predicted
 FINE_LOADS, FINALISTS = 12, 6  # concurrencies around the best one, for the most promising candidates
+POOL = 48  # most promising candidates that are predicted with samples of the service times
 SHORTLIST = 320  # candidates that are followed after the whole space has been ranked
 RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
 MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
@@ -82,19 +83,24 @@ class CandidateSelector:
         fitted = self._fit(state, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells, gains = self._improvements(fitted, surrogate, left)
-        best = [cells[i] for i in np.argsort(-gains)[: FINALISTS * LOADS]]
-        finalists = list(dict.fromkeys(candidate for candidate, _ in best))[:FINALISTS]
+        promising = self._most_promising(cells, gains, POOL)
+        cells = [(candidate, load) for candidate in promising for load in self._loads(candidate)]
+        gains = surrogate.sampled_improvements(cells)
         finer = [
             (candidate, load)
-            for candidate in finalists
-            for load in self._loads_around(candidate, next(at for other, at in best if other == candidate))
+            for candidate in self._most_promising(cells, gains, FINALISTS)
+            for load in self._loads_around(candidate, _best_load(candidate, cells, gains))
         ]
-        gains, cells = np.concatenate([gains, surrogate.improvements(finer)]), cells + finer
+        gains, cells = np.concatenate([gains, surrogate.sampled_improvements(finer)]), cells + finer
         chosen = int(np.argmax(gains))
         if surrogate.has_feasible:
             return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
-        is_likely = surrogate.probability_within_bound(cells).max() > UNLIKELY
+        is_likely = surrogate.sampled_probability_within_bound(cells).max() > UNLIKELY
         return Decision(*cells[chosen], math.inf if is_likely else 0.0)
+
+    def _most_promising(self, cells: Sequence[ConfigurationLoad], gains: Array, count: int) -> list[Candidate]:
+        """Return the ``count`` candidates with the largest gains at any load."""
+        return list(dict.fromkeys(cells[i][0] for i in np.argsort(-gains)))[:count]
 
     def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
@@ -188,6 +194,12 @@ class CandidateSelector:
         place = grid.index(load)
         low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
         return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {load})
+
+
+def _best_load(candidate: Candidate, cells: Sequence[ConfigurationLoad], gains: Array) -> int:
+    return max((gain, load) for (other, load), gain in zip(cells, gains.tolist(), strict=True) if other == candidate)[
+        1
+    ]
 
 
 def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,13 +22,37 @@ Fields = tuple[tuple[str, FieldValue], ...]
 ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that are not the batcher's
 
 THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
-# With a known number of threads each further busy instance adds SLOWDOWN of the uncontended time while there are
-# cores for all. With twice as many threads as cores a batch takes 2 ** OVERSUBSCRIPTION times as long, because
-# threads spin and displace each other. Twice the threads of a single instance take 2 ** -THREADS_GAIN of the time.
-# These values hold for both models with varied threads in benchmarks/tables.
-SLOWDOWN, OVERSUBSCRIPTION, THREADS_GAIN = 0.25, 1.6, 0.4
 ENOUGH_EXECUTIONS = 4  # for a reliable mean
-CONTENTION = 0.5  # share of the uncontended time that each further busy instance adds if threads are unknown
+SLOWDOWN = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Contention:
+    """How busy instances slow each other down. Each field is a number, or an array [samples] of a posterior.
+
+    Attributes:
+        slowdown: Share of the uncontended time that each further busy instance adds while there are cores for all.
+        oversubscription: With twice as many threads as cores a batch takes 2 to this power times as long, because
+            threads spin and displace each other.
+        threads_gain: Twice the threads of a single instance divide its time by 2 to this power.
+        unknown: As ``slowdown``, if the number of threads or cores is unknown.
+    """
+
+    slowdown: float | Array = SLOWDOWN
+    oversubscription: float | Array = 1.6
+    threads_gain: float | Array = 0.4
+    unknown: float | Array = 0.5
+
+    def relative_duration(self, busy: float, threads: float, cores: float) -> float | Array:
+        """Return the time of a batch relative to one instance of one thread; ``threads`` is NaN if unknown."""
+        if math.isnan(threads):
+            return 1 + self.unknown * (busy - 1)
+        oversubscribed = (busy * threads / cores) ** self.oversubscription
+        single = threads**-self.threads_gain
+        return single * np.maximum(1 + self.slowdown * (busy - 1), oversubscribed)
+
+
+USUAL_CONTENTION = Contention()  # holds for both models with varied threads in benchmarks/tables
 
 
 def execution_settings(candidate: Candidate) -> ExecutionSettings:
@@ -48,11 +72,13 @@ class GroupServiceTimes:
     shape: Array
     scales: dict[ExecutionSettings, float]
     problem: Problem
+    contention: Contention = USUAL_CONTENTION
 
     def times(self, settings: ExecutionSettings) -> ServiceTimes:
         """Return the service times of ``settings``, with the scale of the nearest measured settings."""
         scale = self.scales[min(self.scales, key=lambda other: _distance(settings, other))]
-        busy = [relative_duration(settings[1], k, self.problem) for k in range(1, settings[0] + 1)]
+        counts = range(1, settings[0] + 1)
+        busy = [relative_duration(settings[1], k, self.problem, self.contention) for k in counts]
         return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.space.request_batch_size)
 
 
@@ -67,8 +93,18 @@ def fit_service_times(
         groups[base], largest, instances, step=problem.space.request_batch_size, contention=SLOWDOWN
     ).seconds
     shape = seconds[:, instances - 1] / relative_duration(fields, instances, problem)
-    scales = {group: _scale(shape, group, observed, problem) for group, observed in groups.items()}
-    return GroupServiceTimes(shape, scales, problem)
+    return scaled_to_groups(shape, groups, problem)
+
+
+def scaled_to_groups(
+    shape: Array,
+    groups: Mapping[ExecutionSettings, Sequence[Observation]],
+    problem: Problem,
+    contention: Contention = USUAL_CONTENTION,
+) -> GroupServiceTimes:
+    """Return the service times of ``shape`` [sizes], scaled to the measured ones of each setting."""
+    scales = {group: _scale(shape, group, observed, problem, contention) for group, observed in groups.items()}
+    return GroupServiceTimes(shape, scales, problem, contention)
 
 
 def _doublings(observed: Sequence[Observation]) -> int:
@@ -80,30 +116,40 @@ def _doublings(observed: Sequence[Observation]) -> int:
     return round(math.log2(max(sizes) / min(sizes))) if sizes else 0
 
 
-def relative_duration(fields: Fields, busy: float, problem: Problem) -> float:
+def relative_duration(
+    fields: Fields, busy: float, problem: Problem, contention: Contention = USUAL_CONTENTION
+) -> float:
     """Return how long a batch takes with ``busy`` instances, relative to one instance of one thread.
 
     Instances on different GPUs do not slow each other down. When all cores are in use, further instances only take
     time from the others. If the number of cores is unknown, it is the largest number of threads that the space
     offers for one instance.
     """
+    return float(contention.relative_duration(*occupancy(fields, busy, problem)))
+
+
+def occupancy(fields: Fields, busy: float, problem: Problem) -> tuple[float, float, float]:
+    """Return busy instances on a device, threads of an instance and cores; threads are NaN if either is unknown."""
     threads = _threads(fields)
     cores = _cpu_count(fields) or problem.cpu_count or _most_threads(problem)
     busy = max(1.0, busy / _gpu_count(fields))
     if threads is None or cores is None:
-        return 1 + CONTENTION * (busy - 1)
-    threads = threads or cores
-    oversubscribed: float = (busy * threads / cores) ** OVERSUBSCRIPTION
-    single: float = threads**-THREADS_GAIN
-    return single * max(1 + SLOWDOWN * (busy - 1), oversubscribed)
+        return busy, math.nan, math.nan
+    return busy, threads or cores, cores
 
 
-def _scale(shape: Array, group: ExecutionSettings, observed: Sequence[Observation], problem: Problem) -> float:
+def _scale(
+    shape: Array,
+    group: ExecutionSettings,
+    observed: Sequence[Observation],
+    problem: Problem,
+    contention: Contention,
+) -> float:
     ratios, weights = [], []
     for seen in observed:
         for b in seen.batches:
             row = min(max(round(b.batch_size / problem.space.request_batch_size), 1), len(shape)) - 1
-            expected = shape[row] * relative_duration(group[1], seen.busy, problem)
+            expected = shape[row] * relative_duration(group[1], seen.busy, problem, contention)
             ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
             weights.append(b.executions)
     return math.exp(float(np.average(ratios, weights=weights)))

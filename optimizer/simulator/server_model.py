@@ -34,6 +34,7 @@ from optimizer.simulator.scenario import (
     ServiceTimes,
     SimulationResult,
 )
+from optimizer.simulator.service_time_samples import sample_service_times
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many, trace
 
 # how many requests a simulation measures, by concurrency: enough batches for a small statistical error
@@ -121,13 +122,10 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
     """
     if not points:
         raise ValueError("no measured points to fit the simulator to")
-    observed = [(point, seen) for point in points if (seen := observe_point(point)) is not None]
-    network_s = estimate_network_s([point for point, _ in observed])
+    groups = _observations(points, problem)
+    network_s = estimate_network_s([point for point in points if observe_point(point)])
     if network_s is None:
         return fit_without_statistics(points, problem, latency, seed)
-    groups: dict[ExecutionSettings, list[Observation]] = {}
-    for point, seen in observed:
-        groups.setdefault(execution_settings(problem.space.canonical(point.candidate)), []).append(seen)
     times = functools.cache(fit_service_times(groups, problem, largest_batch(points, problem)).times)
     model = ServerModel(
         times, problem.space.request_batch_size, FittedOverheads(network_s), seed, fixed_shapes=problem.fixed_shapes
@@ -136,6 +134,28 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
         lambda trial, cells: replace(model, overheads=trial).simulate(cells), model.overheads, points, latency
     )
     return replace(model, overheads=overheads)
+
+
+def sample_models(model: ServerModel, points: Sequence[Point], problem: Problem, count: int) -> list[ServerModel]:
+    """Return ``count`` server models that differ from ``model`` in their service times.
+
+    ``model`` was fitted to ``points``. The service times are samples of their posterior; without the server's
+    statistics there are no samples.
+    """
+    groups = _observations(points, problem)
+    if not groups:
+        return []
+    samples = sample_service_times(groups, problem, largest_batch(points, problem), count, model.seed)
+    return [replace(model, times=functools.cache(sample.times)) for sample in samples]
+
+
+def _observations(points: Sequence[Point], problem: Problem) -> dict[ExecutionSettings, list[Observation]]:
+    """Return the server's statistics at ``points`` by execution settings."""
+    groups: dict[ExecutionSettings, list[Observation]] = {}
+    for point in points:
+        if (seen := observe_point(point)) is not None:
+            groups.setdefault(execution_settings(problem.space.canonical(point.candidate)), []).append(seen)
+    return groups
 
 
 def largest_batch(points: Sequence[Point], problem: Problem) -> int:
