@@ -18,7 +18,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.timing import Budget
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
 from optimizer.results import formatting, summary
@@ -129,8 +129,7 @@ def replay(
     )
     with contextlib.suppress(ServerFault):  # the tuner gave up: no deployment succeeded
         tuner.run(baselines(problem.space))
-    point = tuner.scheduler.best()
-    row = _within_bounds(recording, problem, point) if point else None
+    row = _confirmed(recording, problem, tuner.scheduler.trials)
     return ReplayResult(
         effort=Effort(len(meter.best_by_deployment), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},
@@ -140,17 +139,27 @@ def replay(
     )
 
 
-def _within_bounds(recording: Recording, problem: Problem, point: Point) -> RecordedRow | None:
-    """Return the row of ``point``, or of its next lower load that meets the bounds, which a confirmation would find.
+def _confirmed(recording: Recording, problem: Problem, trials: Sequence[Trial]) -> RecordedRow | None:
+    """Return the recorded row that a confirmation of ``trials`` would end with.
 
-    The recorded measurement of a point that met them with noise may violate them. None if each load does.
+    It tries the measured points that met the bounds, the highest throughput first. With noise the recorded
+    measurement of such a point may violate them. If each does, it tries lower loads. None if no row meets the bounds.
     """
-    loads = [load for candidate, load in recording.answers if candidate == point.candidate and load]
-    for load in sorted(loads, key=lambda load: -load.concurrency):
-        row = recording.answers[point.candidate, load]
-        if load.concurrency <= point.load.concurrency and problem.sla.is_met(row.measurement):
+    met = [point for point in latest_points(trials) if problem.best_point([point])]
+    met.sort(key=lambda point: -_throughput(point.measurement))
+    lower = [(point.candidate, load) for point in met for load in _lower_loads(recording, point)]
+    for candidate, load in [*((point.candidate, point.load) for point in met), *lower]:
+        row = recording.answers[recording.space.canonical(candidate), load]
+        if problem.best_point([row]):
             return row
     return None
+
+
+def _lower_loads(recording: Recording, point: Point) -> list[LoadPoint]:
+    candidate = recording.space.canonical(point.candidate)
+    loads = [load for other, load in recording.answers if other == candidate and load]
+    lower = [load for load in loads if load.concurrency < point.load.concurrency]
+    return sorted(lower, key=lambda load: -load.concurrency)
 
 
 @dataclass
