@@ -15,7 +15,7 @@ CovarianceFunction: TypeAlias = Callable[[Array, Array], Array]
 Prediction: TypeAlias = tuple[Array, Array]  # mean and standard deviation, each [cells]
 
 # candidates for the scales of errors and noise on this server, relative to the usual ones
-ERROR_SCALES, NOISE_SCALES = (0.6, 1.0), (0.1, 0.3, 1.0, 2.0)
+ERROR_SCALES, NOISE_SCALES = (0.6, 1.0, 2.0), (0.1, 0.3, 1.0, 2.0)
 SCALE_SPREAD = 0.8  # prior standard deviation of the logarithm of either scale
 
 

@@ -26,6 +26,16 @@ ENOUGH_EXECUTIONS = 4  # for a reliable mean
 SLOWDOWN = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How busy a device is: instances that compute, threads of each, and its cores; None if unknown."""
+
+    busy: float
+    threads: float | None
+    cores: float | None
+    cores_are_guessed: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Contention:
     """How busy instances slow each other down. Each field is a number, or an array [samples] of a posterior.
@@ -36,17 +46,21 @@ class Contention:
             threads spin and displace each other.
         threads_gain: Twice the threads of a single instance divide its time by 2 to this power.
         unknown: As ``slowdown``, if the number of threads or cores is unknown.
+        spare: Factor on the number of cores, if that is only a guess.
     """
 
     slowdown: float | Array = SLOWDOWN
     oversubscription: float | Array = 1.6
     threads_gain: float | Array = 0.4
     unknown: float | Array = 0.5
+    spare: float | Array = 1.0
 
-    def relative_duration(self, busy: float, threads: float, cores: float) -> float | Array:
-        """Return the time of a batch relative to one instance of one thread; ``threads`` is NaN if unknown."""
-        if math.isnan(threads):
+    def relative_duration(self, occupancy: Occupancy) -> float | Array:
+        """Return the time of a batch relative to one instance of one thread."""
+        busy, threads = occupancy.busy, occupancy.threads
+        if threads is None or occupancy.cores is None:
             return 1 + self.unknown * (busy - 1)
+        cores = occupancy.cores * (self.spare if occupancy.cores_are_guessed else 1.0)
         oversubscribed = (busy * threads / cores) ** self.oversubscription
         single = threads**-self.threads_gain
         return single * np.maximum(1 + self.slowdown * (busy - 1), oversubscribed)
@@ -122,20 +136,21 @@ def relative_duration(
     """Return how long a batch takes with ``busy`` instances, relative to one instance of one thread.
 
     Instances on different GPUs do not slow each other down. When all cores are in use, further instances only take
-    time from the others. If the number of cores is unknown, it is the largest number of threads that the space
-    offers for one instance.
+    time from the others.
     """
-    return float(contention.relative_duration(*occupancy(fields, busy, problem)))
+    return float(contention.relative_duration(occupancy(fields, busy, problem)))
 
 
-def occupancy(fields: Fields, busy: float, problem: Problem) -> tuple[float, float, float]:
-    """Return busy instances on a device, threads of an instance and cores; threads are NaN if either is unknown."""
+def occupancy(fields: Fields, busy: float, problem: Problem) -> Occupancy:
+    """Return the occupancy of a device by ``busy`` instances.
+
+    If the number of cores is unknown, the guess is the largest number of threads that the space offers for one
+    instance.
+    """
+    known = _cpu_count(fields) or problem.cpu_count
+    cores = known or _most_threads(problem)
     threads = _threads(fields)
-    cores = _cpu_count(fields) or problem.cpu_count or _most_threads(problem)
-    busy = max(1.0, busy / _gpu_count(fields))
-    if threads is None or cores is None:
-        return busy, math.nan, math.nan
-    return busy, threads or cores, cores
+    return Occupancy(max(1.0, busy / _gpu_count(fields)), cores if threads == 0 else threads, cores, not known)
 
 
 def _scale(

@@ -20,6 +20,7 @@ from optimizer.simulator.fitted_parameters import (
     Contention,
     ExecutionSettings,
     GroupServiceTimes,
+    Occupancy,
     occupancy,
     scaled_to_groups,
 )
@@ -32,7 +33,8 @@ FIXED_SHARE = 0.8  # both parameters of a beta distribution
 POWER, POWER_SPREAD = 1.0, 0.15
 BENT_SHARE, BEND, ROUGHNESS = 0.5, 0.5, 0.05
 LEVEL_SPREAD = 3.0  # of the logarithm of the time of one request
-CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD = 0.8, 0.4, 0.25
+CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD = 1.0, 0.5, 0.3
+MOST_SPARE = 8.0  # largest factor on a guessed number of cores
 # Standard deviations of the logarithm of a measured mean: common to all batches of an execution setting, common to
 # all of one size in it, and of a single execution.
 SETTING_ERROR, SIZE_ERROR, EXECUTION_ERROR = 0.15, 0.04, 0.3
@@ -45,7 +47,7 @@ class _Ensemble:
 
     knots: Array
     log_seconds: Array
-    contention: Array  # [samples, 4], as in _contention
+    contention: Array  # [samples, 5], as in _contention
 
     @classmethod
     def of_prior(cls, largest: int, rng: np.random.Generator) -> _Ensemble:
@@ -66,6 +68,7 @@ class _Ensemble:
                 rng.normal(usual.oversubscription, EXPONENT_SPREAD, MEMBERS),
                 rng.normal(usual.threads_gain, GAIN_SPREAD, MEMBERS),
                 rng.normal(np.log(usual.unknown), CONTENTION_SPREAD, MEMBERS),
+                rng.uniform(0, math.log(MOST_SPARE), MEMBERS),
             ],
             axis=1,
         )
@@ -85,23 +88,23 @@ class _Ensemble:
 
 
 def _contention(values: Array) -> Contention:
-    """Return the contention of one sample [4], or of all [samples, 4]."""
-    slowdown, oversubscription, gain, unknown = values.T
-    return Contention(np.exp(slowdown), np.maximum(oversubscription, 1.0), np.maximum(gain, 0.0), np.exp(unknown))
+    """Return the contention of one sample [5], or of all [samples, 5]."""
+    slowdown, oversubscription, gain, unknown, spare = values.T
+    exponent, gain = np.maximum(oversubscription, 1.0), np.clip(gain, 0.0, 1.0)
+    return Contention(np.exp(slowdown), exponent, gain, np.exp(unknown), np.exp(np.maximum(spare, 0.0)))
 
 
 @dataclass(frozen=True, eq=False)
 class _MeasuredBatches:
     """The mean times of all measured batch sizes.
 
-    ``sizes`` [batches] are in requests, ``occupancies`` as ``occupancy`` returns them. ``settings`` numbers the
-    execution settings.
+    ``sizes`` [batches] are in requests. ``settings`` numbers the execution settings.
     """
 
     sizes: Array
     log_seconds: Array
     executions: Array
-    occupancies: list[tuple[float, float, float]]
+    occupancies: list[Occupancy]
     settings: Array
 
     def noise(self) -> Array:
@@ -114,7 +117,7 @@ class _MeasuredBatches:
     def predicted(self, ensemble: _Ensemble) -> Array:
         """Return the log times [samples, batches] of ``ensemble``."""
         contention = _contention(ensemble.contention)
-        slower = [np.log(contention.relative_duration(*place)) for place in self.occupancies]
+        slower = [np.log(contention.relative_duration(place)) for place in self.occupancies]
         return np.asarray(ensemble.log_times(self.sizes) + np.stack(slower, axis=1))
 
 

@@ -1,0 +1,111 @@
+"""Samples of service times: they agree with what was measured, and are uncertain about what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from objectives.batch_stats import BatchStatistic
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.simulator.calibration import Observation
+from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, GroupServiceTimes
+from optimizer.simulator.scenario import Array
+from optimizer.simulator.service_time_samples import sample_service_times
+
+PROBLEM = Problem("m", SearchSpace((16,), (0,), ("none",), (1, 2, 4)), 1, 32, cpu_count=16)
+ALONE: ExecutionSettings = (1, ())
+COUNT = 200
+
+
+def linear(size: int) -> float:
+    return 4e-3 + 1e-3 * size
+
+
+def observed(sizes: Sequence[int], seconds: Callable[[int], float] = linear, instances: int = 1) -> Observation:
+    """Return the statistics of a server that was always busy."""
+    batches = tuple(BatchStatistic(size, 100, round(100 * seconds(size) * 1e9)) for size in sizes)
+    wall_s = sum(batch.compute_ns for batch in batches) / 1e9 / instances
+    return Observation(instances, 64, wall_s, batches)
+
+
+def samples(
+    groups: dict[ExecutionSettings, list[Observation]], problem: Problem = PROBLEM, seed: int = 0
+) -> list[GroupServiceTimes]:
+    return sample_service_times(groups, problem, 16, COUNT, seed)
+
+
+def seconds(result: Sequence[GroupServiceTimes], size: int, settings: ExecutionSettings = ALONE) -> Array:
+    """Return the time [samples] of a batch of ``size`` while all instances are busy."""
+    return np.array([sample.times(settings).seconds[size - 1, settings[0] - 1] for sample in result])
+
+
+def test_a_batch_size_never_seen_may_take_any_time_between_constant_and_proportional() -> None:
+    ratio = seconds(samples({ALONE: [observed([1])]}), 8) / linear(1)
+    low, high = np.quantile(ratio, [0.1, 0.9])
+    assert low < 2
+    assert high > 5
+
+
+def test_sizes_seen_on_both_sides_leave_little_doubt() -> None:
+    times = seconds(samples({ALONE: [observed([1, 2, 4, 16])]}), 8)
+    low, median, high = np.quantile(times, [0.1, 0.5, 0.9])
+    assert median == pytest.approx(linear(8), rel=0.1)
+    assert high / low < 1.4
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_measured_times_are_met(size: int) -> None:
+    times = seconds(samples({ALONE: [observed([1, 4, 16])]}), size)
+    assert np.median(times) == pytest.approx(linear(size), rel=0.05)
+    assert np.std(np.log(times)) < 0.1
+
+
+def test_times_never_decrease_with_the_batch_size() -> None:
+    for sample in samples({ALONE: [observed([1, 2])]}):
+        assert (np.diff(sample.times(ALONE).seconds[:, 0]) >= 0).all()
+
+
+def test_a_seed_gives_the_same_samples() -> None:
+    groups = {ALONE: [observed([1, 2])]}
+    assert seconds(samples(groups), 8).tolist() == seconds(samples(groups), 8).tolist()
+    assert seconds(samples(groups), 8).tolist() != seconds(samples(groups, seed=1), 8).tolist()
+
+
+def test_contention_between_two_instances_tells_about_four() -> None:
+    """Instances that do not slow each other down at two do so hardly at four."""
+    problem = replace(PROBLEM, cpu_count=None)
+    unknown = seconds(samples({ALONE: [observed([1, 8])]}, problem), 8, (4, ()))
+    free = samples({ALONE: [observed([1, 8])], (2, ()): [observed([1, 8], instances=2)]}, problem)
+    known = seconds(free, 8, (4, ()))
+    assert np.median(known) < np.median(unknown)
+    assert np.median(known) / linear(8) == pytest.approx(1.2, abs=0.3)
+
+
+def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
+    space = replace(PROBLEM.space, fields={THREADS: ("1", "2")})
+    two_threads = (2, ((THREADS, "2"),))
+    groups: dict[ExecutionSettings, list[Observation]] = {(1, ((THREADS, "1"),)): [observed([1, 8])]}
+    guessed = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=None)), 8, two_threads)
+    two_cores = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=2)), 8, two_threads)
+    assert np.quantile(guessed, 0.25) < linear(8)
+    assert np.quantile(two_cores, 0.25) > linear(8)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_intervals_cover_servers_of_many_kinds(seed: int) -> None:
+    """The true time of a batch of 16 lies within 80 % intervals for about 80 % of made-up servers."""
+    rng = np.random.default_rng(seed)
+    inside = []
+    for _ in range(60):
+        fixed, power, level = rng.uniform(), rng.uniform(0.7, 1.15), 10 ** rng.uniform(-4, -1)
+
+        def truth(size: int, fixed: float = fixed, power: float = power, level: float = level) -> float:
+            return level * float(fixed + (1 - fixed) * size**power)
+
+        times = seconds(samples({ALONE: [observed([1, 2], truth)]}, seed=seed), 16)
+        low, high = np.quantile(times, [0.1, 0.9])
+        inside.append(low <= truth(16) <= high)
+    assert 0.65 <= np.mean(inside) <= 0.98
