@@ -254,11 +254,11 @@ class Surrogate:
         """
         return self._reliability(cells) * self._usual.improvements(cells) if cells else np.zeros(0)
 
-    def sampled_improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return ``improvements`` as the mean over the samples of the service times."""
+    def sampled_improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
+        """Return ``improvements`` as the mean over the first ``samples`` of the service times, or over all."""
         if not cells:
             return np.zeros(0)
-        posteriors = self._samples or [self._usual]
+        posteriors = self._samples[:samples] or [self._usual]
         improvements = np.mean([posterior.improvements(cells) for posterior in posteriors], axis=0)
         return np.asarray(self._reliability(cells) * improvements)
 

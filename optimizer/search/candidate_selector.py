@@ -21,8 +21,10 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 
 LOADS = 9  # concurrencies at which each candidate is predicted
 FINE_LOADS, FINALISTS = 12, 6  # concurrencies around the best one, for the most promising candidates
-POOL = 48  # most promising candidates that are predicted with samples of the service times
-SHORTLIST = 320  # candidates that are followed after the whole space has been ranked
+# The most promising candidates are predicted with all samples of the service times. They are selected with a few of
+# these samples, each at three loads of its grid that are SCREENING_STEP apart.
+POOL, SCREENING_SAMPLES, SCREENING_STEP = 48, 4, 2
+SHORTLIST = 200  # candidates that are followed after the whole space has been ranked
 RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
 MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
 STALE_SHARE = 1 / 8  # share of the running trials that may have ended since the surrogate was fitted
@@ -83,13 +85,18 @@ class CandidateSelector:
         fitted = self._fit(state, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells, gains = self._improvements(fitted, surrogate, left)
-        promising = self._most_promising(cells, gains, POOL)
-        cells = [(candidate, load) for candidate in promising for load in self._loads(candidate)]
+        best_loads = _best_loads(cells, gains)
+        if len(best_loads) > POOL:
+            cells = [
+                (candidate, near) for candidate, load in best_loads.items() for near in self._near(candidate, load)
+            ]
+            best_loads = _best_loads(cells, surrogate.sampled_improvements(cells, SCREENING_SAMPLES))
+        cells = [(candidate, load) for candidate in list(best_loads)[:POOL] for load in self._loads(candidate)]
         gains = surrogate.sampled_improvements(cells)
         finer = [
-            (candidate, load)
-            for candidate in self._most_promising(cells, gains, FINALISTS)
-            for load in self._loads_around(candidate, _best_load(candidate, cells, gains))
+            (candidate, near)
+            for candidate, load in list(_best_loads(cells, gains).items())[:FINALISTS]
+            for near in self._loads_around(candidate, load)
         ]
         gains, cells = np.concatenate([gains, surrogate.sampled_improvements(finer)]), cells + finer
         chosen = int(np.argmax(gains))
@@ -97,10 +104,6 @@ class CandidateSelector:
             return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
         is_likely = surrogate.sampled_probability_within_bound(cells).max() > UNLIKELY
         return Decision(*cells[chosen], math.inf if is_likely else 0.0)
-
-    def _most_promising(self, cells: Sequence[ConfigurationLoad], gains: Array, count: int) -> list[Candidate]:
-        """Return the ``count`` candidates with the largest gains at any load."""
-        return list(dict.fromkeys(cells[i][0] for i in np.argsort(-gains)))[:count]
 
     def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
@@ -186,6 +189,12 @@ class CandidateSelector:
         steps = np.geomspace(1, self._problem.max_concurrency, LOADS)
         return tuple(dict.fromkeys(round(step) for step in steps.tolist()))
 
+    def _near(self, candidate: Candidate, load: int) -> list[int]:
+        """Return ``load`` and up to two loads of the grid around it."""
+        grid = self._loads(candidate)
+        place = grid.index(load)
+        return [grid[i] for i in (place - SCREENING_STEP, place, place + SCREENING_STEP) if 0 <= i < len(grid)]
+
     def _loads_around(self, candidate: Candidate, load: int) -> list[int]:
         """Return concurrencies around ``load`` on a finer grid, or none if only some can be measured."""
         if self._problem.space.allowed_concurrencies(candidate) is not None:
@@ -196,10 +205,12 @@ class CandidateSelector:
         return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {load})
 
 
-def _best_load(candidate: Candidate, cells: Sequence[ConfigurationLoad], gains: Array) -> int:
-    return max((gain, load) for (other, load), gain in zip(cells, gains.tolist(), strict=True) if other == candidate)[
-        1
-    ]
+def _best_loads(cells: Sequence[ConfigurationLoad], gains: Array) -> dict[Candidate, int]:
+    """Return the load with the largest gain of each candidate, the most promising candidate first."""
+    loads: dict[Candidate, int] = {}
+    for place in np.argsort(-gains):
+        loads.setdefault(*cells[place])
+    return loads
 
 
 def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
