@@ -2,7 +2,8 @@
 
 The prior covers backends and devices: a batch may take the same time for any size or more than in proportion to it,
 with a bend at some size, and instances may share a device fully or not at all. Samples of the prior are conditioned
-on all measured batches by an ensemble smoother with perturbed observations (Evensen and van Leeuwen 1996).
+on all measured batches by an ensemble smoother (Evensen and van Leeuwen 1996) with perturbed observations (Burgers,
+van Leeuwen and Evensen 1998).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples of service times: they agree with what was measured, and are uncertain about what was not."""
+"""Samples of service times agree with the statistics, and vary where there are none."""
 
 from __future__ import annotations
 
