@@ -6,7 +6,6 @@ import copy
 import functools
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +14,8 @@ import numpy as np
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point, Trial
 from optimizer.search.correction import Correction, SourceResiduals, compute_residuals, features
+from optimizer.search.feasibility import Feasibility
 from optimizer.search.transfer import SourceMachine
-from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad, log_loads, log_simulated, with_tails
 from optimizer.simulator.scenario import Array, SimulationResult
 from optimizer.simulator.server_model import ServerModel, fit, sample_models
@@ -64,7 +63,6 @@ def _normal_cdf(z: Array) -> Array:
     return np.asarray(ndtr(z))
 
 
-FAILURE_WEIGHT = 3  # one failure of an execution setting counts as many successes
 SAMPLES = 8  # of the service times
 THREADS = max(1, min(4, os.cpu_count() or 1))
 
@@ -207,6 +205,8 @@ class Surrogate:
         self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
         self._model = fit(measured, state.problem, state.latency, state.seed)
         self._usual = SimulatedPosterior(state, measured, self._model)
+        bounds = state.problem.sla.without(*LATENCY_FIELDS, "throughput")
+        self._feasibility = Feasibility(state.trials, state.problem.space, bounds)
 
     def missing_trials(self, state: SearchState) -> float:
         """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
@@ -252,7 +252,7 @@ class Surrogate:
         It is the expected gain in log throughput over the best feasible one. While nothing is feasible, it is the
         expected throughput within the bounds, on a scale of its own.
         """
-        return self._reliability(cells) * self._usual.improvements(cells) if cells else np.zeros(0)
+        return self._success(cells) * self._usual.improvements(cells) if cells else np.zeros(0)
 
     def sampled_improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
         """Return ``improvements`` as the mean over the first ``samples`` of the service times, or over all."""
@@ -260,7 +260,7 @@ class Surrogate:
             return np.zeros(0)
         posteriors = self._samples[:samples] or [self._usual]
         improvements = np.mean([posterior.improvements(cells) for posterior in posteriors], axis=0)
-        return np.asarray(self._reliability(cells) * improvements)
+        return np.asarray(self._success(cells) * improvements)
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
         """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
@@ -281,18 +281,9 @@ class Surrogate:
         models = sample_models(self._model, self._measured, self._state.problem, SAMPLES)
         return [SimulatedPosterior(self._state, self._measured, model) for model in models]
 
-    def _reliability(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return the share of trials with the same execution settings that deploy and meet all other bounds."""
-        space = self._state.problem.space
-        others = self._state.problem.sla.without(*LATENCY_FIELDS, "throughput")
-        good: Counter[object] = Counter()
-        bad: Counter[object] = Counter()
-        for trial in self._state.trials:
-            measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
-            is_good = any(map(others.is_met, measured))
-            (good if is_good else bad)[execution_settings(space.canonical(trial.candidate))] += 1
-        groups = [execution_settings(candidate) for candidate, _ in cells]
-        return np.array([(good[g] + 1) / (good[g] + FAILURE_WEIGHT * bad[g] + 1) for g in groups])
+    def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
+        return self._feasibility.probabilities([candidate for candidate, _ in cells])
 
 
 def is_feasible(point: Point, problem: Problem) -> bool:

@@ -1,0 +1,70 @@
+"""The probability of success: which failures tell about which configurations."""
+
+from __future__ import annotations
+
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.search.feasibility import Feasibility
+
+THREADS = "parameters.intra_op_thread_count.string_value"
+SPACE = SearchSpace((8, 32, 128), ("off", 0), ("none",), (1, 2, 3, 4), {THREADS: ("1", "2")})
+MEMORY = Sla.from_bounds({"gpu-memory": 1e9})
+
+
+def candidate(size: int = 8, instances: int = 1, threads: str = "1", *, batching: bool = True) -> Candidate:
+    return Candidate(size, batching, instance_count=instances, fields=((THREADS, threads),))
+
+
+def worked(which: Candidate, memory: float = 1e8) -> Trial:
+    return Trial(0, which, ((LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, gpu_memory_bytes=memory)),))
+
+
+def failed(which: Candidate) -> Trial:
+    return Trial(0, which, status="failed", reason="out of memory")
+
+
+def probability(trials: list[Trial], which: Candidate) -> float:
+    return float(Feasibility(trials, SPACE, MEMORY).probabilities([which])[0])
+
+
+def test_without_failures_each_configuration_counts_in_full() -> None:
+    assert probability([], candidate()) == probability([worked(candidate())], candidate(128, 4, "2")) == 1
+
+
+def test_a_family_is_left_after_two_failures() -> None:
+    once, twice = [failed(candidate(instances=3))], [failed(candidate(size, 3)) for size in (8, 32)]
+    assert 0.2 < probability(once, candidate(32, 3)) < 0.5
+    assert probability(twice, candidate(128, 3)) < 0.1
+
+
+@pytest.mark.parametrize("other", [candidate(instances=4), candidate(instances=3, threads="2"), candidate(32, 3)])
+def test_what_does_not_fit_into_memory_does_not_fit_with_more_of_it_either(other: Candidate) -> None:
+    trials = [worked(candidate(128, 2)), worked(candidate(8, 1, "2")), *[failed(candidate(instances=3))] * 2]
+    assert probability(trials, other) < 0.1
+    assert probability(trials, candidate(32, 2)) > 0.5
+
+
+def test_larger_batches_that_fail_leave_smaller_ones() -> None:
+    trials = [worked(candidate(8)), worked(candidate(32)), *[failed(candidate(128))] * 2]
+    assert probability(trials, candidate(128, 1)) < 0.1
+    assert probability(trials, candidate(32)) > 0.4
+
+
+def test_a_value_of_a_field_that_the_server_rejects() -> None:
+    trials = [worked(candidate(threads="1", instances=2)), failed(candidate(threads="2")), failed(candidate(32, 2, "2"))]
+    assert probability(trials, candidate(128, 4, "2")) < 0.1
+    assert probability(trials, candidate(8, 2, "1")) > 0.5
+
+
+def test_a_success_makes_one_failure_an_exception() -> None:
+    trials = [worked(candidate(instances=2)), failed(candidate(instances=2))]
+    assert probability(trials, candidate(32, 2)) > 0.6
+
+
+def test_a_bound_that_is_not_simulated_counts_as_a_failure() -> None:
+    trials = [worked(candidate(instances=3), memory=2e9), worked(candidate(32, 3), memory=2e9)]
+    assert probability(trials, candidate(128, 3)) < 0.1

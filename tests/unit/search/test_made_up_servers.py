@@ -1,0 +1,56 @@
+"""The search on made-up servers: many cores, and one batch of all requests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimizer.config.search_space import SearchSpace
+from optimizer.replay.engine import recorded_problem, replay
+from optimizer.replay.noise import Noise
+from optimizer.store.recording import read_recording
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from simulated_tables import THREADS, SimulatedServer, write
+
+NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
+DELAYS = ("off", 0, 1000, 8000)
+MANY_CORES = SimulatedServer(
+    "many_cores",
+    fixed_s=2e-3,
+    per_sample_s=1e-4,
+    contention=0.1,
+    network_s=2e-4,
+    jitter=0.1,
+    seed=1,
+    thread_speedup=1.8,
+    space=SearchSpace((16, 64), DELAYS, ("none", "max/2"), (1, 2), {THREADS: ("1", "2")}, 4),
+)
+ONE_BATCH = SimulatedServer(
+    "one_batch",
+    fixed_s=6e-3,
+    per_sample_s=2e-5,
+    contention=1.0,
+    network_s=2e-4,
+    jitter=0.1,
+    seed=2,
+    space=SearchSpace((8, 32), DELAYS, ("none", "max/2"), (1, 2, 3), request_batch_size=4),
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("server", "bound_ms"), [(MANY_CORES, 20.0), (MANY_CORES, 12.0), (ONE_BATCH, 10.0)])
+def test_the_best_configuration_is_found_in_few_deployments(
+    server: SimulatedServer, bound_ms: float, seed: int, tmp_path: Path
+) -> None:
+    write(server, tmp_path / "table.csv")
+    recording = read_recording(tmp_path / "table.csv")
+    problem = recorded_problem(recording, {"p95": bound_ms})
+    best = recording.best(problem)
+    assert best is not None
+    result = replay(recording, problem, best, "simulated", seed, 30, noise=NOISE)
+    assert result.regret <= 0.05
+    assert result.effort.deployments <= 10
