@@ -82,7 +82,7 @@ class Measurement:
         send_lateness_p99_ms: 99th percentile of the send lateness. None in a closed loop.
         overloaded: Whether the open loop's request rate exceeded the server's capacity, so that its queue only grew.
         reason: Why the measurement failed or is not stable; empty otherwise.
-        forecast: What the search expected of this measurement; None if it had no forecast.
+        forecast: Forecast of this measurement by the search; None if the search made none.
     """
 
     throughput_infer_per_sec: float | None = None

@@ -320,7 +320,7 @@ class TestSimulated(SearcherContract):
         assert (measured(chosen.candidate).throughput_infer_per_sec or 0) >= 0.9 * max(within)
 
     def test_a_forecast_is_that_of_the_last_suggestion(self) -> None:
-        """It is made without the trials that ended since, and does not change what is suggested."""
+        """It is made without the trials that ended since, and does not change the next suggestion."""
         searcher, asked = (make_searcher("simulated", problem_of(self.large)) for _ in range(2))
         candidate, load = self.large.candidates()[-1], LoadPoint(1, 8)
         for each in (searcher, asked):

@@ -16,7 +16,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
-from optimizer.search.correction import MOMENT_NOISE, THROUGHPUT_NOISE
+from optimizer.search.correction import MOMENT_NOISE, TAIL_NOISE, THROUGHPUT_NOISE, Correction, Residuals
 from optimizer.search.gaussian_process import NOISE_SCALES
 from optimizer.simulator.speed_correction import fit_speed_correction
 from tests.conftest import known_server
@@ -48,7 +48,7 @@ def test_one_component_has_the_quantiles_of_a_normal_distribution() -> None:
 
 
 def test_components_far_apart_share_the_quantiles() -> None:
-    """With probabilities of 0.3 and 0.7, the lower component has all levels below 0.3."""
+    """The lower component has a probability of 0.3, and so all levels below 0.3."""
     means, spreads = np.array([[-100.0], [100.0]]), np.ones((2, 1))
     low, high = mixture_quantiles(np.array([0.3, 0.7]), means, spreads, [0.15, 0.65])[:, 0]
     assert low == pytest.approx(-100.0)
@@ -73,13 +73,25 @@ def test_as_much_probability_as_the_level_is_below_a_quantile(
 # -- forecasts of measurements ------------------------------------------------------------------------------------
 
 
-def test_a_forecast_of_a_measured_configuration_still_varies_with_deployment_and_measurement() -> None:
-    surrogate = fit_surrogate(PROBLEM, BEFORE)
-    throughput, latency = surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS)
-    least = 2 * norm.ppf(0.975) * min(NOISE_SCALES) * math.hypot(MOMENT_NOISE, 0.7 * THROUGHPUT_NOISE)
-    for middle, low, high in (throughput[:, 0], latency[:, 0]):
-        assert low < middle < high
-        assert math.log(high / low) > least
+def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise an interval has the uncertainty of the mean; the noise of both processes adds to a latency."""
+    surrogate, widths = fit_surrogate(PROBLEM, BEFORE), []
+    for noise in ([0.0, 0.0], [0.3, 0.4]):
+        monkeypatch.setattr(Correction, "measurement_noise", lambda _, noise=noise: np.array([noise]))
+        quantiles = surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS)
+        widths.append([math.log(high / low) for _, low, high in (column[:, 0] for column in quantiles)])
+    added = [math.sqrt(wide**2 - narrow**2) for narrow, wide in zip(*widths, strict=True)]
+    assert added == pytest.approx([2 * norm.ppf(0.975) * noise for noise in (0.3, 0.5)])
+
+
+def test_the_noise_of_a_measurement_is_that_of_a_usual_one_at_the_estimated_scale() -> None:
+    relative = np.array([1.5, 1.5, 4.0])
+    values = np.array([[0.0, 0.0], [0.3, 0.5], [-0.3, -0.5]])  # at equal inputs, so all of it is noise
+    correction = Correction(Residuals(np.zeros((3, 8)), values, [0, 1, 2], relative, np.zeros(3)), 0.1)
+    ((throughput, tail),) = correction.measurement_noise()
+    assert correction.noise_scale == max(NOISE_SCALES)
+    assert throughput == pytest.approx(correction.noise_scale * math.hypot(MOMENT_NOISE, 1.5 * THROUGHPUT_NOISE))
+    assert tail == pytest.approx(max(NOISE_SCALES) * 1.5 * TAIL_NOISE)
 
 
 def test_a_configuration_unlike_the_measured_ones_has_a_wider_interval() -> None:
@@ -104,6 +116,13 @@ def test_a_slow_machine_is_forecast_to_serve_less() -> None:
     assert slow[0, 0] == pytest.approx(usual[0, 0] / 1.2**slope)
     assert slow_latency[0, 0] == pytest.approx(latency[0, 0] * 1.2**slope)
     assert slow[2, 0] / slow[1, 0] > usual[2, 0] / usual[1, 0], "the slope is uncertain"
+
+
+def test_larger_batches_than_those_of_the_space_have_no_forecast() -> None:
+    selector = CandidateSelector(PROBLEM)
+    selector.fit(BEFORE)
+    assert selector.forecast(Candidate(256, True), 200, None) is None
+    assert selector.forecast(Candidate(16, True), 16, None) is not None, "outside the space, but as small"
 
 
 def test_a_selector_without_a_measurement_makes_no_forecast() -> None:
