@@ -15,11 +15,13 @@ from optimizer.search.candidate_selector import forecast
 from optimizer.store.recording import read_recording
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import known_server, measurement
+from tests.run_folders import write_run
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import forecast_errors
 from forecast_errors import LEVELS, Check, SearchChecks
+from tune_runs import TuneRun
 
 SPACE = SearchSpace((1, 8), ("off", 0), instance_count=(1, 2))
 PROBLEM = Problem("made-up", SPACE, 1, 16, sla=Sla.from_bounds({"p95": 20.0}))
@@ -74,6 +76,22 @@ def test_a_recorded_table_is_searched(tmp_path: Path) -> None:
     assert [one.throughput_infer_per_sec for one in recorded] == pytest.approx(
         [one.quantiles[0] for one in made.throughput], rel=1e-5
     ), "the search has recorded the same forecasts"
+
+
+def test_only_runs_that_are_missing_or_unfinished_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = write_run(tmp_path / "dlrm", "dlrm")
+    write_run(tmp_path / "mlp", "mlp", status="running")
+    made: list[str] = []
+
+    def run_tune(words: list[str], out: Path) -> TuneRun:
+        made.append(words[-1])
+        return TuneRun(0, 1.0, 0.0, out / words[-1] / "new", {})
+
+    monkeypatch.setattr(forecast_errors, "run_tune", run_tune)
+    first, *rest = forecast_errors._made_runs(tmp_path, "1m")
+    assert first == kept
+    assert made == list(forecast_errors.MODELS[1:])
+    assert rest == [tmp_path / model / "new" for model in made]
 
 
 def test_the_report_judges_the_coverage_of_runs_and_tables_apart() -> None:
