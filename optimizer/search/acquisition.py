@@ -84,7 +84,7 @@ def _normal_cdf(z: Array) -> Array:
     return np.asarray(ndtr(z))
 
 
-BISECTIONS = 50
+BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
 FAILURE_WEIGHT = 3  # one failure of an execution setting counts as many successes
 THREADS = max(1, min(4, os.cpu_count() or 1))
 
@@ -239,10 +239,8 @@ class Surrogate:
         deployment; None for the median speed of the run.
         """
         posteriors, noise = self._posteriors(cells), self._correction.measurement_noise()
-        speed, slowness = (
-            self._state.speed,
-            self._state.speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms)),
-        )
+        speed = self._state.speed
+        slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
         means = np.array([posterior.mean for posterior in posteriors])  # [components, cells, 2]
         throughput = means[:, :, 0] - speed.slope * slowness
         spread, tail_spread = np.moveaxis(np.array([posterior.deviation for posterior in posteriors]), 2, 0)

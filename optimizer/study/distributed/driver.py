@@ -241,8 +241,8 @@ class Driver:
                     self._lose(*self._running.pop(worker), event.reason)
                 return True
         if isinstance(event, LoadMeasured):  # workers have no searcher
-            forecast = self.scheduler.with_forecast(event.trial.candidate, event.load, event.measurement)
-            event = replace(event, measurement=forecast)
+            measurement = self.scheduler.with_forecast(event.trial.candidate, event.load, event.measurement)
+            event = replace(event, measurement=measurement)
         self.recorder.record(worker.host, event)
         if isinstance(event, LoadMeasured) and worker in self._running:
             role, known = self._running[worker]

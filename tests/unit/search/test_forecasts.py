@@ -74,7 +74,7 @@ def test_as_much_probability_as_the_level_is_below_a_quantile(
 
 
 def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without noise an interval has the uncertainty of the mean; the noise of both processes adds to a latency."""
+    """The interval without noise has the uncertainty of the mean. The noise of both processes adds to a latency."""
     surrogate, widths = fit_surrogate(PROBLEM, BEFORE), []
     for noise in ([0.0, 0.0], [0.3, 0.4]):
         monkeypatch.setattr(Correction, "measurement_noise", lambda _, noise=noise: np.array([noise]))
