@@ -24,6 +24,7 @@ from pathlib import Path
 from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 
+from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.interfaces import Endpoint, Searcher
@@ -235,6 +236,9 @@ class _Timed:
         self.took_s.append(time.perf_counter() - started + self._observing_s)
         self._observing_s = 0.0
         return candidate
+
+    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
+        return self._searcher.forecast(candidate, load, speed_probe_ms)
 
     def expected_load(self, candidate: Candidate) -> int | None:
         return self._searcher.expected_load(candidate)

@@ -12,6 +12,31 @@ from typing import Literal, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """The search's forecast of one measurement, made from trials that ended before.
+
+    The intervals include the variation between deployments and between measurements.
+
+    Attributes:
+        throughput_infer_per_sec: Throughput that the search expected, the median of its forecast.
+        throughput_infer_per_sec_low: Lower end of the 95 % prediction interval of the throughput.
+        throughput_infer_per_sec_high: Upper end of the 95 % prediction interval of the throughput.
+        latency_ms: Latency that the search expected, the median of its forecast.
+        latency_ms_low: Lower end of the 95 % prediction interval of the latency.
+        latency_ms_high: Upper end of the 95 % prediction interval of the latency.
+        latency: Metric of the forecast latency, such as ``latency-p95``.
+    """
+
+    throughput_infer_per_sec: float
+    throughput_infer_per_sec_low: float
+    throughput_infer_per_sec_high: float
+    latency_ms: float
+    latency_ms_low: float
+    latency_ms_high: float
+    latency: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The values that were measured for one deployed configuration at one load.
 
@@ -57,6 +82,7 @@ class Measurement:
         send_lateness_p99_ms: 99th percentile of the send lateness. None in a closed loop.
         overloaded: Whether the open loop's request rate exceeded the server's capacity, so that its queue only grew.
         reason: Why the measurement failed or is not stable; empty otherwise.
+        forecast: Forecast of this measurement by the search; None if the search made none.
     """
 
     throughput_infer_per_sec: float | None = None
@@ -93,6 +119,7 @@ class Measurement:
     send_lateness_p99_ms: float | None = None
     overloaded: bool = False
     reason: str = ""
+    forecast: Forecast | None = None
 
 
 class Measured(Protocol):

@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from objectives.metrics import Measurement
+from objectives.metrics import Forecast, Measurement
 from optimizer.cli.commands import COMMANDS, overview
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
@@ -30,7 +30,7 @@ from optimizer.options.command_line import Parser
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.results.confirmation_state import ConfirmationPlan
-from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS
+from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS, FORECAST
 from optimizer.study import run_record
 from optimizer.study.environment import ServerResources
 
@@ -157,6 +157,7 @@ def profile_page() -> str:
 def files_page() -> str:
     """Return the reference page of the columns of trials.csv and the keys of run.json in Markdown."""
     columns = {**_attributes(Measurement), **_attributes(LoadPoint), **_attributes(Candidate), **DESCRIPTIONS}
+    columns |= {column: _attributes(Forecast)[name] for column, name in FORECAST.items()}
     keys: dict[str, str] = {}
     inner = {
         "hardware": _attributes(Hardware),

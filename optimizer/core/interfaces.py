@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from objectives.metrics import Measurement
+from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.timing import Stopwatch
@@ -178,6 +178,14 @@ class Searcher(Protocol):
         """Return the concurrency at which the load search of ``candidate`` starts; None for its default.
 
         Called once for each suggested candidate, before its deployment.
+        """
+
+    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
+        """Return the forecast of a measurement of ``candidate`` at ``load``; None if the method makes none.
+
+        It is made from trials that were observed before the last suggestion, so never from the same deployment.
+        ``speed_probe_ms`` is the speed probe of the deployment, None if unknown. Called for each measurement of the
+        search.
         """
 
     def observe(self, trial: Trial) -> None:

@@ -104,6 +104,8 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
         f"Simulated{within}, fitted to {formatting.count(simulation.points, 'measurement')} of this run "
         f"(median error in throughput {simulation.error:.0%}). Each change is simulated alone, at its best load.",
     )
+    if explanation.forecasts.throughput:
+        _sentences(console, str(explanation.forecasts))
     for remedy in simulation.remedies:
         effect = _gain(remedy.gain, remedy.forecast, simulation, explanation)
         _sentences(console, f"{remedy.name}: {effect} ({remedy.change})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,13 @@ from optimizer.explain.simulated_changes import (
 from optimizer.results import formatting, summary
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, finalists, meets_sla
 from optimizer.results.finished_run import FinishedRun, remark
+from optimizer.results.forecast_accuracy import (
+    CheckedForecast,
+    ForecastChecks,
+    check_forecasts,
+    count_inside,
+    median_error,
+)
 from optimizer.results.recommendation import Outcome
 from optimizer.simulator.metrics import binding_latency, is_complete
 
@@ -116,6 +124,7 @@ class Explanation:
     bottleneck: Bottleneck
     binding: BindingConstraint
     simulation: Simulation | None
+    forecasts: ForecastChecks
     runner_up: RunnerUp | None
 
 
@@ -143,6 +152,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         bottleneck(subject, gains.get("more instances")),
         binding(point, measured, run.problem.sla, met=recommended),
         simulation,
+        check_forecasts(run.trials),
         runner_up(run),
     )
 
@@ -197,8 +207,22 @@ def document(explanation: Explanation) -> dict[str, Any]:
             "gain": bound.gain,
             "used_share": bound.used,
         },
+        "forecasts": {
+            "throughput": _forecasts_document(explanation.forecasts.throughput),
+            "latency": _forecasts_document(explanation.forecasts.latency),
+        },
         "simulated": _simulation_document(explanation.simulation) if explanation.simulation else None,
         "runner_up": _runner_up_document(second) if second else None,
+    }
+
+
+def _forecasts_document(checks: Sequence[CheckedForecast]) -> dict[str, Any] | None:
+    if not checks:
+        return None
+    return {
+        "measurements": len(checks),
+        "within_interval": count_inside(checks),
+        "median_error": median_error(checks),
     }
 
 

@@ -54,7 +54,8 @@ class Measurer:
     None for ``load_generator``. A window on a fresh server in which other processes took more than
     ``disturbance_limit`` of the CPUs does not count for a verdict. ``cross_checking`` is perf_analyzer if another
     load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed beside the idle
-    server; None if the server runs on another machine.
+    server; None if the server runs on another machine. ``with_forecast`` adds the forecast to a measurement of the
+    search.
     """
 
     load_generator: LoadGenerator
@@ -68,6 +69,7 @@ class Measurer:
     cross_checking: LoadGenerator | None = None
     disturbance_limit: float = DISTURBANCE_LIMIT
     speed: SpeedLog | None = None
+    with_forecast: Callable[[Candidate, LoadPoint, Measurement], Measurement] | None = None
 
     def __post_init__(self) -> None:
         self._score: float | None = None
@@ -110,8 +112,10 @@ class Measurer:
         return self.record(trial, load, self._take(trial, endpoint, load))
 
     def record(self, trial: Trial, load: LoadPoint, measurement: Measurement) -> Trial:
-        """Store ``measurement`` and return ``trial`` with it."""
+        """Store ``measurement`` with its forecast, and return ``trial`` with it."""
         measurement = self._with_deployment(measurement)
+        if self.with_forecast is not None:
+            measurement = self.with_forecast(trial.candidate, load, measurement)
         self._store(trial, load, measurement)
         return replace(trial, measurements=(*trial.measurements, (load, measurement)))
 

@@ -17,10 +17,10 @@ from optimizer.results.confirmation_plan import Confirmed
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
-from optimizer.store.trials_reader import ON_FRESH_SERVER
+from optimizer.store.trials_reader import FORECAST, ON_FRESH_SERVER, forecast_cells
 
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
-_MEASURED = tuple(field.name for field in fields(Measurement))
+_MEASURED = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST)
 _SETTINGS = ("trial", *SETTING_COLUMNS)
 _INTERVALS = tuple(f"{name}_{end}" for name in ("throughput_infer_per_sec", "latency_ms") for end in ("low", "high"))
 _CONFIRMED = ("verdict", "confidence", "reason", "servers", "windows", _MEASURED[0], *_INTERVALS[:2], "latency")
@@ -39,6 +39,7 @@ _TYPES: dict[str, Any] = {
             "gpu_throttling",
             "load_generator",
             "latency",
+            "forecast_latency",
         ),
         "string",
     ),
@@ -69,7 +70,7 @@ def of_front(outcome: Outcome | None) -> pd.DataFrame:
             **_settings(Trial(point.trial, point.candidate)),
             **_load(point.load),
             "confirmed": confirmed,
-            **asdict(point.measurement),
+            **_values(point.measurement),
         }
         for point, confirmed in front
     )
@@ -103,14 +104,20 @@ def _confirmed_row(confirmed: Confirmed) -> Row:
 def _rows(trial: Trial) -> Iterable[Row]:
     settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
     for load, measurement in trial.measurements:
-        yield {**settings, **_load(load), **asdict(measurement), "confirmation": None}
+        yield {**settings, **_load(load), **_values(measurement), "confirmation": None}
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECKING, trial.cross_checks)):
         for window in windows:
             own = (window.server, window.error or None, load_generator)
             row = dict(zip(ON_FRESH_SERVER, own, strict=True))
-            yield {**settings, **_load(window.load), **asdict(window.measurement), **row}
+            yield {**settings, **_load(window.load), **_values(window.measurement), **row}
     if not trial.measurements and not trial.confirmations:
         yield {**settings, "reason": trial.reason}
+
+
+def _values(measurement: Measurement) -> dict[str, object]:
+    values = asdict(measurement) | forecast_cells(measurement)
+    del values["forecast"]
+    return values
 
 
 def _settings(trial: Trial) -> dict[str, object]:

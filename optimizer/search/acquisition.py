@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point, Trial
 from optimizer.search.correction import Correction, SourceResiduals, compute_residuals, features
@@ -57,12 +58,33 @@ def expected_improvement(posterior: Posterior, bound_s: float, best: float) -> A
     return gains
 
 
+def mixture_quantiles(probabilities: Array, means: Array, deviations: Array, levels: Sequence[float]) -> Array:
+    """Return the quantiles [levels, cells] of mixtures of normal distributions.
+
+    ``probabilities`` [components] are those of the components, whose ``means`` and ``deviations`` are
+    [components, cells]. A quantile lies between the smallest and the largest one of the components; it is found
+    there by bisection.
+    """
+    from scipy.special import ndtri
+
+    wanted = np.array(levels)[:, None]
+    of_components = means[:, None, :] + deviations[:, None, :] * ndtri(wanted)  # [components, levels, cells]
+    low, high = of_components.min(axis=0), of_components.max(axis=0)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        below = _normal_cdf((middle - means[:, None, :]) / deviations[:, None, :])
+        is_lower = np.tensordot(probabilities, below, axes=1) < wanted
+        low, high = np.where(is_lower, middle, low), np.where(is_lower, high, middle)
+    return np.asarray((low + high) / 2)
+
+
 def _normal_cdf(z: Array) -> Array:
     from scipy.special import ndtr
 
     return np.asarray(ndtr(z))
 
 
+BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
 SAMPLES = 8  # of the service times
 THREADS = max(1, min(4, os.cpu_count() or 1))
 
@@ -233,6 +255,11 @@ class Surrogate:
         return surrogate
 
     @property
+    def latency(self) -> str:
+        """The binding latency metric, which is predicted."""
+        return self._state.latency
+
+    @property
     def noise_scale(self) -> float:
         """The estimated noise of measurements relative to the usual one."""
         return self._usual.correction.noise_scale
@@ -267,6 +294,31 @@ class Surrogate:
         posterior = self._usual.posteriors(cells)[self._usual.likeliest]
         throughput, tail = posterior.mean.T
         return np.exp(throughput), np.exp(tail - throughput + posterior.log_loads)
+
+    def measurement_quantiles(
+        self, cells: Sequence[ConfigurationLoad], levels: Sequence[float], speed_probe_ms: float | None = None
+    ) -> tuple[Array, Array]:
+        """Return quantiles of measurements of throughput (infer/s) and latency (s), each [levels, cells].
+
+        They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
+        deployment; None for the median speed of the run.
+        """
+        sources = self._samples or [self._usual]
+        posteriors = [posterior for source in sources for posterior in source.posteriors(cells)]
+        noise = np.concatenate([source.correction.measurement_noise() for source in sources])
+        weights = np.concatenate([source.correction.probabilities for source in sources]) / len(sources)
+        speed = self._state.speed
+        slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
+        means = np.array([posterior.mean for posterior in posteriors])  # [components, cells, 2]
+        throughput = means[:, :, 0] - speed.slope * slowness
+        spread, tail_spread = np.moveaxis(np.array([posterior.deviation for posterior in posteriors]), 2, 0)
+        spread = np.sqrt(spread**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
+        latency = means[:, :, 1] - throughput + posteriors[0].log_loads
+        latency_spread = np.sqrt(spread**2 + tail_spread**2 + noise[:, 1:] ** 2)
+        return (
+            np.exp(mixture_quantiles(weights, throughput, spread, levels)),
+            np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
+        )
 
     def sampled_probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the latency bound is met."""

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.search.acquisition import SearchState, Surrogate
 from optimizer.search.correction import setting_features
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, binding_latency, is_complete
+from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, binding_latency, is_complete, six_digits
 from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+from optimizer.store.trials_reader import MOST_MS
 
 LOADS = 9  # concurrencies at which each candidate is predicted
 FINE_LOADS, FINALISTS = 12, 6  # concurrencies around the best one, for the most promising candidates
@@ -28,6 +30,7 @@ SHORTLIST = 200  # candidates that are followed after the whole space has been r
 RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
 MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
 STALE_SHARE = 1 / 8  # share of the running trials that may have ended since the surrogate was fitted
+FORECAST_LEVELS = (0.5, 0.025, 0.975)  # the median and the ends of the 95 % prediction interval
 UNLIKELY = 0.005  # probability below which nothing that is left is expected to meet the bound
 
 
@@ -74,14 +77,12 @@ class CandidateSelector:
         left = [candidate for candidate in self._candidates if candidate not in tried]
         if not left:
             return None
-        speed = fit_speed_correction(trials, self._problem)
-        latency, measured = _complete_points(self._problem, trials, speed)
+        state, measured = self._state(trials)
         if not measured:
             known = self._transferred.best(self._problem) if self._transferred else []
             default = self._most_different(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), default)
             return Decision(first, self._loads(first)[0], math.inf)
-        state = SearchState(self._problem, tuple(trials), latency, self._seed, self._source(latency), speed)
         fitted = self._fit(state, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells, gains = self._improvements(fitted, surrogate, left)
@@ -104,6 +105,44 @@ class CandidateSelector:
             return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
         is_likely = surrogate.sampled_probability_within_bound(cells).max() > UNLIKELY
         return Decision(*cells[chosen], math.inf if is_likely else 0.0)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there is a surrogate."""
+        return self._surrogate is not None
+
+    def fit(self, trials: Sequence[Trial]) -> None:
+        """Fit the surrogate to ``trials`` if something was measured."""
+        state, measured = self._state(trials)
+        if measured:
+            self._fit(state, measured, 0)
+
+    def forecast(self, candidate: Candidate, concurrency: int, speed_probe_ms: float | None) -> Forecast | None:
+        """Return the forecast of the surrogate as it was last fitted; None without one.
+
+        It is also None for a candidate outside the space whose batches are larger than those of the space.
+        ``speed_probe_ms`` is the speed probe of the deployment, None if unknown.
+        """
+        if self._surrogate is None:
+            return None
+        cell = self._problem.space.canonical(candidate), concurrency
+        try:
+            throughputs, latencies_s = self._surrogate.measurement_quantiles([cell], FORECAST_LEVELS, speed_probe_ms)
+        except ValueError:  # from the simulator
+            return None
+        throughput, throughput_low, throughput_high = map(six_digits, throughputs[:, 0].tolist())
+        latency_ms, low_ms, high_ms = map(six_digits, (1e3 * latencies_s[:, 0]).tolist())
+        if not high_ms <= MOST_MS:
+            return None  # a trials table takes no larger latency
+        latency = self._surrogate.latency
+        return Forecast(throughput, throughput_low, throughput_high, latency_ms, low_ms, high_ms, latency)
+
+    def _state(self, trials: Sequence[Trial]) -> tuple[SearchState, list[Point]]:
+        """Return the inputs of a surrogate after ``trials``, and the points that it can learn from."""
+        speed = fit_speed_correction(trials, self._problem)
+        latency, measured = _complete_points(self._problem, trials, speed)
+        source = self._source(latency) if measured else None
+        return SearchState(self._problem, tuple(trials), latency, self._seed, source, speed), measured
 
     def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
@@ -216,7 +255,13 @@ def _best_loads(cells: Sequence[ConfigurationLoad], gains: Array) -> dict[Candid
 def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
     """Return throughput (infer/s) and binding latency (s), each [cells], as predicted after ``trials``.
 
-    They are those at the median speed of the machine during the trials.
+    They are those at the median speed of the machine during the trials. Raises ValueError as ``fit_surrogate``.
+    """
+    return fit_surrogate(problem, trials).forecast(cells)
+
+
+def fit_surrogate(problem: Problem, trials: Sequence[Trial], seed: int = 0) -> Surrogate:
+    """Return the surrogate after ``trials``, without a warm start.
 
     Raises:
         ValueError: No measurement has both throughput and latency.
@@ -225,7 +270,7 @@ def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[Configur
     latency, measured = _complete_points(problem, trials, speed)
     if not measured:
         raise ValueError("nothing was measured")
-    return Surrogate(SearchState(problem, trials, latency, 0, None, speed), measured).forecast(cells)
+    return Surrogate(SearchState(problem, trials, latency, seed, None, speed), measured)
 
 
 def _complete_points(problem: Problem, trials: Sequence[Trial], speed: SpeedCorrection) -> tuple[str, list[Point]]:

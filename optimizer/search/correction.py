@@ -102,6 +102,7 @@ class Correction:
         # an improbable component must not decide by promising a large improvement
         weights[weights < NEGLIGIBLE * weights.sum()] = 0.0
         self.untransferred = pairs[0]
+        self._usual_noise = float(np.median(residuals.noise))
         self._processes = [pair for pair, weight in zip(pairs, weights, strict=True) if weight]
         self._components: Sequence[tuple[ResidualProcess | FantasyProcess, ...]] = self._processes
         self.probabilities: list[float] = (weights[weights > 0] / weights.sum()).tolist()
@@ -123,6 +124,17 @@ class Correction:
     def noise_scale(self) -> float:
         """The noise of the throughput relative to the usual one, estimated without transfer."""
         return self.untransferred[0].noise_scale
+
+    def measurement_noise(self) -> Array:
+        """Return the standard deviations [components, 2] of a usual measurement of a new deployment."""
+        one = np.zeros(1)
+        noise = _noise(Residuals(one, one, [0], np.array([self._usual_noise]), one))
+        return np.array(
+            [
+                [process.noise_scale * math.sqrt(own[0, 0]) for process, own in zip(pair, noise, strict=True)]
+                for pair in self._processes
+            ]
+        )
 
     def predict(self, inputs: Array, expected: Array | None = None) -> list[Prediction]:
         """Return (mean, standard deviation), each [cells, 2], of the residuals for each component.

@@ -6,8 +6,9 @@ import random
 from collections import Counter
 from itertools import combinations
 
+from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.transfer import TransferredStudy
 
@@ -40,6 +41,10 @@ class GridSearcher:
 
     def expected_load(self, candidate: Candidate) -> int | None:
         """Return None: no load is predicted."""
+        return None
+
+    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
+        """Return None: no measurement is forecast."""
         return None
 
     def observe(self, trial: Trial) -> None:

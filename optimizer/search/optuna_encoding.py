@@ -10,7 +10,7 @@ from typing import Any, Literal
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from objectives.metrics import Measurement
+from objectives.metrics import Forecast, Measurement
 from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point, Trial
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
@@ -135,6 +135,8 @@ def trial_from_attributes(attributes: Mapping[str, Any]) -> Trial:
     for point in attributes[POINTS]:
         load = LoadPoint(**{name: point[name] for name in LoadPoint.__slots__})
         metrics = {name: point[name] for name in Measurement.__slots__ if name in point}
+        if "forecast" in metrics:
+            metrics["forecast"] = Forecast(**metrics["forecast"])
         measurements.append((load, Measurement(**metrics)))
     status: Literal["ok", "failed"] = "ok" if measurements else "failed"
     reason = "" if measurements else str(attributes.get(REASON, ""))

@@ -10,8 +10,9 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import SMALLEST_GAIN
 from optimizer.search.candidate_selector import CandidateSelector, Decision
 from optimizer.search.candidate_tracker import CandidateTracker
@@ -77,6 +78,17 @@ class SimulatedSearcher:
     def expected_load(self, candidate: Candidate) -> int | None:
         """Return the concurrency at which ``candidate`` is predicted to be best, if it was suggested here."""
         return self._expected.get(candidate)
+
+    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
+        """Return the forecast of the surrogate that made the last suggestion, or of one after the first trials.
+
+        None before the first measurement, and for a request rate, which the surrogate does not predict.
+        """
+        if not load.concurrency:
+            return None
+        if not self._selector.is_fitted:  # a comparison, or the trial with which a resumed run continues
+            self._selector.fit(finished_trials(self._tracker.study))
+        return self._selector.forecast(candidate, load.concurrency, speed_probe_ms)
 
     def observe(self, trial: Trial) -> None:
         """Record a finished trial."""

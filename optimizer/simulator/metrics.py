@@ -103,7 +103,7 @@ def simulated_measurement(
         "compute_infer_ms": 1e3 * max(compute_s, 0.0),
         "mean_batch_size": result.mean_batch_size,
     }
-    rounded: dict[str, Any] = {name: _six_digits(value) for name, value in metrics.items()}
+    rounded: dict[str, Any] = {name: six_digits(value) for name, value in metrics.items()}
     return Measurement(
         **rounded,
         compute_input_ms=0.0,
@@ -125,6 +125,6 @@ def _executions_by_size(executions: SimulationTrace, request_batch_size: int) ->
     return entries
 
 
-def _six_digits(value: float) -> float:
+def six_digits(value: float) -> float:
     """Return ``value`` rounded to the precision of a trials table."""
     return float(f"{value:.6g}") if math.isfinite(value) else value

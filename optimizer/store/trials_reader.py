@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from objectives import batch_stats, latency_sketch
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
@@ -135,10 +135,11 @@ MOST_MS = 1e7
 MOST = 1e15
 
 LOAD = ("request_batch_size", "concurrency", "request_rate")
-MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name != "reason")
+MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name not in ("reason", "forecast"))
+FORECAST = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
 ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
 OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "fingerprint")
-COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *OUTCOME)  # all others are parameters
+COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)  # all others are parameters
 DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
@@ -167,12 +168,18 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "request_rate": (1e-6, MOST),
     "deploy_seconds": (0, MOST),
     **{name: (0, MOST_MS) if name.endswith("_ms") else (0, MOST) for name in _FIGURES},
+    **{column: (0, MOST_MS if "_ms" in name else MOST) for column, name in FORECAST.items() if name != "latency"},
     **dict.fromkeys(_SHARES, (0, 1)),
     "score": (-MOST, MOST),
     "confirmation_error": (0, 1),
 }
 
 Value = TypeVar("Value")
+
+
+def forecast_cells(measurement: Measurement) -> dict[str, float | str | None]:
+    """Return the values of the columns in FORECAST."""
+    return {column: getattr(measurement.forecast, name, None) for column, name in FORECAST.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +272,29 @@ def _measurements(
         "latency_sketch": _each(table, "latency_sketch", _latency_sketch),
         "gpu_throttling": table.texts("gpu_throttling"),
         "reason": table.texts("reason"),
+        "forecast": _forecasts(table, numbers),
     }
     names = tuple(columns)
     return [Measurement(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+def _forecasts(table: CsvTable, numbers: Mapping[str, Sequence[float | None]]) -> list[Forecast | None]:
+    """Return the forecast of each row: all its columns have values, or none has."""
+    latencies = _each(table, "forecast_latency", _latency_metric)
+    forecasts: list[Forecast | None] = []
+    for i, latency in enumerate(latencies):
+        row = {
+            column: latency or None if name == "latency" else numbers[column][i] for column, name in FORECAST.items()
+        }
+        empty = [column for column, value in row.items() if value is None]
+        if empty and len(empty) < len(row):
+            raise table.error(i, f"{empty[0]}: is empty, and other columns of the forecast are not")
+        values: dict[str, Any] = {FORECAST[column]: value for column, value in row.items()}
+        for name in () if empty else ("throughput_infer_per_sec", "latency_ms"):
+            if not values[f"{name}_low"] <= values[name] <= values[f"{name}_high"]:
+                raise table.error(i, f"forecast_{name}: {values[name]:g} is outside of its own interval")
+        forecasts.append(None if empty else Forecast(**values))
+    return forecasts
 
 
 def _each(table: CsvTable, column: str, parse: Callable[[str], Value]) -> list[Value]:
@@ -332,6 +359,13 @@ def _is_failed(text: str) -> bool:
 def _load_generator(text: str) -> str:
     if text not in ("", CROSS_CHECKING):
         raise ValueError(f"neither empty nor {CROSS_CHECKING}")
+    return text
+
+
+def _latency_metric(text: str) -> str:
+    allowed = [name for name in METRICS if name.startswith("latency-")]
+    if text and text not in allowed:
+        raise ValueError(f"none of {', '.join(allowed)}")
     return text
 
 

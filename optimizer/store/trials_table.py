@@ -25,12 +25,14 @@ from optimizer.machine.hardware import ID_LENGTH
 from optimizer.store.trials_reader import (
     COLUMNS,
     FAILED,
+    FORECAST,
     LOAD,
     MAX_BYTES,
     MEASUREMENT,
     OUTCOME,
     CsvTable,
     TrialRow,
+    forecast_cells,
     read_csv,
     read_rows,
 )
@@ -57,7 +59,7 @@ class TrialsTable:
         self._model = model
         self._fingerprint = fingerprint
         self._choices = choices
-        self.columns = ("model", "trial", *SETTING_COLUMNS, *choices, *LOAD, *MEASUREMENT, *OUTCOME)
+        self.columns = ("model", "trial", *SETTING_COLUMNS, *choices, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)
 
     def append(
         self,
@@ -77,6 +79,7 @@ class TrialsTable:
             "concurrency": load.concurrency or None,
             "request_rate": load.request_rate or None,
             **{name: getattr(measurement, name) for name in MEASUREMENT},
+            **forecast_cells(measurement),
             "confirmation": confirmation,
             "confirmation_error": confirmation_error or None,
             "load_generator": load_generator,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher
 from optimizer.core.timing import Budget, Stopwatch
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.load_search import LoadSearchRules, doubling_loads
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -178,6 +178,14 @@ class Scheduler:
     def _refuse_if_all_failed(self, trials: Sequence[Trial]) -> None:
         if trials and all(trial.status == "failed" for trial in trials):
             raise ServerFault(f"no configuration can be deployed: {trials[-1].reason}", log=self._failure_log)
+
+    def with_forecast(self, candidate: Candidate, load: LoadPoint, measurement: Measurement) -> Measurement:
+        """Return a new ``measurement`` with the searcher's forecast of it. One that failed gets none."""
+        if measurement.throughput_infer_per_sec is None:
+            return measurement
+        with self.stopwatch.count("search"):
+            forecast = self.searcher.forecast(candidate, load, measurement.speed_probe_ms)
+        return replace(measurement, forecast=forecast)
 
     def rules(self, candidate: Candidate) -> LoadSearchRules:
         """Return the rules of the load search on ``candidate``.

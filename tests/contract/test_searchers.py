@@ -116,6 +116,7 @@ class SmokeContract:
 
     many = 12  # suggestions, if a few are not enough
     large = WIDE  # the space of tests that do not exhaust it
+    forecasts = False  # whether measurements are forecast
 
     @pytest.fixture
     def method(self) -> str:
@@ -134,6 +135,20 @@ class SmokeContract:
         assert {t.candidate for t in run(searcher, 100)} == set(SMALL.candidates())
         assert searcher.suggest() is None
         assert searcher.suggest() is None
+
+    def test_measurements_are_forecast_only_by_methods_that_predict(self, method: str) -> None:
+        searcher = self.make(method, problem_of(self.large))
+        candidate = self.large.candidates()[-1]
+        assert searcher.forecast(candidate, LoadPoint(1, 8), None) is None, "nothing was measured"
+        run(searcher, 3)
+        made = searcher.forecast(candidate, LoadPoint(1, 8), None)
+        assert (made is not None) is self.forecasts
+        assert searcher.forecast(candidate, LoadPoint(1, request_rate=100.0), None) is None
+        if made is not None:
+            assert 0 < made.throughput_infer_per_sec_low < made.throughput_infer_per_sec
+            assert made.throughput_infer_per_sec < made.throughput_infer_per_sec_high
+            assert 0 < made.latency_ms_low < made.latency_ms < made.latency_ms_high
+            assert made.latency == "latency-p95"
 
     def test_a_stored_study_is_continued(self, method: str, tmp_path: Path) -> None:
         storage = tmp_path / "study.journal"
@@ -258,6 +273,7 @@ class TestTpe(SearcherContract):
 
 class TestSimulated(SearcherContract):
     draws = False
+    forecasts = True
     many = 5
     large = MIDDLE  # the method simulates each candidate before each suggestion
 
@@ -302,6 +318,32 @@ class TestSimulated(SearcherContract):
             measured(c).throughput_infer_per_sec or 0 for c in self.large.candidates() if SLA.is_met(measured(c))
         ]
         assert (measured(chosen.candidate).throughput_infer_per_sec or 0) >= 0.9 * max(within)
+
+    def test_a_forecast_is_that_of_the_last_suggestion(self) -> None:
+        """It is made without the trials that ended since, and does not change the next suggestion."""
+        searcher, asked = (make_searcher("simulated", problem_of(self.large)) for _ in range(2))
+        candidate, load = self.large.candidates()[-1], LoadPoint(1, 8)
+        for each in (searcher, asked):
+            run(each, 3)
+        suggested = searcher.suggest()
+        assert suggested is not None
+        assert asked.suggest() == suggested
+        made = asked.forecast(candidate, load, None)
+        for each in (searcher, asked):
+            each.observe(trial(3, suggested))
+        assert asked.forecast(candidate, load, None) == made
+        assert asked.suggest() == searcher.suggest()
+        assert asked.forecast(candidate, load, None) != made
+
+    def test_a_resumed_search_makes_the_same_forecast(self) -> None:
+        problem, load = problem_of(self.large), LoadPoint(1, 8)
+        searcher, resumed = (make_searcher("simulated", problem) for _ in range(2))
+        stored = run(searcher, 3)
+        suggested = searcher.suggest()
+        assert suggested is not None
+        for one in stored:
+            resumed.observe(one)
+        assert resumed.forecast(suggested, load, None) == searcher.forecast(suggested, load, None)
 
     def test_a_suggestion_has_an_expected_load(self) -> None:
         searcher = make_searcher("simulated", problem_of(self.large))

@@ -15,6 +15,7 @@ from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun, remark
+from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
 from optimizer.results.report.parameter_effects import ParameterSample, importance, one_step_off, parameter_samples
@@ -104,6 +105,7 @@ class ReportSection:
     front: ReportTable
     front_remark: str
     stages: ReportTable
+    forecasts: ForecastChecks
     sensitivity: ReportTable
     sensitivity_sentence: str
     importance: Mapping[str, float]
@@ -150,6 +152,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         front=tables.front(outcome),
         front_remark=summary.front_remark(outcome),
         stages=tables.stages(run),
+        forecasts=check_forecasts(run.trials),
         sensitivity=tables.sensitivity(neighbours),
         sensitivity_sentence=tables.sensitivity_sentence(neighbours),
         importance=importance(problem, samples),

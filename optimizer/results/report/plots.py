@@ -12,12 +12,14 @@ from objectives.metrics import METRICS
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, latest_points
 from optimizer.results import formatting
+from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
 from optimizer.results.recommendation import FRONT_METRICS
 from optimizer.results.report import tables
 from optimizer.results.report.figure_style import (
     LIGHT,
     ROLE_COLOURS,
     Drawing,
+    bars,
     bound_lines,
     dot_size,
     fit,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 RUNNER_UP_COLOURS = (LIGHT["stage-1"], LIGHT["stage-6"])
 MARKERS = "osD^v"
+MOST_FORECASTS = 100  # intervals in a panel
 
 
 def pareto(run: FinishedRun) -> Drawing | None:
@@ -154,6 +157,45 @@ def progress(run: FinishedRun) -> Drawing | None:
     description += ", before the confirmation on fresh servers." if run.outcome and run.outcome.again else "."
     labels = {"met": [_tooltip(point) for point, *_ in met]}
     return Drawing("progress", "Search progress", description, figure, labels)
+
+
+def forecasts(checks: ForecastChecks) -> Drawing | None:
+    """Draw the measured throughputs and latencies relative to their forecasts, with the 95 % intervals."""
+    if not checks.throughput:
+        return None
+    figure = new_figure(3.9)
+    labels: dict[str, list[str]] = {}
+    panels = figure.subplots(1, 2)
+    for axes, every in zip(panels, (checks.throughput, checks.latency), strict=True):
+        step = math.ceil(len(every) / MOST_FORECASTS)
+        name, shown = every[0].metric.name, list(enumerate(every, start=1))[::step]
+        half = 0.3 * step
+        corners = [(x - half, one.low / one.expected, x + half, one.high / one.expected) for x, one in shown]
+        bars(axes, corners, LIGHT["rule"], f"forecast-{name}", "95 % interval of the forecast")
+        for is_inside, colour, place in ((True, "good", "inside"), (False, "bad", "outside")):
+            dots = [(x, one) for x, one in shown if one.is_inside is is_inside]
+            gid = f"{name}-{place}"
+            look: dict[str, Any] = {
+                "c": LIGHT[colour],
+                "s": dot_size(len(shown)),
+                "label": f"measured, {place}",
+                "gid": gid,
+            }
+            axes.scatter([x for x, _ in dots], [one.measured / one.expected for _, one in dots], zorder=4, **look)
+            labels[gid] = [_forecast_tooltip(one) for _, one in dots]
+        axes.axhline(1, color=LIGHT["quiet"], linewidth=1)
+        axes.set_title(f"{formatting.metric_label(name)}, relative to the forecast")
+        axes.set_xlabel("measurements with a forecast, in their order")
+        axes.set_xlim(0, len(every) + 1)
+        axes.set_ylim(0, 1.08 * max(max(one.high, one.measured) / one.expected for _, one in shown))
+        thousands(axes)
+    fit(figure, legend_above(figure, *panels))
+    return Drawing("forecasts", "Forecasts of the search and its measurements", str(checks), figure, labels)
+
+
+def _forecast_tooltip(check: CheckedForecast) -> str:
+    low, high = formatting.number(check.low), formatting.number(check.high)
+    return f"{_tooltip(check.point)}; forecast: {formatting.quantity(check.metric, check.expected)} ({low} to {high})"
 
 
 def _tooltip(point: Point) -> str:

@@ -40,6 +40,7 @@ def drawings(run: FinishedRun, section: ReportSection) -> Iterator[Drawing]:
         lambda: server_plots.stages(run),
         lambda: server_plots.batches(run),
         lambda: plots.progress(run),
+        lambda: plots.forecasts(section.forecasts),
         lambda: plots.importance(section.importance, len(section.samples)),
         lambda: plots.slices(run, section.samples),
         lambda: server_plots.noise(run),

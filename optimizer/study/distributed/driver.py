@@ -232,7 +232,7 @@ class Driver:
             case WorkerReady():
                 return True
             case TrialEnded(trial, log, references):
-                del self._running[worker]
+                trial = _with_known_forecasts(trial, self._running.pop(worker)[1])
                 self.recorder.add_references(worker, references)
                 self._finish(trial, self.recorder.write_log(trial.number, log))
                 return True
@@ -240,6 +240,9 @@ class Driver:
                 if worker in self._running:
                     self._lose(*self._running.pop(worker), event.reason)
                 return True
+        if isinstance(event, LoadMeasured):  # workers have no searcher
+            measurement = self.scheduler.with_forecast(event.trial.candidate, event.load, event.measurement)
+            event = replace(event, measurement=measurement)
         self.recorder.record(worker.host, event)
         if isinstance(event, LoadMeasured) and worker in self._running:
             role, known = self._running[worker]
@@ -266,3 +269,10 @@ class Driver:
 
     def _write_unfinished(self) -> None:
         self._unfinished.write(trial.number for _, trial in (*self._running.values(), *self._waiting))
+
+
+def _with_known_forecasts(trial: Trial, known: Trial) -> Trial:
+    """Return the ``trial`` of a worker with the forecasts that were stored with its measurements in ``known``."""
+    stored = {(load, replace(measurement, forecast=None)): measurement for load, measurement in known.measurements}
+    own = tuple((load, stored.get((load, measurement), measurement)) for load, measurement in trial.measurements)
+    return replace(trial, measurements=own)

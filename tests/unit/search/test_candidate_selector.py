@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from objectives.batch_stats import BatchStatistic
-from objectives.metrics import Measurement
+from objectives.metrics import Forecast, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
@@ -330,10 +331,13 @@ def test_a_change_of_speed_that_the_probe_shows_changes_no_prediction() -> None:
 def test_trials_come_back_from_the_study_as_they_were() -> None:
     study = optuna.create_study(direction="maximize")
     tracker = CandidateTracker(problem(), study)
-    for one in BASELINES:
+    forecast = Forecast(100.0, 90.5, 110.25, 10.0, 8.0, 12.0, "latency-p95")
+    load, measured = BASELINES[1].measurements[0]
+    trials = [BASELINES[0], replace(BASELINES[1], measurements=((load, replace(measured, forecast=forecast)),))]
+    for one in trials:
         tracker.record(one)
-    assert finished_trials(study) == list(BASELINES)
-    assert trial_from_attributes(study.trials[0].user_attrs) == BASELINES[0]
+    assert finished_trials(study) == trials
+    assert trial_from_attributes(json.loads(json.dumps(study.trials[1].user_attrs))) == trials[1]
 
 
 def test_a_second_trial_of_a_candidate_is_stored_once() -> None:

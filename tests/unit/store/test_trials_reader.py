@@ -51,6 +51,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "confirmation": (("0", "-1", "x"), "not a whole number from 1 to 2147483647"),
     "deploy_seconds": FIGURE,
     "load_generator": (("wrk",), "neither empty nor perf_analyzer"),
+    "forecast_latency": (("p95", "throughput"), "none of latency-avg, latency-p50,"),
     "status": (("lost",), "neither ok nor failed"),
     "score": (("nan", "inf", LARGE), "not a number from -1e+15 to 1e+15"),
     **dict.fromkeys(("gpu_utilization", "other_cpu_share", "late_request_share", "confirmation_error"), SHARE),
@@ -59,7 +60,8 @@ FREE_TEXTS = {"model", "gpu_throttling", "reason", "fingerprint"}
 
 
 def wrong_values(column: str) -> tuple[tuple[str, ...], str]:
-    return WRONG.get(column) or (MILLISECONDS if column.endswith("_ms") else FIGURE)
+    is_time = column.endswith("_ms") or column.startswith("forecast_latency_ms")
+    return WRONG.get(column) or (MILLISECONDS if is_time else FIGURE)
 
 
 @pytest.fixture
@@ -94,3 +96,41 @@ def test_a_value_outside_the_range_of_its_column_is_reported_on_one_line(reader:
 
 def test_every_column_has_a_range_or_is_a_text() -> None:
     assert set(COLUMNS) == {*WHOLE_NUMBERS, *NUMBERS, *WRONG, *FREE_TEXTS}
+
+
+FORECAST_CELLS = {
+    "forecast_throughput_infer_per_sec": "100",
+    "forecast_throughput_infer_per_sec_low": "90",
+    "forecast_throughput_infer_per_sec_high": "120",
+    "forecast_latency_ms": "8",
+    "forecast_latency_ms_low": "7",
+    "forecast_latency_ms_high": "10",
+    "forecast_latency": "latency-p95",
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fault"),
+    [
+        *(
+            (column, "", f"{column}: is empty, and other columns of the forecast are not")
+            for column in FORECAST_CELLS
+        ),
+        ("forecast_throughput_infer_per_sec_low", "101", "throughput_infer_per_sec: 100 is outside of its own"),
+        ("forecast_throughput_infer_per_sec_high", "99", "throughput_infer_per_sec: 100 is outside of its own"),
+        ("forecast_latency_ms", "10.5", "forecast_latency_ms: 10.5 is outside of its own interval"),
+    ],
+)
+def test_a_forecast_is_complete_and_within_its_own_interval(column: str, value: str, fault: str, run: Path) -> None:
+    path = run / "trials.csv"
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, dict.fromkeys([*rows[0], *FORECAST_CELLS]))
+        writer.writeheader()
+        writer.writerow(rows[0] | FORECAST_CELLS)
+        writer.writerow(rows[1] | FORECAST_CELLS | {column: value})
+    with pytest.raises(BadInputError) as caught:
+        read_run(run)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert fault in str(caught.value)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import Measurement
+from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
@@ -31,6 +31,8 @@ CANDIDATE = Candidate(
     instance_count=2,
     fields=(("optimization.graph.level", -1), ("parameters.intra_op_thread_count.string_value", "2")),
 )
+
+FORECAST = Forecast(110.0, 95.5, 130.25, 5.5, 4.0, 7.125, "latency-p95")
 
 
 def table(path: Path) -> TrialsTable:
@@ -173,6 +175,26 @@ def test_counts_and_sketches_are_read_back(tmp_path: Path) -> None:
     table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), window, confirmation=1)
     (trial,) = table(path).read()
     assert trial.confirmations[0].measurement == window
+
+
+def test_forecasts_are_read_back(tmp_path: Path) -> None:
+    path, trial = tmp_path / "trials.csv", Trial(0, CANDIDATE)
+    first, second = measurement(100, 5), replace(measurement(120, 6), forecast=FORECAST)
+    for measured in (first, second):
+        table(path).append(trial, LoadPoint(1, 1), measured)
+    (read,) = table(path).read()
+    assert [measured for _, measured in read.measurements] == [first, second]
+
+
+def test_a_table_without_forecasts_is_continued_in_its_own_columns(tmp_path: Path) -> None:
+    path, load = tmp_path / "trials.csv", LoadPoint(1, 1)
+    older = table(path)
+    older.columns = tuple(name for name in older.columns if not name.startswith("forecast_"))
+    older.append(Trial(0, CANDIDATE), load, measurement(100, 5))
+    continued = table(path)
+    (read,) = continued.read()
+    continued.append(read, load, replace(measurement(120, 6), forecast=FORECAST))
+    assert continued.read() == [replace(read, measurements=(*read.measurements, (load, measurement(120, 6))))]
 
 
 def test_cross_checks_are_kept_apart_from_windows_and_searched_loads(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ class DriverSetup:
     problem: Problem
     folder: RunFolder
 
-    def driver(self, workers: SimulatedWorkers, max_trials: int = 10) -> Driver:
-        searcher = make_searcher("random", self.problem, storage=str(self.folder.study))
+    def driver(self, workers: SimulatedWorkers, max_trials: int = 10, search: str = "random") -> Driver:
+        searcher = make_searcher(search, self.problem, storage=str(self.folder.study))
         comparisons = [("baseline", BASELINE), ("dynamic_batching", Candidate(64, True))]
         scheduler = Scheduler(self.problem, searcher, Budget(600, max_trials), Stopwatch(), comparisons)
         return Driver(workers, scheduler, self.recorder())
@@ -113,6 +113,15 @@ def test_no_configuration_is_tried_twice(setup: DriverSetup) -> None:
     assert trials[0].candidate == BASELINE
     assert setup.recorder().table.read() == trials
     assert UnfinishedTrials(setup.folder.path).read() == set()
+
+
+def test_measurements_of_workers_get_the_forecasts_of_the_driver(setup: DriverSetup) -> None:
+    trials = setup.driver(SimulatedWorkers(2), search="simulated").run()
+    assert len(trials) > 4
+    assert setup.recorder().table.read() == trials
+    for trial in trials:
+        forecasts = [measurement.forecast for _, measurement in trial.measurements]
+        assert all(forecasts) is (trial.number > 0), "the first trial has nothing to learn from"
 
 
 def test_each_configuration_is_tried_once_until_none_is_left(setup: DriverSetup) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.search import make_searcher
+from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import RecordedServer
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.study import Tuner
@@ -99,6 +100,23 @@ def test_every_search_ends_near_the_best_of_the_table(study: Session, known_tabl
         assert 2 < outcome.trials < len(study.problem.space), "it stops when no trial is worth its time"
     else:
         assert outcome.trials == len(study.problem.space)
+
+
+def test_each_measurement_is_stored_with_the_forecast_from_the_trials_before(study: Session) -> None:
+    study.search = "simulated"
+    trials = study.tuner().run(COMPARISONS)
+    assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
+    assert all(measurement.forecast is None for _, measurement in trials[0].measurements), "nothing was known"
+    assert len(trials) > 2
+    for place, trial in enumerate(trials[1:], start=1):
+        surrogate = fit_surrogate(study.problem, trials[:place])
+        for load, measurement in trial.measurements:
+            cell = study.problem.space.canonical(trial.candidate), load.concurrency
+            throughputs, latencies_s = surrogate.measurement_quantiles([cell], (0.5, 0.025, 0.975))
+            assert measurement.forecast is not None
+            made = astuple(measurement.forecast)
+            assert made[:3] == pytest.approx(throughputs[:, 0], rel=1e-5)
+            assert made[3:6] == pytest.approx(1e3 * latencies_s[:, 0], rel=1e-5)
 
 
 def test_the_comparisons_come_first(study: Session) -> None:

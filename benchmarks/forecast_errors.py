@@ -1,0 +1,258 @@
+"""Compare the search's forecasts with its measurements: error, and coverage of the intervals, for each model.
+
+    python benchmarks/forecast_errors.py [RUN ...] [--tune FOLDER] [--passes 3] > benchmarks/forecast_errors.md
+
+A RUN is the folder of a finished run. ``--tune FOLDER`` first makes one for each of MODELS in FOLDER, without
+confirmation; a repeated command keeps those that are there. The recorded tables (tables/recordings/) are searched
+under three bounds, each pass as a table of its own, so that its noise is that of single measurements.
+
+The forecast of a measurement is computed again from the trials before its own, as the run did, at the speed that the
+probe of its deployment shows. A warm start is not repeated. Only stable measurements at a concurrency count. Targets:
+intervals of 80 % and 95 % cover 75 to 85 % and 92 to 98 % of the measurements. Prints Markdown; progress goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from other_machines import RECORDINGS, write_recordings
+from search_methods import FEASIBLE_SHARES, bound_ms
+from tune_runs import TuneFailedError, row, run_tune
+
+from objectives.metrics import METRICS
+from optimizer.config.search_space import Problem
+from optimizer.core.errors import TuneError
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Trial
+from optimizer.measure.measurer import Measurer
+from optimizer.replay.engine import DiscardingRecord, recorded_problem
+from optimizer.results.finished_run import read_run
+from optimizer.results.watchers import QuietWatcher
+from optimizer.search import make_searcher
+from optimizer.search.candidate_selector import fit_surrogate
+from optimizer.store.recording import Recording, baselines, read_recording
+from optimizer.study.study import Tuner
+
+MODELS = ("dlrm", "mlp", "bert-mini", "minilm-16", "text_recognition-small")
+LEVELS = (0.5, 0.1, 0.9, 0.025, 0.975)  # the median, and the ends of the 80 % and of the 95 % interval
+TARGETS = {"80 %": (0.75, 0.85), "95 %": (0.92, 0.98)}
+PROOF = Path(__file__).with_name("simulator_proof.md")
+MAX_TRIALS = 30
+COLUMNS = (
+    *("model", "source", "searches", "measurements"),
+    *("throughput: median error", "in 80 %", "in 95 %"),
+    *("latency: median error", "in 80 %", "in 95 %"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured value and the quantiles of its forecast, at LEVELS."""
+
+    measured: float
+    quantiles: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """The relative error of the median."""
+        return abs(self.quantiles[0] / self.measured - 1)
+
+    def is_inside(self, interval: int) -> bool:
+        """Return whether the value is in the 80 % interval (0) or in the 95 % interval (1)."""
+        low, high = self.quantiles[1 + 2 * interval : 3 + 2 * interval]
+        return low <= self.measured <= high
+
+
+@dataclass(frozen=True)
+class SearchChecks:
+    """The checks of throughput and latency of one search on ``model``; ``source`` is ``run`` or ``table``."""
+
+    model: str
+    source: str
+    throughput: list[Check]
+    latency: list[Check]
+
+
+def main() -> None:
+    arguments = _arguments()
+    folders = [*arguments.runs, *(_made_runs(arguments.tune, arguments.budget) if arguments.tune else [])]
+    searches = [*map(_of_run, folders), *_of_tables(arguments.passes)]
+    print("# Forecasts of the search: latest measurement\n")
+    print(f"`{shlex.join(['python', 'benchmarks/forecast_errors.py', *sys.argv[1:]])}`\n")
+    print("\n".join(report(searches, _proof_errors())))
+    print(f"\n{time.strftime('%Y-%m-%d')}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--tune", type=Path, metavar="FOLDER", help=f"make runs of {', '.join(MODELS)} in it first")
+    parser.add_argument("--budget", default="3m", help="budget of each of these runs (3m)")
+    parser.add_argument(
+        "--passes", type=int, default=3, metavar="N", help="passes of each recorded table, 0 to 3 (3)"
+    )
+    return parser.parse_args()
+
+
+# -- searches -----------------------------------------------------------------------------------------------------
+
+
+def _made_runs(folder: Path, budget: str) -> list[Path]:
+    """Return the folder of a finished run of each of MODELS; the run is made if there is none."""
+    runs = []
+    for model in MODELS:
+        earlier = [path.parent for path in sorted(folder.glob(f"{model}/*/run.json"))]
+        made = [run for run in earlier if read_run(run).status in ("found", "none")]
+        if not made:
+            _say(f"tune {model}")
+            try:
+                made = [run_tune(["--budget", budget, "--no-confirmation", model], folder).folder]
+            except TuneFailedError as error:
+                sys.exit(f"{error}\nRepeat the command to continue; what is done is in {folder}")
+        runs.append(made[-1])
+    return runs
+
+
+def _of_run(folder: Path) -> SearchChecks:
+    try:
+        run = read_run(folder)
+    except TuneError as error:
+        sys.exit(str(error))
+    _say(f"run {folder}")
+    return checks(run.problem.model, "run", run.problem, run.trials, run.options.seed)
+
+
+def _of_tables(passes: int) -> Iterator[SearchChecks]:
+    """Yield the checks of each pass of each recorded table, under each bound of FEASIBLE_SHARES."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in sorted(RECORDINGS.glob("*.csv")):
+            for number in range(passes):
+                table = Path(scratch, f"{path.stem}_{number}.csv")
+                write_recordings(path.stem, [number], table)
+                recording = read_recording(table)
+                for share in FEASIBLE_SHARES.values():
+                    problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
+                    _say(f"{table.stem}, p95 <= {problem.sla.latency_bound_ms():g} ms")
+                    yield checks(path.stem, "table", problem, search(recording, problem, number), number)
+
+
+def search(recording: Recording, problem: Problem, seed: int) -> list[Trial]:
+    """Return the trials of the default search on a recorded table."""
+    server = recording.server
+    tuner = Tuner(
+        problem=problem,
+        searcher=make_searcher("simulated", problem, seed),
+        target=server,
+        measurer=Measurer(server, server, DiscardingRecord(), QuietWatcher()),
+        budget=Budget(math.inf, MAX_TRIALS),
+    )
+    return tuner.run(baselines(problem.space))
+
+
+def checks(model: str, source: str, problem: Problem, trials: Sequence[Trial], seed: int) -> SearchChecks:
+    """Return the checks of all stable measurements in ``trials``, each forecast from the trials before its own."""
+    throughputs, latencies = list[Check](), list[Check]()
+    ordered = sorted(trials, key=lambda trial: trial.number)
+    for place, trial in enumerate(ordered):
+        measured = [(load.concurrency, m) for load, m in trial.measurements if load.concurrency and m.stable]
+        if not measured:
+            continue
+        try:
+            surrogate = fit_surrogate(problem, ordered[:place], seed)
+        except ValueError:  # nothing was measured before
+            continue
+        for concurrency, measurement in measured:
+            throughput = measurement.throughput_infer_per_sec
+            latency_ms = METRICS[surrogate.latency].value(measurement)
+            if not throughput or not latency_ms:
+                continue
+            cell = problem.space.canonical(trial.candidate), concurrency
+            try:
+                forecast = surrogate.measurement_quantiles([cell], LEVELS, measurement.speed_probe_ms)
+            except ValueError:  # its batches are larger than those of the space
+                continue
+            of_throughput, of_latency = (tuple(quantiles[:, 0].tolist()) for quantiles in forecast)
+            throughputs.append(Check(throughput, of_throughput))
+            latencies.append(Check(latency_ms / 1e3, of_latency))
+    return SearchChecks(model, source, throughputs, latencies)
+
+
+# -- report -------------------------------------------------------------------------------------------------------
+
+
+def report(searches: Sequence[SearchChecks], proof: tuple[str, str]) -> list[str]:
+    """Return the table in Markdown, and whether the targets are met over all runs and over all tables."""
+    groups: dict[tuple[str, str], list[SearchChecks]] = {}
+    for one in searches:
+        if one.throughput:
+            groups.setdefault((one.model, one.source), []).append(one)
+    lines = [row(*COLUMNS), "| :-- | :-- |" + " --: |" * (len(COLUMNS) - 2)]
+    lines += [row(*group, *_cells(own)) for group, own in groups.items()]
+    totals: dict[str, list[SearchChecks]] = {}
+    for (_, source), own in groups.items():
+        totals.setdefault(source, []).extend(own)
+    lines += [row("**all**", source, *_cells(own)) for source, own in totals.items()]
+    lines += [
+        "",
+        "*In 80 %* is the share of the measurements that are within the 80 % interval. An error is relative to the",
+        "measurement. For comparison: the simulation of a model that sleeps for known times has mean errors of",
+        f"{proof[0]} in throughput and {proof[1]} in p95 ([simulator_proof.md](simulator_proof.md)). It is fitted to",
+        "more measurements, and its service times are simpler.",
+        "",
+        "Targets for the coverage:",
+        "",
+    ]
+    for source, own in totals.items():
+        for metric, of_metric in _by_metric(own).items():
+            for interval, (name, (least, most)) in enumerate(TARGETS.items()):
+                share = _coverage(of_metric, interval)
+                judged = "met" if least <= share <= most else "**missed**"
+                lines.append(f"- {source}s, {metric}, {name}: {share:.1%} ({least:.0%} to {most:.0%}: {judged})")
+    return lines
+
+
+def _cells(searches: Sequence[SearchChecks]) -> list[str]:
+    by_metric = _by_metric(searches)
+    cells = [f"{len(searches)}", f"{len(by_metric['throughput']):,}"]
+    for of_metric in by_metric.values():
+        cells.append(f"{statistics.median(check.error for check in of_metric):.1%}")
+        cells += [f"{_coverage(of_metric, interval):.0%}" for interval in range(len(TARGETS))]
+    return cells
+
+
+def _by_metric(searches: Sequence[SearchChecks]) -> Mapping[str, list[Check]]:
+    return {
+        "throughput": [check for one in searches for check in one.throughput],
+        "latency": [check for one in searches for check in one.latency],
+    }
+
+
+def _coverage(of_metric: Sequence[Check], interval: int) -> float:
+    return statistics.fmean(check.is_inside(interval) for check in of_metric)
+
+
+def _proof_errors() -> tuple[str, str]:
+    """Return the mean errors of throughput and p95 that simulator_proof.py has written."""
+    match = re.search(r"throughput MAPE ([\d.]+)% · p95 MAPE ([\d.]+)%", PROOF.read_text())
+    if match is None:
+        sys.exit(f"{PROOF}: states no errors; run benchmarks/simulator_proof.py --predict-only first")
+    return f"{match[1]} %", f"{match[2]} %"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Forecasts of measurements: quantiles of mixtures, noise, and the speed of the machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.search.acquisition import mixture_quantiles
+from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
+from optimizer.search.correction import MOMENT_NOISE, TAIL_NOISE, THROUGHPUT_NOISE, Correction, Residuals
+from optimizer.search.gaussian_process import NOISE_SCALES
+from optimizer.simulator.speed_correction import fit_speed_correction
+from tests.conftest import known_server
+
+SPACE = SearchSpace((1, 8, 32), ("off", 0, 500), instance_count=(1, 2))
+PROBLEM = Problem("m", SPACE, 1, 32, sla=Sla.from_bounds({"p95": 20.0}), cpu_count=2)
+BATCHED = Candidate(32, True)
+LEVELS = (0.5, 0.025, 0.975)
+numbers = st.floats(-5, 5, allow_nan=False)
+deviations = st.floats(1e-4, 3, allow_nan=False)
+
+
+def trial(number: int, candidate: Candidate, *loads: int, probe_ms: float | None = None) -> Trial:
+    measured = [
+        (LoadPoint(1, load), replace(known_server(candidate, load, 1), speed_probe_ms=probe_ms)) for load in loads
+    ]
+    return Trial(number, candidate, tuple(measured))
+
+
+BEFORE = [trial(0, Candidate(1), 4), trial(1, BATCHED, 4, 16)]
+
+
+# -- mixtures -----------------------------------------------------------------------------------------------------
+
+
+def test_one_component_has_the_quantiles_of_a_normal_distribution() -> None:
+    quantiles = mixture_quantiles(np.ones(1), np.array([[2.0, -1.0]]), np.array([[0.5, 3.0]]), LEVELS)
+    assert quantiles == pytest.approx(np.array([norm.ppf(level, [2.0, -1.0], [0.5, 3.0]) for level in LEVELS]))
+
+
+def test_components_far_apart_share_the_quantiles() -> None:
+    """The lower component has a probability of 0.3, and so all levels below 0.3."""
+    means, spreads = np.array([[-100.0], [100.0]]), np.ones((2, 1))
+    low, high = mixture_quantiles(np.array([0.3, 0.7]), means, spreads, [0.15, 0.65])[:, 0]
+    assert low == pytest.approx(-100.0)
+    assert high == pytest.approx(100.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), numbers, deviations), min_size=1, max_size=6),
+    st.lists(st.floats(0.001, 0.999), min_size=2, max_size=4),
+)
+def test_as_much_probability_as_the_level_is_below_a_quantile(
+    components: list[tuple[float, float, float]], levels: list[float]
+) -> None:
+    weights, means, spreads = (np.array(column) for column in zip(*components, strict=True))
+    probabilities = weights / weights.sum()
+    quantiles = mixture_quantiles(probabilities, means[:, None], spreads[:, None], sorted(levels))[:, 0]
+    below = [float(probabilities @ norm.cdf(quantile, means, spreads)) for quantile in quantiles]
+    assert below == pytest.approx(sorted(levels), abs=1e-6)
+    assert list(quantiles) == sorted(quantiles)
+
+
+# -- forecasts of measurements ------------------------------------------------------------------------------------
+
+
+def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval without noise has the uncertainty of the mean. The noise of both processes adds to a latency."""
+    surrogate, widths = fit_surrogate(PROBLEM, BEFORE), []
+    for noise in ([0.0, 0.0], [0.3, 0.4]):
+        monkeypatch.setattr(Correction, "measurement_noise", lambda _, noise=noise: np.array([noise]))
+        quantiles = surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS)
+        widths.append([math.log(high / low) for _, low, high in (column[:, 0] for column in quantiles)])
+    added = [math.sqrt(wide**2 - narrow**2) for narrow, wide in zip(*widths, strict=True)]
+    assert added == pytest.approx([2 * norm.ppf(0.975) * noise for noise in (0.3, 0.5)])
+
+
+def test_the_noise_of_a_measurement_is_that_of_a_usual_one_at_the_estimated_scale() -> None:
+    relative = np.array([1.5, 1.5, 4.0])
+    values = np.array([[0.0, 0.0], [0.3, 0.5], [-0.3, -0.5]])  # at equal inputs, so all of it is noise
+    correction = Correction(Residuals(np.zeros((3, 8)), values, [0, 1, 2], relative, np.zeros(3)), 0.1)
+    ((throughput, tail),) = correction.measurement_noise()
+    assert correction.noise_scale == max(NOISE_SCALES)
+    assert throughput == pytest.approx(correction.noise_scale * math.hypot(MOMENT_NOISE, 1.5 * THROUGHPUT_NOISE))
+    assert tail == pytest.approx(max(NOISE_SCALES) * 1.5 * TAIL_NOISE)
+
+
+def test_a_configuration_unlike_the_measured_ones_has_a_wider_interval() -> None:
+    surrogate = fit_surrogate(PROBLEM, BEFORE)
+    (_, low, high), (_, far_low, far_high) = (
+        surrogate.measurement_quantiles([cell], LEVELS)[0][:, 0]
+        for cell in ((BATCHED, 16), (Candidate(8, True, 500, instance_count=2), 32))
+    )
+    assert far_high / far_low > 1.5 * high / low
+
+
+def test_a_slow_machine_is_forecast_to_serve_less() -> None:
+    """The machine is at its median speed in the first forecast, and slower by a fifth in the second."""
+    trials = [trial(0, Candidate(1), 4, probe_ms=80.0), trial(1, BATCHED, 4, 16, probe_ms=110.0)]
+    trials += [trial(2, Candidate(8, True), 8, probe_ms=100.0)]
+    surrogate, slope = fit_surrogate(PROBLEM, trials), fit_speed_correction(trials, PROBLEM).slope
+    assert slope > 0.2
+    (usual, latency), (slow, slow_latency) = (
+        surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS, probe_ms) for probe_ms in (100.0, 120.0)
+    )
+    assert usual == pytest.approx(surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS)[0])
+    assert slow[0, 0] == pytest.approx(usual[0, 0] / 1.2**slope)
+    assert slow_latency[0, 0] == pytest.approx(latency[0, 0] * 1.2**slope)
+    assert slow[2, 0] / slow[1, 0] > usual[2, 0] / usual[1, 0], "the slope is uncertain"
+
+
+def test_larger_batches_than_those_of_the_space_have_no_forecast() -> None:
+    selector = CandidateSelector(PROBLEM)
+    selector.fit(BEFORE)
+    assert selector.forecast(Candidate(256, True), 200, None) is None
+    assert selector.forecast(Candidate(16, True), 16, None) is not None, "outside the space, but as small"
+
+
+def test_a_selector_without_a_measurement_makes_no_forecast() -> None:
+    selector = CandidateSelector(PROBLEM)
+    selector.fit([Trial(0, Candidate(1), status="failed", reason="out of memory")])
+    assert selector.forecast(BATCHED, 16, None) is None
+    selector.fit(BEFORE)
+    made = selector.forecast(BATCHED, 16, None)
+    assert made is not None
+    assert made.latency == "latency-p95"
+    assert made.throughput_infer_per_sec == pytest.approx(
+        known_server(BATCHED, 16, 1).throughput_infer_per_sec, rel=0.1
+    )
