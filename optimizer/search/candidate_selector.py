@@ -12,8 +12,9 @@ import numpy as np
 from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
-from optimizer.search.acquisition import SearchState, Surrogate
 from optimizer.search.correction import setting_features
+from optimizer.search.simulated_posterior import SearchState
+from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, binding_latency, is_complete, six_digits

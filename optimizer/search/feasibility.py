@@ -6,8 +6,8 @@ failed are likely to fail too, so after two failures of such a family the search
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -17,67 +17,65 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import Array
 
-# A family of configurations is sound or broken. SOUND is the prior probability of a sound one; ODD that a deployment
-# of a sound family fails, or one of a broken family succeeds.
-SOUND, ODD = 0.9, 0.05
+NONE_BROKEN = 0.8  # prior probability
+# probabilities that a deployment of a broken family succeeds, and that another deployment fails
+BROKEN_WORKS, SOUND_FAILS = 0.03, 0.05
 
-Family = tuple[Hashable, ...]
+Family = tuple[str, Hashable]
 
 
 class Feasibility:
-    """The probability of success by family, learned from finished trials.
+    """The probability of success, learned from finished trials.
 
-    A family has the same value of a field, the same execution settings, or dynamic batching in common. There are also
-    families of at least as many instances, and of at least as large a maximum batch size. A failure with fewer of
-    them counts against such a family, and a success with more of them counts for it.
+    At most one family of configurations is taken to be broken; which one follows from Bayes' rule. A family has the
+    same execution settings, the same value of a field or dynamic batching in common, or it has at least some number
+    of instances or some maximum batch size.
     """
 
     def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:
-        """Count the successes and failures. A trial succeeds if one of its measurements is within ``bounds``."""
-        self._outcomes: dict[Candidate, Counter[bool]] = {}
+        """Weigh the families of all failures. A trial succeeds if one of its measurements is within ``bounds``."""
+        outcomes: list[tuple[Candidate, bool]] = []
         for trial in trials:
             measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
-            outcome = any(map(bounds.is_met, measured))
-            self._outcomes.setdefault(space.canonical(trial.candidate), Counter())[outcome] += 1
-        self._known: dict[Candidate, float] = {}
+            outcomes.append((space.canonical(trial.candidate), any(map(bounds.is_met, measured))))
+        families = dict.fromkeys(family for candidate, ok in outcomes if not ok for family in _families(candidate))
+        weights = {family: (1 - NONE_BROKEN) / len(families) * _likelihood(family, outcomes) for family in families}
+        total = sum(weights.values()) + NONE_BROKEN * _likelihood(None, outcomes)
+        self._broken = {family: weight / total for family, weight in weights.items()}
 
     def probabilities(self, candidates: Sequence[Candidate]) -> Array:
-        """Return the probability [candidates] of success, that of the candidate's least sound family."""
-        if not any(outcomes[False] for outcomes in self._outcomes.values()):
+        """Return the probability [candidates] of success, relative to that of a configuration of no broken family."""
+        if not self._broken:
             return np.ones(len(candidates))
-        for candidate in candidates:
-            if candidate not in self._known:
-                self._known[candidate] = min(self._of_families(candidate))
-        return np.array([self._known[candidate] for candidate in candidates])
+        known = {candidate: self._probability(candidate) for candidate in dict.fromkeys(candidates)}
+        return np.array([known[candidate] for candidate in candidates])
 
-    def _of_families(self, candidate: Candidate) -> Iterator[float]:
-        own = set(_same(candidate))
-        for family in own:
-            alike = [outcomes for other, outcomes in self._outcomes.items() if family in _same(other)]
-            yield _probability(sum(o[True] for o in alike), sum(o[False] for o in alike))
-        for size in (_instances, _largest_batch):
-            succeeded = sum(o[True] for other, o in self._outcomes.items() if size(other) >= size(candidate))
-            failed = sum(o[False] for other, o in self._outcomes.items() if size(other) <= size(candidate))
-            yield _probability(succeeded, failed)
+    def _probability(self, candidate: Candidate) -> float:
+        broken = sum(weight for family, weight in self._broken.items() if _belongs(candidate, family))
+        return 1 - broken * (1 - BROKEN_WORKS / (1 - SOUND_FAILS))
 
 
-def _same(candidate: Candidate) -> Iterator[Family]:
+def _families(candidate: Candidate) -> Iterator[Family]:
     yield "execution settings", execution_settings(candidate)
-    yield "dynamic_batching", candidate.dynamic_batching
-    yield from candidate.fields
+    yield "dynamic batching", candidate.dynamic_batching
+    yield "instances", candidate.instances
+    yield "max_batch_size", candidate.max_batch_size
+    yield from (("field", pair) for pair in candidate.fields)
 
 
-def _instances(candidate: Candidate) -> int:
-    return candidate.instances
+def _belongs(candidate: Candidate, family: Family) -> bool:
+    kind, value = family
+    if kind == "instances":
+        return candidate.instances >= cast(int, value)
+    if kind == "max_batch_size":
+        return candidate.max_batch_size >= cast(int, value)
+    return family in _families(candidate)
 
 
-def _largest_batch(candidate: Candidate) -> int:
-    return candidate.max_batch_size
-
-
-def _probability(succeeded: int, failed: int) -> float:
-    """Return the probability that the next deployment of a family succeeds (Bayes' rule)."""
-    sound = SOUND * (1 - ODD) ** succeeded * ODD**failed
-    broken = (1 - SOUND) * ODD**succeeded * (1 - ODD) ** failed
-    share = sound / (sound + broken)
-    return share * (1 - ODD) + (1 - share) * ODD
+def _likelihood(broken: Family | None, outcomes: Sequence[tuple[Candidate, bool]]) -> float:
+    """Return the probability of ``outcomes`` if the family ``broken`` is, or none if it is None."""
+    likely = 1.0
+    for candidate, ok in outcomes:
+        works = BROKEN_WORKS if broken and _belongs(candidate, broken) else 1 - SOUND_FAILS
+        likely *= works if ok else 1 - works
+    return likely

@@ -1,0 +1,151 @@
+"""The posterior of throughput and latency of every configuration, for one model of the server."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Point, Trial
+from optimizer.search.acquisition import Posterior, expected_improvement, probability_within_bound
+from optimizer.search.correction import Correction, SourceResiduals, compute_residuals, features
+from optimizer.search.transfer import SourceMachine
+from optimizer.simulator.metrics import ConfigurationLoad, log_loads, log_simulated, with_tails
+from optimizer.simulator.scenario import Array, SimulationResult
+from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
+
+THREADS = max(1, min(4, os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """The inputs of a surrogate other than the measured points.
+
+    ``latency`` is the binding latency metric; ``speed`` is the correction that was applied to the points.
+    """
+
+    problem: Problem
+    trials: Sequence[Trial]
+    latency: str
+    seed: int
+    source: SourceMachine | None
+    speed: SpeedCorrection = field(default_factory=SpeedCorrection)
+
+
+class SimulatedPosterior:
+    """The posterior of throughput and latency for one server model. Simulations are cached.
+
+    It is a mixture with one component for each similarity of the source machine, if there is one.
+    """
+
+    def __init__(self, state: SearchState, measured: Sequence[Point], model: ServerModel) -> None:
+        """Fit the correction of ``model``'s simulation to ``measured``, points that are complete."""
+        self._problem, self._latency = state.problem, state.latency
+        self._bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
+        self._model = model
+        self._cache: dict[ConfigurationLoad, tuple[SimulationResult, list[float]]] = {}  # with the features
+        self._inputs: list[tuple[Sequence[ConfigurationLoad], Array]] = []
+        learned = compute_residuals(model, measured, self._problem, self._latency, THREADS, state.speed)
+        self._longer_tail = learned.longer_tail
+        self._transfer_prior = state.source.prior(measured) if state.source else None
+        source = None
+        if state.source and self._transfer_prior:
+            expected = self._transfer_prior.expected(learned.cells, THREADS)
+            source = SourceResiduals(state.source.correction, expected)
+        self.correction = Correction(learned.residuals, model.error, source)
+        feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
+        # The best throughput so far is that of the posterior, one for each component: the highest measured one is
+        # biased upwards by noise.
+        predictions = self.correction.predict(learned.residuals.inputs, source.expected if source else None)
+        self._best = (
+            [float(max((mean + learned.simulated)[feasible, 0])) for mean, _ in predictions] if feasible else None
+        )
+
+    def with_running(self, running: Sequence[ConfigurationLoad]) -> SimulatedPosterior:
+        """Return the posterior as if ``running`` had been measured with their predictions."""
+        other, inputs = copy.copy(self), self._simulate(running)[1]
+        other.correction = self.correction.with_fantasies(inputs)
+        posteriors = self.posteriors(running)
+        throughput, tail = posteriors[self.likeliest].mean.T
+        loads = log_loads(running, self._problem.space.request_batch_size)
+        feasible = tail - throughput + loads <= math.log(self._bound_s)
+        if feasible.any():
+            best = self._best or [-math.inf] * len(posteriors)
+            other._best = [
+                max(before, float(max(posterior.mean[feasible, 0])))
+                for before, posterior in zip(best, posteriors, strict=True)
+            ]
+        return other
+
+    def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
+        return self._log_metrics(self._model.simulate(cells, THREADS))
+
+    def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the acquisition function [cells] without the probability of other failures; see ``Surrogate``."""
+        posteriors = self.posteriors(cells)
+        if self._best is not None:
+            return self._average(
+                expected_improvement(posterior, self._bound_s, best)
+                for posterior, best in zip(posteriors, self._best, strict=True)
+            )
+        return self._average(
+            probability_within_bound(posterior, self._bound_s) * np.exp(posterior.mean[:, 0])
+            for posterior in posteriors
+        )
+
+    def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that the latency bound is met."""
+        return self._average(
+            probability_within_bound(posterior, self._bound_s) for posterior in self.posteriors(cells)
+        )
+
+    @property
+    def likeliest(self) -> int:
+        """The index of the most probable component."""
+        return int(np.argmax(self.correction.probabilities))
+
+    def posteriors(self, cells: Sequence[ConfigurationLoad]) -> list[Posterior]:
+        """Return one posterior for each component of the correction."""
+        results, inputs = self._simulate(cells)
+        batch = self._problem.space.request_batch_size
+        simulated = with_tails(self._log_metrics(results), cells, batch) + self._longer_tail
+        loads = log_loads(cells, batch)
+        expected = self._transfer_prior.expected(cells, THREADS) if self._transfer_prior else None
+        return [
+            Posterior(mean + simulated, deviation, loads)
+            for mean, deviation in self.correction.predict(inputs, expected)
+        ]
+
+    def _average(self, values: Iterable[Array]) -> Array:
+        """Return the mean over the components of the posterior."""
+        return np.asarray(sum(p * value for p, value in zip(self.correction.probabilities, values, strict=True)))
+
+    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[SimulationResult], Array]:
+        """Return the simulation results and features [cells, features].
+
+        Each cell is simulated once, and the same list of cells gives the same array, which predictions are cached by.
+        """
+        new = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
+        for cell, result in zip(new, self._model.simulate(new, THREADS), strict=True):
+            self._cache[cell] = result, features(self._problem.space, *cell, result)
+        cached = [self._cache[cell] for cell in cells]
+        inputs = next((array for known, array in self._inputs if known is cells), None)
+        if inputs is None:
+            inputs = np.array([row for _, row in cached])
+            self._inputs.append((cells, inputs))
+        return [result for result, _ in cached], inputs
+
+    def _log_metrics(self, results: Sequence[SimulationResult]) -> Array:
+        return np.array([log_simulated(result, self._latency) for result in results]).reshape(-1, 2)
+
+
+def is_feasible(point: Point, problem: Problem) -> bool:
+    """Return whether a measurement meets all bounds and was made on a machine of comparable speed."""
+    return is_comparable(point.measurement) and problem.sla.is_met(point.measurement)

@@ -1,0 +1,147 @@
+"""The surrogate of the search: the posterior of every configuration, averaged over samples of the service times."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from objectives.metrics import Measurement
+from optimizer.core.trial import Point
+from optimizer.search.acquisition import mixture_quantiles
+from optimizer.search.feasibility import Feasibility
+from optimizer.search.simulated_posterior import SearchState, SimulatedPosterior, is_feasible
+from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad
+from optimizer.simulator.scenario import Array
+from optimizer.simulator.server_model import fit, sample_models
+
+SAMPLES = 8  # of the service times
+
+
+class Surrogate:
+    """The posterior of throughput and latency after some measurements.
+
+    ``improvements`` and ``forecast`` use the server model that is closest to the measurements. The ``sampled_``
+    functions average over samples of the service times as well, which takes several times as long.
+    """
+
+    def __init__(self, state: SearchState, measured: Sequence[Point]) -> None:
+        """Fit the simulation and its correction to ``measured``, points that are complete."""
+        self._state, self._measured = state, measured
+        self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
+        self.bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
+        self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
+        self._model = fit(measured, state.problem, state.latency, state.seed)
+        self._usual = SimulatedPosterior(state, measured, self._model)
+        bounds = state.problem.sla.without(*LATENCY_FIELDS, "throughput")
+        self._feasibility = Feasibility(state.trials, state.problem.space, bounds)
+
+    def missing_trials(self, state: SearchState) -> float:
+        """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
+        own, others = ({(t.number, t.candidate) for t in each.trials} for each in (self._state, state))
+        is_earlier = state.latency == self._state.latency and own <= others
+        return len(others) - len(own) if is_earlier else math.inf
+
+    def missing_cells(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
+        """Return the cells of ``measured`` that this surrogate was not fitted to."""
+        own, space = {(point.trial, point.candidate) for point in self._measured}, self._state.problem.space
+        missing = [point for point in measured if (point.trial, point.candidate) not in own]
+        return [(space.canonical(point.candidate), point.load.concurrency) for point in missing]
+
+    def with_running(self, running: Sequence[ConfigurationLoad]) -> Surrogate:
+        """Return the surrogate as if ``running`` had been measured with their predictions.
+
+        So candidates that are similar to running ones have a lower expected improvement.
+        """
+        if not running:
+            return self
+        surrogate = copy.copy(self)
+        surrogate._usual = self._usual.with_running(running)
+        surrogate.__dict__["_samples"] = [posterior.with_running(running) for posterior in self._samples]
+        return surrogate
+
+    @property
+    def latency(self) -> str:
+        """The binding latency metric, which is predicted."""
+        return self._state.latency
+
+    @property
+    def noise_scale(self) -> float:
+        """The estimated noise of measurements relative to the usual one."""
+        return self._usual.correction.noise_scale
+
+    def after_first(self, deployments: int) -> Surrogate:
+        """Return the surrogate after the first ``deployments``, which does not change with further ones."""
+        first = sorted({point.trial for point in self._measured})[:deployments]
+        return Surrogate(self._state, [point for point in self._measured if point.trial in first])
+
+    def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
+        return self._usual.simulated(cells)
+
+    def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the acquisition function [cells].
+
+        It is the expected gain in log throughput over the best feasible one. While nothing is feasible, it is the
+        expected throughput within the bounds, on a scale of its own.
+        """
+        return self._success(cells) * self._usual.improvements(cells) if cells else np.zeros(0)
+
+    def sampled_improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
+        """Return ``improvements`` as the mean over the first ``samples`` of the service times, or over all."""
+        if not cells:
+            return np.zeros(0)
+        posteriors = self._samples[:samples] or [self._usual]
+        improvements = np.mean([posterior.improvements(cells) for posterior in posteriors], axis=0)
+        return np.asarray(self._success(cells) * improvements)
+
+    def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
+        """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
+        posterior = self._usual.posteriors(cells)[self._usual.likeliest]
+        throughput, tail = posterior.mean.T
+        return np.exp(throughput), np.exp(tail - throughput + posterior.log_loads)
+
+    def measurement_quantiles(
+        self, cells: Sequence[ConfigurationLoad], levels: Sequence[float], speed_probe_ms: float | None = None
+    ) -> tuple[Array, Array]:
+        """Return quantiles of measurements of throughput (infer/s) and latency (s), each [levels, cells].
+
+        They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
+        deployment; None for the median speed of the run.
+        """
+        sources = self._samples or [self._usual]
+        posteriors = [posterior for source in sources for posterior in source.posteriors(cells)]
+        noise = np.concatenate([source.correction.measurement_noise() for source in sources])
+        weights = np.concatenate([source.correction.probabilities for source in sources]) / len(sources)
+        speed = self._state.speed
+        slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
+        means = np.array([posterior.mean for posterior in posteriors])  # [components, cells, 2]
+        throughput = means[:, :, 0] - speed.slope * slowness
+        spread, tail_spread = np.moveaxis(np.array([posterior.deviation for posterior in posteriors]), 2, 0)
+        spread = np.sqrt(spread**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
+        latency = means[:, :, 1] - throughput + posteriors[0].log_loads
+        latency_spread = np.sqrt(spread**2 + tail_spread**2 + noise[:, 1:] ** 2)
+        return (
+            np.exp(mixture_quantiles(weights, throughput, spread, levels)),
+            np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
+        )
+
+    def sampled_probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that the latency bound is met."""
+        posteriors = self._samples or [self._usual]
+        return np.asarray(np.mean([posterior.probability_within_bound(cells) for posterior in posteriors], axis=0))
+
+    @functools.cached_property
+    def _samples(self) -> list[SimulatedPosterior]:
+        """The posterior of each sample; none if another study was transferred, whose residuals are of one model."""
+        if self._state.source:
+            return []
+        models = sample_models(self._model, self._measured, self._state.problem, SAMPLES)
+        return [SimulatedPosterior(self._state, self._measured, model) for model in models]
+
+    def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
+        return self._feasibility.probabilities([candidate for candidate, _ in cells])
