@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -271,6 +272,26 @@ class TestTpe(SearcherContract):
         assert hits >= 4
 
 
+def drifting_search(problem: Problem, seed: int) -> Candidate:
+    """Return the candidate with which a search ends on a machine that is slower in every second pair of trials."""
+    searcher = make_searcher("simulated", problem, seed)
+    trials: list[Trial] = []
+    while (candidate := searcher.suggest()) is not None:
+        factor, m = 1.5 if len(trials) // 2 % 2 else 1.0, measured(candidate)
+        slow = replace(
+            m,
+            throughput_infer_per_sec=(m.throughput_infer_per_sec or 0) / factor,
+            latency_p95_ms=(m.latency_p95_ms or 0) * factor,
+            speed_probe_ms=80 * factor,
+        )
+        trials.append(trial(len(trials), candidate, slow))
+        searcher.observe(trials[-1])
+    assert len(trials) < len(problem.space)
+    chosen = fit_speed_correction(trials, problem).best_point(latest_points(trials), problem.best_point)
+    assert chosen is not None
+    return chosen.candidate
+
+
 class TestSimulated(SearcherContract):
     draws = False
     forecasts = True
@@ -295,29 +316,13 @@ class TestSimulated(SearcherContract):
         best = max(measured(c).throughput_infer_per_sec or 0 for c in self.large.candidates())
         assert reached >= 0.9 * best
 
-    def test_a_search_on_a_drifting_machine_ends_near_the_best(self) -> None:
+    def test_searches_on_a_drifting_machine_end_near_the_best(self) -> None:
         """The speed changes by a factor of 1.5 after every second trial, which the speed probe shows."""
         problem = replace(problem_of(self.large), cpu_count=2)
-        searcher = make_searcher("simulated", problem)
-        trials: list[Trial] = []
-        while (candidate := searcher.suggest()) is not None:
-            factor, m = 1.5 if len(trials) // 2 % 2 else 1.0, measured(candidate)
-            slow = replace(
-                m,
-                throughput_infer_per_sec=(m.throughput_infer_per_sec or 0) / factor,
-                latency_p95_ms=(m.latency_p95_ms or 0) * factor,
-                speed_probe_ms=80 * factor,
-            )
-            trials.append(trial(len(trials), candidate, slow))
-            searcher.observe(trials[-1])
-        speed = fit_speed_correction(trials, problem)
-        chosen = speed.best_point(latest_points(trials), problem.best_point)
-        assert chosen is not None
-        assert len(trials) < len(self.large)
-        within = [
-            measured(c).throughput_infer_per_sec or 0 for c in self.large.candidates() if SLA.is_met(measured(c))
-        ]
-        assert (measured(chosen.candidate).throughput_infer_per_sec or 0) >= 0.9 * max(within)
+        within = [measured(c) for c in self.large.candidates() if SLA.is_met(measured(c))]
+        best = max(m.throughput_infer_per_sec or 0 for m in within)
+        reached = [measured(drifting_search(problem, seed)).throughput_infer_per_sec or 0 for seed in range(3)]
+        assert statistics.median(reached) >= 0.9 * best
 
     def test_a_forecast_is_that_of_the_last_suggestion(self) -> None:
         """It is made without the trials that ended since, and does not change the next suggestion."""
