@@ -23,11 +23,11 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 from optimizer.store.trials_reader import MOST_MS
 
 LOADS = 9  # concurrencies at which each candidate is predicted
-FINE_LOADS, FINALISTS = 12, 6  # concurrencies around the best one, for the most promising candidates
-# The most promising candidates are predicted with all samples of the service times. They are selected with a few of
-# these samples, each at three loads of its grid that are SCREENING_STEP apart.
-POOL, SCREENING_SAMPLES, SCREENING_STEP = 48, 4, 2
-SHORTLIST = 200  # candidates that are followed after the whole space has been ranked
+FINE_LOADS, FINALISTS = 12, 4  # concurrencies around the best one, for the most promising candidates
+# The most promising candidates are predicted with all samples of the service times. They are selected with the first
+# of these samples, at every second load.
+POOL, SCREENING_SAMPLES = 24, 3
+SHORTLIST = 160  # candidates that are followed after the whole space has been ranked
 RANKING_DEPLOYMENTS = 2  # the ranking uses the first ones only: more of them hardly change the order within a group
 MAX_TRANSFERRED = 40  # candidates of the shortlist that come from another study
 STALE_SHARE = 1 / 8  # share of the running trials that may have ended since the surrogate was fitted
@@ -86,25 +86,19 @@ class CandidateSelector:
             return Decision(first, self._loads(first)[0], math.inf)
         fitted = self._fit(state, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
-        cells, gains = self._improvements(fitted, surrogate, left)
-        best_loads = _best_loads(cells, gains)
-        if len(best_loads) > POOL:
-            cells = [
-                (candidate, near) for candidate, load in best_loads.items() for near in self._near(candidate, load)
-            ]
-            best_loads = _best_loads(cells, surrogate.sampled_improvements(cells, SCREENING_SAMPLES))
-        cells = [(candidate, load) for candidate in list(best_loads)[:POOL] for load in self._loads(candidate)]
-        gains = surrogate.sampled_improvements(cells)
+        promising = list(_best_loads(*self._screened(fitted, surrogate, left)))[:POOL]
+        cells = [(candidate, load) for candidate in promising for load in self._loads(candidate)]
+        gains = surrogate.improvements(cells)
         finer = [
             (candidate, near)
             for candidate, load in list(_best_loads(cells, gains).items())[:FINALISTS]
             for near in self._loads_around(candidate, load)
         ]
-        gains, cells = np.concatenate([gains, surrogate.sampled_improvements(finer)]), cells + finer
+        gains, cells = np.concatenate([gains, surrogate.improvements(finer)]), cells + finer
         chosen = int(np.argmax(gains))
         if surrogate.has_feasible:
             return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
-        is_likely = surrogate.sampled_probability_within_bound(cells).max() > UNLIKELY
+        is_likely = surrogate.probability_within_bound(cells).max() > UNLIKELY
         return Decision(*cells[chosen], math.inf if is_likely else 0.0)
 
     @property
@@ -151,25 +145,28 @@ class CandidateSelector:
             self._surrogate = Surrogate(state, measured)
         return self._surrogate
 
-    def _improvements(
+    def _screened(
         self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
     ) -> tuple[list[ConfigurationLoad], Array]:
-        """Return the cells that may be selected and their improvements.
+        """Return cells of all candidates that may be selected, and their improvements with few samples and loads.
 
         While others run, the same list of cells is evaluated again and again, because its predictions are cached.
         """
         followed, remaining = self._followed(fitted, left), set(left)
         if surrogate is fitted:
-            cells = [(candidate, load) for candidate in followed for load in self._loads(candidate)]
-            return cells, fitted.improvements(cells)
+            cells = self._coarse(followed)
+            return cells, fitted.improvements(cells, SCREENING_SAMPLES)
         if fitted.followed_cells is None:
-            fitted.followed_cells = [(candidate, load) for candidate in followed for load in self._loads(candidate)]
-        gains = surrogate.improvements(fitted.followed_cells)
+            fitted.followed_cells = self._coarse(followed)
+        gains = surrogate.improvements(fitted.followed_cells, SCREENING_SAMPLES)
         places = [i for i, (candidate, _) in enumerate(fitted.followed_cells) if candidate in remaining]
         if not places:  # all of them are being tried
             fitted.followed_cells = None
-            return self._improvements(fitted, surrogate, left)
+            return self._screened(fitted, surrogate, left)
         return [fitted.followed_cells[i] for i in places], gains[places]
+
+    def _coarse(self, candidates: Sequence[Candidate]) -> list[ConfigurationLoad]:
+        return [(candidate, load) for candidate in candidates for load in self._loads(candidate)[::2]]
 
     def _most_different(self, running: Sequence[ConfigurationLoad], left: Sequence[Candidate]) -> Candidate:
         """Return the candidate of ``left`` with the largest distance from all ``running`` ones.
@@ -228,12 +225,6 @@ class CandidateSelector:
             return possible or (1,)  # a recorded candidate without loads: its deployment failed
         steps = np.geomspace(1, self._problem.max_concurrency, LOADS)
         return tuple(dict.fromkeys(round(step) for step in steps.tolist()))
-
-    def _near(self, candidate: Candidate, load: int) -> list[int]:
-        """Return ``load`` and up to two loads of the grid around it."""
-        grid = self._loads(candidate)
-        place = grid.index(load)
-        return [grid[i] for i in (place - SCREENING_STEP, place, place + SCREENING_STEP) if 0 <= i < len(grid)]
 
     def _loads_around(self, candidate: Candidate, load: int) -> list[int]:
         """Return concurrencies around ``load`` on a finer grid, or none if only some can be measured."""

@@ -24,8 +24,8 @@ SAMPLES = 8  # of the service times
 class Surrogate:
     """The posterior of throughput and latency after some measurements.
 
-    ``improvements`` and ``forecast`` use the server model that is closest to the measurements. The ``sampled_``
-    functions average over samples of the service times as well, which takes several times as long.
+    It is a mixture over samples of the service times. ``simulated`` and ``forecast`` use only the server model that
+    is closest to the measurements.
     """
 
     def __init__(self, state: SearchState, measured: Sequence[Point]) -> None:
@@ -59,8 +59,7 @@ class Surrogate:
         if not running:
             return self
         surrogate = copy.copy(self)
-        surrogate._usual = self._usual.with_running(running)
-        surrogate.__dict__["_samples"] = [posterior.with_running(running) for posterior in self._samples]
+        surrogate._posteriors = [posterior.with_running(running) for posterior in self._posteriors]
         return surrogate
 
     @property
@@ -82,21 +81,16 @@ class Surrogate:
         """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
         return self._usual.simulated(cells)
 
-    def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return the acquisition function [cells].
+    def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
+        """Return the acquisition function [cells], the mean over the first ``samples`` samples (None: over all).
 
         It is the expected gain in log throughput over the best feasible one. While nothing is feasible, it is the
         expected throughput within the bounds, on a scale of its own.
         """
-        return self._success(cells) * self._usual.improvements(cells) if cells else np.zeros(0)
-
-    def sampled_improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
-        """Return ``improvements`` as the mean over the first ``samples`` of the service times, or over all."""
         if not cells:
             return np.zeros(0)
-        posteriors = self._samples[:samples] or [self._usual]
-        improvements = np.mean([posterior.improvements(cells) for posterior in posteriors], axis=0)
-        return np.asarray(self._success(cells) * improvements)
+        improvements = [posterior.improvements(cells) for posterior in self._posteriors[:samples]]
+        return np.asarray(self._success(cells) * np.mean(improvements, axis=0))
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
         """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
@@ -112,7 +106,7 @@ class Surrogate:
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
         deployment; None for the median speed of the run.
         """
-        sources = self._samples or [self._usual]
+        sources = self._posteriors
         posteriors = [posterior for source in sources for posterior in source.posteriors(cells)]
         noise = np.concatenate([source.correction.measurement_noise() for source in sources])
         weights = np.concatenate([source.correction.probabilities for source in sources]) / len(sources)
@@ -129,18 +123,21 @@ class Surrogate:
             np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
         )
 
-    def sampled_probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the latency bound is met."""
-        posteriors = self._samples or [self._usual]
-        return np.asarray(np.mean([posterior.probability_within_bound(cells) for posterior in posteriors], axis=0))
+        return np.asarray(np.mean([own.probability_within_bound(cells) for own in self._posteriors], axis=0))
 
     @functools.cached_property
-    def _samples(self) -> list[SimulatedPosterior]:
-        """The posterior of each sample; none if another study was transferred, whose residuals are of one model."""
+    def _posteriors(self) -> list[SimulatedPosterior]:
+        """The posterior of each sample.
+
+        It is only that of the closest model if the server has no statistics, or if another study was transferred,
+        because its residuals are of one model.
+        """
         if self._state.source:
-            return []
+            return [self._usual]
         models = sample_models(self._model, self._measured, self._state.problem, SAMPLES)
-        return [SimulatedPosterior(self._state, self._measured, model) for model in models]
+        return [SimulatedPosterior(self._state, self._measured, model) for model in models] or [self._usual]
 
     def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
