@@ -86,8 +86,9 @@ class CandidateSelector:
             return Decision(first, self._loads(first)[0], math.inf)
         fitted = self._fit(state, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
-        promising = list(_best_loads(*self._screened(fitted, surrogate, left)))[:POOL]
-        cells = [(candidate, load) for candidate in promising for load in self._loads(candidate)]
+        cells = self._cells(self._followed(fitted, left))
+        if len(cells) > POOL * LOADS:
+            cells = self._cells(list(_best_loads(*self._screened(fitted, surrogate, left)))[:POOL])
         gains = surrogate.improvements(cells)
         finer = [
             (candidate, near)
@@ -154,10 +155,10 @@ class CandidateSelector:
         """
         followed, remaining = self._followed(fitted, left), set(left)
         if surrogate is fitted:
-            cells = self._coarse(followed)
+            cells = self._cells(followed, every=2)
             return cells, fitted.improvements(cells, SCREENING_SAMPLES)
         if fitted.followed_cells is None:
-            fitted.followed_cells = self._coarse(followed)
+            fitted.followed_cells = self._cells(followed, every=2)
         gains = surrogate.improvements(fitted.followed_cells, SCREENING_SAMPLES)
         places = [i for i, (candidate, _) in enumerate(fitted.followed_cells) if candidate in remaining]
         if not places:  # all of them are being tried
@@ -165,8 +166,9 @@ class CandidateSelector:
             return self._screened(fitted, surrogate, left)
         return [fitted.followed_cells[i] for i in places], gains[places]
 
-    def _coarse(self, candidates: Sequence[Candidate]) -> list[ConfigurationLoad]:
-        return [(candidate, load) for candidate in candidates for load in self._loads(candidate)[::2]]
+    def _cells(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
+        """Return the candidates at their loads, or at ``every`` second, third, ... of them."""
+        return [(candidate, load) for candidate in candidates for load in self._loads(candidate)[::every]]
 
     def _most_different(self, running: Sequence[ConfigurationLoad], left: Sequence[Candidate]) -> Candidate:
         """Return the candidate of ``left`` with the largest distance from all ``running`` ones.
