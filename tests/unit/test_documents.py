@@ -102,7 +102,7 @@ def printed_result(*, verbose: bool) -> list[str]:
         run.problem,
         baseline=run.baseline,
         hardware=run.info["result"]["hardware"],
-        notes=(OwnBackend("onnxruntime"), SharedMachine(2, 2), SpeedVaried(1.6), SearchConverged(0.02)),
+        notes=(OwnBackend("onnxruntime"), SharedMachine(2, 2), SpeedVaried(2.0), SearchConverged(0.02)),
         facts=run.facts,
         results_dir=folder,
         command=run.info["command"],
