@@ -425,7 +425,7 @@ def _simulate_point(
                         timed_out += 1
                         refusals += 1
                         unanswered += 1
-                        if not blocked:  # otherwise Triton goes on counting it
+                        if not blocked:  # otherwise Triton still counts it
                             queued_samples -= queue[UNITS, i] * samples
                         if queue[NUMBER, i] < len(requests):
                             requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
