@@ -76,10 +76,7 @@ class SimulatedServer:
         jobs, jitter = self._jobs(cells), lognormal_jitter(self.jitter, self.seed)
         result = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
-        return [
-            simulated_measurement(*pair, self.network_s, REQUEST_BATCH_SIZE)
-            for pair in zip(result, traces, strict=True)
-        ]
+        return [simulated_measurement(*pair, self.network_s) for pair in zip(result, traces, strict=True)]
 
     def glance(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[tuple[float, float]]:
         """Return throughput (infer/s) and p95 (ms) of each cell in a short, noisy measurement."""

@@ -11,6 +11,8 @@ median of its recordings, each in a separate pass. Disturbed recordings are repe
 Recordings are appended to simulator_proof.csv, so an interrupted command can be continued, and ``--predict-only``
 simulates again without a server. Writes simulator_proof.md. Targets: throughput within 3 % and p95 within 5 % on
 average (15 % at worst), and 97 % agreement on whether a cell meets a bound on its p95.
+
+Mixed request sizes, different shapes, rejects and queue timeouts are in simulator_queue_proof.py.
 """
 
 from __future__ import annotations
@@ -124,6 +126,14 @@ class Cell:
             threads=MAX_THREADS,
         )
 
+    def scenario(self, service: ServiceTimes, overheads: Overheads) -> Scenario:
+        return Scenario(self.candidate, self.load, service, overheads, self.request_batch_size)
+
+    @property
+    def sizes(self) -> int | str:
+        """The key of the cell's service times in ``CalibratedServer.services``."""
+        return self.request_batch_size
+
     @property
     def key(self) -> dict[str, str]:
         c = self.candidate
@@ -225,14 +235,14 @@ class RateLoadGenerator(PerfAnalyzer):
 
 
 @contextlib.contextmanager
-def bench() -> Iterator[tuple[EmbeddedTarget, RateLoadGenerator]]:
+def bench(config: str = CONFIG) -> Iterator[tuple[EmbeddedTarget, RateLoadGenerator]]:
     installed = runtime.ensure(say)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         version = folder / "models" / MODEL / "1"
         version.mkdir(parents=True)
         version.joinpath("model.py").write_text(PROGRAM)
-        version.with_name("config.pbtxt").write_text(CONFIG)
+        version.with_name("config.pbtxt").write_text(config)
         source = read_repository_model(folder / "models", MODEL, gpu=False)
         load_generator = RateLoadGenerator(
             installed.perf_analyzer,
@@ -347,12 +357,12 @@ def read(path: Path) -> dict[Cell, list[Measurement]]:
             for row in csv.DictReader(file):
                 cell = known.get(tuple(row[name] for name in ALONE.key))
                 if cell is not None:
-                    measurements.setdefault(cell, []).append(_measurement(row))
+                    measurements.setdefault(cell, []).append(read_measurement(row))
         measurements = {cell: [m for m in seen if sent(cell, m)] for cell, seen in measurements.items()}
     return measurements
 
 
-def _measurement(row: Mapping[str, str]) -> Measurement:
+def read_measurement(row: Mapping[str, str]) -> Measurement:
     figures = {name: float(row[name]) for name in FIGURES if name != "batch_stats"}
     return replace(Measurement(batch_stats=row["batch_stats"]), **figures)  # type: ignore[arg-type]
 
@@ -362,9 +372,9 @@ def _measurement(row: Mapping[str, str]) -> Measurement:
 
 @dataclass(frozen=True, eq=False)
 class CalibratedServer:
-    """The calibrated parameters of the simulation. ``services`` has service times by the samples of a request."""
+    """The calibrated parameters of the simulation. ``services`` has service times by ``Cell.sizes``."""
 
-    services: Mapping[int, ServiceTimes]
+    services: Mapping[int | str, ServiceTimes]
     overheads: Overheads
     gap_s: float  # mean of the exponential gaps between arrivals
     jitter: float
@@ -376,8 +386,7 @@ class CalibratedServer:
         ]
         results: list[SimulationResult] = []
         for cell in wanted:
-            service = self.services[cell.request_batch_size]
-            job = Scenario(cell.candidate, cell.load, service, self.overheads, cell.request_batch_size)
+            job = cell.scenario(self.services[cell.sizes], self.overheads)
             window = MeasurementInterval(0)
             if cell.arrivals == "closed":
                 (glance,) = simulate_many([job], jitter=draws[0][0], gaps_s=draws[0][1], window=GLANCE)
@@ -396,6 +405,8 @@ def calibrate(
     recorded: Mapping[Cell, Sequence[Measurement]],
     by: Sequence[Cell] = tuple(CALIBRATION),
     *,
+    alone: Cell = ALONE,
+    saturated: Cell = SATURATED,
     steps: int = FIT_STEPS,
     starts: int = FIT_STARTS,
 ) -> CalibratedServer:
@@ -405,18 +416,19 @@ def calibrate(
     saturated instance, and random searches fit them to the cells' metrics.
     """
     seen = {cell: recorded[cell] for cell in by}
-    by_size: dict[int, list[Observation]] = {}
+    observed: dict[tuple[int | str, int], list[Observation]] = {}
     for cell, measurements in seen.items():
-        by_size.setdefault(cell.request_batch_size, []).extend(_observation(cell, m) for m in measurements)
+        own = observed.setdefault((cell.sizes, cell.request_batch_size), [])
+        own.extend(_observation(cell, m) for m in measurements)
     services = {
-        size: service_times(observations, LARGEST, MOST_INSTANCES, step=size, contention=0.0)
-        for size, observations in by_size.items()
+        sizes: service_times(observations, LARGEST, MOST_INSTANCES, step=step, contention=0.0)
+        for (sizes, step), observations in observed.items()
     }
     medians = {cell: median(list(measurements)) for cell, measurements in seen.items()}
-    release_s = statistics.median(estimate_release_s(_observation(SATURATED, m)) for m in seen[SATURATED])
-    over = estimate_overheads(ALONE.candidate, ALONE.request_batch_size, medians[ALONE], release_s)
+    release_s = statistics.median(estimate_release_s(_observation(saturated, m)) for m in seen[saturated])
+    over = estimate_overheads(alone.candidate, alone.request_batch_size, medians[alone], release_s)
     numbers = [over.send_s, over.receive_s, over.client_s, over.wake_s, over.dispatch_s, over.release_s, GAP_S]
-    start = np.log(np.maximum([*numbers, estimate_jitter(medians[ALONE])], SMALLEST_S))
+    start = np.log(np.maximum([*numbers, estimate_jitter(medians[alone])], SMALLEST_S))
     fits = [_fitted(start, services, medians, steps, seed) for seed in range(starts)]
     return min(fits, key=lambda fit: fit[0])[1]
 
@@ -427,7 +439,11 @@ ERROR_LIMIT = 0.3  # upper limit of a single cell's error
 
 
 def _fitted(
-    start: Array, services: Mapping[int, ServiceTimes], medians: Mapping[Cell, Measurement], steps: int, seed: int
+    start: Array,
+    services: Mapping[int | str, ServiceTimes],
+    medians: Mapping[Cell, Measurement],
+    steps: int,
+    seed: int,
 ) -> tuple[float, CalibratedServer]:
     """Search at random over the logarithms of overheads, mean gap and jitter. Return the misfit and the server."""
     rng = np.random.default_rng(seed)
@@ -445,7 +461,7 @@ def _fitted(
     return least, _server(best, services)
 
 
-def _server(logarithms: Array, services: Mapping[int, ServiceTimes]) -> CalibratedServer:
+def _server(logarithms: Array, services: Mapping[int | str, ServiceTimes]) -> CalibratedServer:
     send_s, receive_s, client_s, wake_s, dispatch_s, release_s, gap_s, jitter = np.exp(logarithms).tolist()
     overheads = Overheads(send_s, receive_s, client_s, 0.0, wake_s, dispatch_s, release_s)
     return CalibratedServer(services, overheads, gap_s, jitter)
@@ -601,7 +617,8 @@ def report(recorded: Mapping[Cell, Sequence[Measurement]], server: CalibratedSer
             for requests in (1, 2, 4, 8)
             if requests <= len(times.seconds)
         )
-        for size, times in sorted(server.services.items())
+        for size, times in server.services.items()
+        if isinstance(size, int)
     )
     return f"""# The simulated batcher against the real server: latest measurement
 

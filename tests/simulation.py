@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import Candidate, FieldValue
 from optimizer.simulator.scenario import (
     Array,
     MeasurementInterval,
@@ -24,6 +26,18 @@ def linear_times(
     """Return times of ``(fixed_s + per_sample_s * b) * (1 + contention * (k - 1))`` for b samples, k busy."""
     uncontended = fixed_s + per_sample_s * np.arange(1, max(1, max_batch_size) + 1)
     return ServiceTimes(np.outer(uncontended, 1 + contention * np.arange(instances)))
+
+
+def with_policy(
+    candidate: Candidate, max_queue_size: int = 0, timeout_us: int = 0, action: str = "REJECT"
+) -> Candidate:
+    """Return the candidate with a queue policy; 0 sets no limit and no timeout."""
+    policy: dict[str, FieldValue] = {"default_timeout_microseconds": timeout_us, "max_queue_size": max_queue_size}
+    fields = [(name, value) for name, value in policy.items() if value]
+    if timeout_us:
+        fields.append(("timeout_action", action))
+    prefix = "dynamic_batching.default_queue_policy."
+    return replace(candidate, fields=tuple((prefix + name, value) for name, value in fields))
 
 
 def constant_load(requests_per_s: float, requests: int) -> OpenLoopLoad:

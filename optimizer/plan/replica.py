@@ -211,6 +211,7 @@ def _simulated(
     results: list[SimulationResult] = []
     for candidate, load in jobs:
         window = CLOSED_WINDOW if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
-        job = Scenario(candidate, load, service[execution_settings(candidate)], overheads, size, model.fixed_shapes)
+        times = service[execution_settings(candidate)]
+        job = Scenario(candidate, load, times, overheads, size, model.fixed_shapes, refuses=False)
         results += simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
     return results

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.core.files import cache_folder
+from optimizer.simulator.scenario import REJECTED as WAS_REJECTED
+from optimizer.simulator.scenario import TIMED_OUT as HAS_TIMED_OUT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,17 +49,19 @@ def _cache_folder_set(numba: Any) -> Iterator[None]:
 Ints: TypeAlias = npt.NDArray[Any]  # int64
 Floats: TypeAlias = npt.NDArray[Any]  # float64
 
+# Requests and batches have sizes in units: a request, or a number of samples that divides all requests of a mix.
+
 # columns of ``points``
-SAMPLES = 0  # samples of a request
-LIMIT = 1  # the most requests in a batch
+SAMPLES = 0  # samples of a unit
+LIMIT = 1  # the most units in a batch
 INSTANCES = 2
 BATCHING = 3  # dynamic batching; 0: each request is a payload
 DELAY = 4
-FIXED = 5  # fixed input shapes: not every arrival wakes the batcher
+FIXED = 5  # fixed input shapes: not every arrival wakes the batcher, and all requests may share a batch
 PREFETCH = 6
 SIZES_FROM = 7  # range of ``preferred``
 SIZES_TO = 8
-SERVICE = 9  # index in ``services`` of the time of one request on one busy instance
+SERVICE = 9  # index in ``services`` of the time of one unit on one busy instance
 STRIDE = 10  # columns of that table of service times
 CONCURRENCY = 11  # 0: an open loop
 ARRIVALS_FROM = 12  # range of ``arrivals``
@@ -71,7 +75,12 @@ SPACING = 19
 WAKE = 20
 DISPATCH = 21
 RELEASE = 22
-COLUMNS = 23
+MIX_FROM = 23  # range of ``units`` and ``shapes``; empty: all requests have one unit and one shape
+MIX_TO = 24
+QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
+TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
+REJECTS = 27  # expired requests are rejected, otherwise they are moved behind those that have not expired
+COLUMNS = 28
 
 # columns of ``results``
 DURATION = 0
@@ -85,15 +94,43 @@ P99 = 7
 QUEUE = 8  # sum over requests
 BUSY = 9  # integral over time of the number of busy instances
 OVERLOADED = 10
-RESULTS = 11
+COMPLETED_UNITS = 11
+REJECTED = 12
+TIMED_OUT = 13
+RESULTS = 14
 
 # columns of the two logs
-EXECUTION_COLUMNS = 5  # instance, start, end, first request, requests
-REQUEST_COLUMNS = 2  # sent, arrived
+EXECUTION_COLUMNS = 5  # instance, start, end, units, requests
+REQUEST_COLUMNS = 5  # sent, arrived, units, shape, execution (as in SimulationTrace)
+
+# where a request is before its execution: the first index of ``flight``
+IN_TRANSIT = 0
+IN_QUEUE = 1
+DELAYED = 2  # behind this queue, because it expired
+IN_PAYLOAD = 3
+PLACES = 4
+
+# the facts of a request: the second index of ``flight``
+SENT = 0
+ARRIVED = 1
+NUMBER = 2
+UNITS = 3
+SHAPE = 4
+FACTS = 5
+
+# rows of ``payloads``
+PAYLOAD_UNITS = 0
+PAYLOAD_REQUESTS = 1
+PAYLOAD_OLDEST = 2  # the earliest arrival
+PAYLOAD_SHAPE = 3
+PAYLOAD_CLOSED = 4  # a request of another shape came next: no instance merges this payload with another one
+PAYLOAD_ROWS = 5
 
 FOREVER = 2**62
 IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
 FEWEST_TO_JUDGE = 30  # arrivals; fewer show no trend
+REFUSED_PAUSE = 100_000  # a client whose request was refused sends again no sooner than this after it arrived
+MOST_REFUSED = 20  # refused requests for each wanted one, after which a closed loop ends in any case
 
 SLEEPING = 0
 WAKING = 1
@@ -110,6 +147,8 @@ class Tables(NamedTuple):
         factors: Factors on the service times of successive executions, used cyclically.
         gaps: Additional distances between successive arrivals in ns, used cyclically.
         arrivals: Send times of open loops in ns, the lists of all points concatenated.
+        units: Sizes of successive requests, used cyclically, the lists of all points with a mix concatenated.
+        shapes: Numbers of the shapes of successive requests, like ``units``.
     """
 
     preferred: Ints
@@ -117,17 +156,18 @@ class Tables(NamedTuple):
     factors: Floats
     gaps: Ints
     arrivals: Ints
+    units: Ints
+    shapes: Ints
 
 
 class Scratch(NamedTuple):
     """Arrays that every point uses, with undefined content.
 
-    ``sent_at`` and ``arrive_at`` are ring buffers over requests, ``payloads`` is one over payloads (the number of
-    requests in each).
+    ``flight[place, fact]`` are ring buffers of the requests in each place. ``payloads[row]`` are ring buffers of the
+    payloads that wait for an instance.
     """
 
-    sent_at: Ints
-    arrive_at: Ints
+    flight: Ints
     payloads: Ints
     latencies: Ints
     hit: Ints
@@ -165,9 +205,8 @@ def simulate_points(
     while ring < in_flight + 2:
         ring *= 2
     scratch = Scratch(
-        np.empty(ring, np.int64),
-        np.empty(ring, np.int64),
-        np.empty(ring, np.int64),
+        np.empty((PLACES, FACTS, ring), np.int64),
+        np.empty((PAYLOAD_ROWS, ring), np.int64),
         np.empty(most_measured, np.int64),
         np.empty(limit + 1, np.int64),
         np.empty(limit + 1, np.int64),
@@ -181,20 +220,31 @@ def simulate_points(
 def _simulate_point(
     point: Ints, tables: Tables, scratch: Scratch, result: Floats, executions: Ints, requests: Ints
 ) -> None:
-    preferred, services, factors, gaps, arrivals = tables
-    sent_at, arrive_at, payloads, latencies, hit, following, held = scratch
+    preferred, services, factors, gaps, arrivals, mixed_units, mixed_shapes = tables
+    flight, payloads, latencies, hit, following, held = scratch
     samples, limit, n = point[SAMPLES], point[LIMIT], point[INSTANCES]
     batching, delay, fixed, prefetch = point[BATCHING] != 0, point[DELAY], point[FIXED] != 0, point[PREFETCH] != 0
     concurrency, warm_up, wanted = point[CONCURRENCY], point[WARM_UP], point[WANTED]
     send, receive, client, spacing = point[SEND], point[RECEIVE], point[CLIENT], point[SPACING]
     wake, dispatch, release = point[WAKE], point[DISPATCH], point[RELEASE]
     service, stride = point[SERVICE], point[STRIDE]
-    mask = len(sent_at) - 1
+    mix_from, mix_length = point[MIX_FROM], point[MIX_TO] - point[MIX_FROM]
+    mixed, queue_limit, timeout, rejects = mix_length > 0, point[QUEUE_LIMIT], point[TIMEOUT], point[REJECTS] != 0
+    # requests that are alike leave each place in the order in which they were sent, so they can stay where they are
+    alike = not mixed and timeout == 0 and queue_limit == 0
+    transit, queue, delayed, batched = flight[IN_TRANSIT], flight[IN_QUEUE], flight[DELAYED], flight[IN_PAYLOAD]
+    if alike:
+        queue = batched = transit
+    sent_at, arrive_at, queued_at = transit[SENT], transit[ARRIVED], queue[ARRIVED]
+    batched_sent, batched_arrived = batched[SENT], batched[ARRIVED]
+    payload_units, payload_requests = payloads[PAYLOAD_UNITS], payloads[PAYLOAD_REQUESTS]
+    mask = flight.shape[2] - 1
 
     largest = _tabulate(preferred[point[SIZES_FROM] : point[SIZES_TO]], samples, limit, hit, following)
 
     # requests
-    started = formed = arrived = completed = issued = 0
+    issued = arrived = started = formed = completed = refusals = rejected = timed_out = 0
+    queue_head = queue_tail = delayed_head = delayed_tail = queued_samples = unanswered = 0
     last_arrival = -spacing
     if concurrency > 0:
         total, initial = FOREVER, concurrency
@@ -215,6 +265,8 @@ def _simulate_point(
     saturated = False
     next_preferred = 0
     batcher_at = IDLE_WAIT
+    slot_deadline = -1  # when the batcher that waits for an idle instance rejects expired requests; -1: it does not
+    polling = False  # the batcher tries again and again until ``current`` is executed
 
     # instances
     state = np.zeros(n, np.int64)
@@ -222,6 +274,7 @@ def _simulate_point(
     asleep = np.arange(n).astype(np.int64)  # order in which they fell asleep
     naps = n
     size = np.zeros(n, np.int64)
+    members = np.zeros(n, np.int64)  # requests of the batch
     since = np.zeros(n, np.int64)
     left = np.zeros(n, np.float64)  # remaining share of the execution at ``since``
     factor = np.ones(n, np.float64)
@@ -235,7 +288,8 @@ def _simulate_point(
     anchor = -1
     at_anchor = False
     last_ender = -1
-    measured = runs = batches = latency_sum = queue_sum = busy_area = last_end = 0
+    measured = units_measured = runs = batches = latency_sum = queue_sum = busy_area = last_end = 0
+    rejected_before = timed_out_before = 0
 
     # An open loop overloads the server if during the last third of the arrivals the queue is never empty and grows:
     # its minimum length in the second half of this third exceeds that in the first half.
@@ -257,7 +311,7 @@ def _simulate_point(
         time = min(min(ended, due), min(batcher_at, woken))
 
         if time > now:
-            if completed >= total:
+            if completed + refusals >= total:
                 break
             if measuring:
                 if measured >= wanted and last_end == now and (at_anchor or measured >= 2 * wanted):
@@ -265,6 +319,7 @@ def _simulate_point(
             elif completed >= warm_up and last_end == now:
                 measuring = True
                 opened, anchor = now, last_ender
+                rejected_before, timed_out_before = rejected, timed_out
             if measuring:
                 busy_area += busy * (time - now)
             now = time
@@ -272,19 +327,20 @@ def _simulate_point(
 
         taker = -1  # the instance that takes a payload
         notified = False  # whether the batcher is notified
+        refused = 0  # requests that are answered without having been executed
         if ended == now:  # an instance finishes an execution, or is ready for the next
             j = ender
             if state[j] == EXECUTING:
                 busy -= 1
                 _rescale(busy + 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
-                count = size[j]
-                completed += count
+                completed += members[j]
                 last_end, last_ender = now, j
                 at_anchor = at_anchor or j == anchor or anchor < 0
                 if measuring:
                     batches += 1
                     queue_sum += waited[j]
-                for i in range(count):
+                    units_measured += size[j]
+                for i in range(members[j]):
                     last_response = max(now + receive, last_response + spacing)
                     if measuring:
                         latency = last_response - held[j, i]
@@ -304,57 +360,150 @@ def _simulate_point(
                 notified = batching
                 taker = j
         elif due == now:  # a request arrives
-            i = arrived & mask
+            i, units = arrived & mask, 1
+            if not alike:
+                place = mix_from + arrived % max(mix_length, 1)
+                units, shape = (mixed_units[place], mixed_shapes[place]) if mixed else (1, 0)
+                transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = arrived, units, shape
             if arrived < len(requests):
-                requests[arrived, 0] = sent_at[i]
-                requests[arrived, 1] = arrive_at[i]
+                requests[arrived, 0], requests[arrived, 1], requests[arrived, 2] = sent_at[i], now, units
+                requests[arrived, 3] = 0 if alike else transit[SHAPE, i]
             arrived += 1
             if arrived == third:
-                least_waiting = arrived - started
+                least_waiting = arrived - started - refusals
             elif arrived == sixth:
-                earlier_waiting, least_waiting = least_waiting, arrived - started
+                earlier_waiting, least_waiting = least_waiting, arrived - started - refusals
             elif arrived == total:
                 overloaded = 0 < earlier_waiting < least_waiting and total >= FEWEST_TO_JUDGE
             if batching:
-                if _slot(n, state, head, tail, prefetch):
-                    stale = current >= 0 and (current < head or current == frozen)
-                    notified = not fixed or saturated or stale or (arrived - formed) * samples >= next_preferred
+                queued_samples += units * samples  # Triton also counts a request that it then rejects
+                if 0 < queue_limit <= queue_tail - queue_head + delayed_tail - delayed_head:
+                    rejected += 1
+                    refusals += 1
+                    refused = 1
+                    if arrived <= len(requests):
+                        requests[arrived - 1, 4] = WAS_REJECTED
+                else:
+                    if not alike:
+                        _move(transit, i, queue, queue_tail & mask)
+                    queue_tail += 1
+                    if _slot(n, state, head, tail, prefetch):
+                        stale = current >= 0 and (current < head or current == frozen)
+                        enough = queued_samples >= next_preferred
+                        notified = enough or saturated or stale or polling or not fixed
             else:
-                payloads[tail & mask] = 1
-                tail += 1
+                if not alike:
+                    _move(transit, i, batched, formed & mask)
                 formed += 1
+                payload_units[tail & mask], payload_requests[tail & mask] = units, 1
+                tail += 1
                 _notify_instance(now + dispatch, state, when, asleep)
         elif batcher_at == now:  # the batcher runs
             while True:
+                refused, unanswered = refused + unanswered, 0
                 if saturated or (current >= 0 and (current < head or current == frozen)):
                     current, current_size, saturated, next_preferred = -1, 0, False, 0
-                if formed == arrived or not _slot(n, state, head, tail, prefetch):
-                    batcher_at = now + IDLE_WAIT
+                polling = False
+                waiting = queue_tail - queue_head + delayed_tail - delayed_head
+                batcher_at = now + IDLE_WAIT
+                if waiting == 0 and slot_deadline < 0:
                     break
-                oldest = arrive_at[formed & mask]
-                pending, wait, saturated, next_preferred = _form(
-                    arrived - formed,
-                    current_size,
-                    limit,
-                    largest,
-                    samples,
-                    delay,
-                    oldest + delay - now,
-                    hit,
-                    following,
-                    next_preferred,
-                )
+                blocked = not _slot(n, state, head, tail, prefetch)
+                if blocked and timeout > 0:
+                    if slot_deadline < 0:
+                        slot_deadline = now + IDLE_WAIT
+                    batcher_at = slot_deadline
+                if blocked and (timeout == 0 or now < slot_deadline):
+                    break
+                slot_deadline = now + IDLE_WAIT if blocked else -1
+                while timeout > 0 and (rejects or not blocked) and queue_head < queue_tail:
+                    i = queue_head & mask
+                    if now <= queued_at[i] + timeout:
+                        break
+                    queue_head += 1
+                    if rejects:
+                        timed_out += 1
+                        refusals += 1
+                        unanswered += 1
+                        if not blocked:  # otherwise Triton still counts it
+                            queued_samples -= queue[UNITS, i] * samples
+                        if queue[NUMBER, i] < len(requests):
+                            requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
+                    else:
+                        _move(queue, i, delayed, delayed_tail & mask)
+                        delayed_tail += 1
+                fresh, expired = queue_tail - queue_head, delayed_tail - delayed_head
+                if blocked or fresh + expired == 0:
+                    continue
+                other_shape = False
+                if alike:
+                    pending, wait, saturated, next_preferred = _form(
+                        fresh,
+                        current_size,
+                        limit,
+                        largest,
+                        samples,
+                        delay,
+                        queued_at[queue_head & mask] + delay - now,
+                        hit,
+                        following,
+                        next_preferred,
+                    )
+                else:
+                    shape = payloads[PAYLOAD_SHAPE, current & mask]
+                    pending, wait, saturated, next_preferred, other_shape = _form_different(
+                        queue_head,
+                        fresh,
+                        delayed_head,
+                        expired,
+                        current_size,
+                        shape,
+                        largest,
+                        now,
+                        next_preferred,
+                        point,
+                        scratch,
+                    )
                 if wait > 0:
                     batcher_at = now + wait + wake
                     break
-                if pending > 0:
-                    current_size += pending
+                if pending > 0 and current < 0:
+                    current = tail
+                    tail += 1
+                    payloads[PAYLOAD_OLDEST, current & mask] = FOREVER
+                    payload_requests[current & mask] = payloads[PAYLOAD_SHAPE, current & mask] = 0
+                    payloads[PAYLOAD_CLOSED, current & mask] = 0
+                    _notify_instance(now + dispatch, state, when, asleep)
+                own = current & mask
+                if other_shape:
+                    payloads[PAYLOAD_CLOSED, own] = 1
+                if pending == 0 and not saturated:
+                    polling = True
+                    if timeout > 0 and fresh > 0:
+                        batcher_at = min(batcher_at, queued_at[queue_head & mask] + timeout + 1)
+                    break
+                if alike:
+                    payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queued_at[queue_head & mask])
+                    queue_head += pending
                     formed += pending
-                    if current < 0:
-                        current = tail
-                        tail += 1
-                        _notify_instance(now + dispatch, state, when, asleep)
-                    payloads[current & mask] = current_size
+                    current_size += pending
+                    queued_samples -= pending * samples
+                else:
+                    for _ in range(pending):
+                        i = formed & mask
+                        if queue_head < queue_tail:
+                            _move(queue, queue_head & mask, batched, i)
+                            queue_head += 1
+                        else:
+                            _move(delayed, delayed_head & mask, batched, i)
+                            delayed_head += 1
+                        formed += 1
+                        current_size += batched[UNITS, i]
+                        queued_samples -= batched[UNITS, i] * samples
+                        payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], batched[ARRIVED, i])
+                        payloads[PAYLOAD_SHAPE, own] = batched[SHAPE, i]  # if shapes matter, all have this one
+                payload_units[own] = current_size
+                payload_requests[own] += pending
         else:  # a notified instance wakes up
             taker = waker
 
@@ -366,22 +515,35 @@ def _simulate_point(
                 asleep[j] = naps
                 naps += 1
             else:
-                count = payloads[head & mask]
+                front = head & mask
+                count, together = payload_units[front], payload_requests[front]
                 head += 1
-                if delay > 0 and limit * samples > 1:
-                    while head < tail and now - arrive_at[(started + count) & mask] > delay:
-                        frozen = head
-                        if count + payloads[head & mask] > limit:
+                if delay > 0 and limit * samples > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
+                    while head < tail:
+                        other = head & mask
+                        if payloads[PAYLOAD_CLOSED, other] != 0 or now - payloads[PAYLOAD_OLDEST, other] <= delay:
                             break
-                        count += payloads[head & mask]
+                        frozen = head
+                        fits = count + payload_units[other] <= limit
+                        if not fits or (
+                            not fixed and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
+                        ):
+                            break
+                        count += payload_units[other]
+                        together += payload_requests[other]
                         head += 1
                 waited[j] = 0
-                for i in range(count):
-                    held[j, i] = sent_at[(started + i) & mask]
-                    waited[j] += now - arrive_at[(started + i) & mask]
-                size[j] = count
-                started += count
-                least_waiting = min(least_waiting, arrived - started)
+                for i in range(together):
+                    place = (started + i) & mask
+                    held[j, i] = batched_sent[place]
+                    waited[j] += now - batched_arrived[place]
+                    if len(requests) > 0:
+                        number = started + i if alike else batched[NUMBER, place]
+                        if number < len(requests):
+                            requests[number, 4] = runs
+                size[j], members[j] = count, together
+                started += together
+                least_waiting = min(least_waiting, arrived - started - refusals)
                 busy += 1
                 _rescale(busy - 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
                 factor[j] = factors[runs % len(factors)]
@@ -391,14 +553,27 @@ def _simulate_point(
                 run[j] = runs
                 if runs < len(executions):
                     executions[runs, 0], executions[runs, 1], executions[runs, 2] = j, now, -1
-                    executions[runs, 3], executions[runs, 4] = started - count, count
+                    executions[runs, 3], executions[runs, 4] = count, together
                 runs += 1
                 notified = batching
         if notified:
-            batcher_at = min(batcher_at, now + wake)
+            batcher_at = min(batcher_at, now + (0 if polling else wake))
+        if refused > 0:
+            for _ in range(refused):
+                last_response = max(now + receive, last_response + spacing)
+                if concurrency > 0:
+                    sent = max(last_response + client, now + REFUSED_PAUSE)
+                    last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
+                    sent_at[issued & mask], arrive_at[issued & mask] = sent, last_arrival
+                    issued += 1
+            if concurrency > 0 and refusals >= MOST_REFUSED * (warm_up + wanted):
+                total = 0  # give up
 
     result[DURATION] = last_end - opened
     result[REQUESTS] = measured
+    result[COMPLETED_UNITS] = units_measured
+    result[REJECTED] = rejected - rejected_before
+    result[TIMED_OUT] = timed_out - timed_out_before
     result[EXECUTIONS] = batches
     result[LATENCY] = latency_sum
     ordered = latencies[:measured]
@@ -410,15 +585,21 @@ def _simulate_point(
         result[column] = ordered[rank] if measured > 0 else np.nan
     result[QUEUE] = queue_sum
     result[BUSY] = busy_area
-    result[OVERLOADED] = 1.0 if overloaded else 0.0
+    result[OVERLOADED] = 1.0 if overloaded and refusals == 0 else 0.0
+
+
+@compiled
+def _move(source: Ints, i: int, target: Ints, k: int) -> None:
+    for fact in range(FACTS):
+        target[fact, k] = source[fact, i]
 
 
 @compiled
 def _tabulate(preferred: Ints, samples: int, limit: int, hit: Ints, following: Ints) -> int:
-    """Tabulate the ascending preferred sizes (in samples) by the number m of requests in a batch.
+    """Tabulate the ascending preferred sizes (in samples) by the number m of units in a batch.
 
-    ``hit[m]`` is the largest number of requests up to m whose samples are a preferred size, or 0. ``following[m]``
-    is the next preferred size above m requests, or the smallest one. Returns the largest preferred size.
+    ``hit[m]`` is the largest number of units up to m whose samples are a preferred size, or 0. ``following[m]`` is
+    the next preferred size above m units, or the smallest one. Returns the largest preferred size.
     """
     k = 0
     hit[0] = 0
@@ -500,6 +681,68 @@ def _form(
     if size > 0 and hit[size] != size:
         return take, 0, closed, next_preferred
     return take, remaining // 1000 * 1000, closed, next_preferred  # Triton waits for whole microseconds
+
+
+@compiled
+def _form_different(
+    queue_head: int,
+    fresh: int,
+    delayed_head: int,
+    expired: int,
+    size: int,
+    shape: int,
+    largest: int,
+    now: int,
+    next_preferred: int,
+    point: Ints,
+    scratch: Scratch,
+) -> tuple[int, int, bool, int, bool]:
+    """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
+
+    This is the loop of Triton's ``GetDynamicBatch``. ``size`` and ``shape`` are those of the payload that may grow.
+    In addition returns whether a request of another shape comes next, which closes the payload for good.
+    """
+    samples, limit, delay, timeout = point[SAMPLES], point[LIMIT], point[DELAY], point[TIMEOUT]
+    flight, hit, fixed = scratch.flight, scratch.hit, point[FIXED] != 0
+    mask = flight.shape[2] - 1
+    pending = count = best = 0
+    closed = send = other_shape = False
+    oldest = expiry = FOREVER
+    for k in range(fresh + expired):
+        where, i = (IN_QUEUE, (queue_head + k) & mask) if k < fresh else (DELAYED, (delayed_head + k - fresh) & mask)
+        units, arrived = flight[where, UNITS, i], flight[where, ARRIVED, i]
+        if size + pending > 0:
+            if (size + pending + units) * samples > largest and best == 0:
+                best, closed = count, True
+            if size + pending + units > limit:
+                send = True
+                break
+            if not fixed and flight[where, SHAPE, i] != shape:
+                send = other_shape = True
+                break
+        else:
+            shape = flight[where, SHAPE, i]
+        pending += units
+        count += 1
+        oldest = min(oldest, arrived)
+        if timeout > 0 and k < fresh:
+            expiry = min(expiry, arrived + timeout)
+        if hit[size + pending] == size + pending:
+            best = count
+    late = delay > 0 and (count == 0 or now - oldest >= delay)
+    if best > 0 and not late:
+        return best, 0, closed or delay == 0, next_preferred, other_shape
+    if count == 0:
+        return 0, 0, closed, next_preferred, other_shape
+    if send or (size + pending) * samples >= largest:
+        return count, 0, True, next_preferred, other_shape
+    if late or delay == 0:
+        return count, 0, closed, next_preferred, other_shape
+    next_preferred = scratch.following[size + pending] - size * samples
+    if not closed and size > 0 and hit[size] != size:
+        return count, 0, closed, next_preferred, other_shape
+    wait = min(oldest + delay, expiry) - now
+    return count, wait // 1000 * 1000, closed, next_preferred, other_shape
 
 
 @compiled

@@ -87,9 +87,7 @@ def as_closed_loop(points: Sequence[Point], problem: Problem) -> list[Point]:
     return converted
 
 
-def simulated_measurement(
-    result: SimulationResult, executions: SimulationTrace, network_s: float, request_batch_size: int
-) -> Measurement:
+def simulated_measurement(result: SimulationResult, executions: SimulationTrace, network_s: float) -> Measurement:
     """Return what a load generator and the server's statistics would report of a simulation.
 
     ``executions`` is a trace of the same scenario; each request spends ``network_s`` outside queue and computation.
@@ -108,20 +106,20 @@ def simulated_measurement(
         **rounded,
         compute_input_ms=0.0,
         compute_output_ms=0.0,
-        batch_stats=batch_stats.to_text(_executions_by_size(executions, request_batch_size)),
+        batch_stats=batch_stats.to_text(_executions_by_size(executions)),
         requests=result.requests,
         stable=True,
     )
 
 
-def _executions_by_size(executions: SimulationTrace, request_batch_size: int) -> list[batch_stats.BatchStatistic]:
+def _executions_by_size(executions: SimulationTrace) -> list[batch_stats.BatchStatistic]:
     ended = np.isfinite(executions.end_s)
-    sizes, durations_s = executions.requests[ended], (executions.end_s - executions.start_s)[ended]
+    sizes, durations_s = executions.samples[ended], (executions.end_s - executions.start_s)[ended]
     entries = []
     for size in np.unique(sizes):
         own = durations_s[sizes == size]
         total_ns = round(1e9 * float(own.sum()))
-        entries.append(batch_stats.BatchStatistic(int(size) * request_batch_size, len(own), total_ns))
+        entries.append(batch_stats.BatchStatistic(int(size), len(own), total_ns))
     return entries
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from optimizer.simulator.scenario import (
+    RING_LENGTH,
     Array,
     ClosedLoopLoad,
+    Ints,
     MeasurementInterval,
     OpenLoopLoad,
     Overheads,
@@ -20,15 +21,16 @@ from optimizer.simulator.scenario import (
 )
 
 NS = 1e9
+MAX_QUEUE_SIZE = "dynamic_batching.default_queue_policy.max_queue_size"
+TIMEOUT_US = "dynamic_batching.default_queue_policy.default_timeout_microseconds"
+TIMEOUT_ACTION = "dynamic_batching.default_queue_policy.timeout_action"
 # with any of these fields set, Triton's batcher forms no batch ahead of an idle instance
 QUEUE_POLICIES = (
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds",
+    TIMEOUT_US,
     "dynamic_batching.default_queue_policy.allow_timeout_override",
-    "dynamic_batching.default_queue_policy.max_queue_size",
+    MAX_QUEUE_SIZE,
     "dynamic_batching.priority_levels",
 )
-
-Ints = npt.NDArray[np.int64]
 
 
 class PackedScenarios:
@@ -41,10 +43,12 @@ class PackedScenarios:
     def __init__(
         self, scenarios: Sequence[Scenario], jitter: Array | None, gaps_s: Array | None, window: MeasurementInterval
     ) -> None:
-        self._sizes = [(scenario.request_batch_size, scenario.candidate.instances) for scenario in scenarios]
+        self._sizes = [(_unit(scenario), scenario.candidate.instances) for scenario in scenarios]
         self._preferred: list[int] = []
         self._services: list[Array] = []
         self._arrivals: list[Ints] = []
+        self._mixes: list[tuple[Ints, Ints]] = []
+        self._mix_ranges: dict[Hashable, tuple[int, int]] = {}
         self._service_rows: dict[tuple[int, int], tuple[int, int]] = {}
         self._service_size = 0
         self._arrivals_size = 0
@@ -61,6 +65,8 @@ class PackedScenarios:
             factors,
             np.round(NS * gaps).astype(np.int64),
             np.concatenate([np.empty(0, np.int64), *self._arrivals]),
+            np.concatenate([np.empty(0, np.int64), *(units for units, _ in self._mixes)]),
+            np.concatenate([np.empty(0, np.int64), *(shapes for _, shapes in self._mixes)]),
         )
 
     def run(self) -> list[SimulationResult]:
@@ -77,14 +83,18 @@ class PackedScenarios:
                 break
             rows *= 2  # warm-up requests and those in flight at the end come on top of the measured ones
         executions, requests = executions[executions[:, 4] > 0], requests[requests[:, 1] >= 0]
+        ((unit, _),) = self._sizes
         return SimulationTrace(
-            executions[:, 0],
-            executions[:, 1] / NS,
-            np.where(executions[:, 2] < 0, np.nan, executions[:, 2] / NS),
-            executions[:, 3],
-            executions[:, 4],
-            requests[:, 0] / NS,
-            requests[:, 1] / NS,
+            instance=executions[:, 0],
+            start_s=executions[:, 1] / NS,
+            end_s=np.where(executions[:, 2] < 0, np.nan, executions[:, 2] / NS),
+            samples=unit * executions[:, 3],
+            requests=executions[:, 4],
+            sent_s=requests[:, 0] / NS,
+            arrived_s=requests[:, 1] / NS,
+            request_samples=unit * requests[:, 2],
+            request_shape=requests[:, 3],
+            execution=requests[:, 4],
         )
 
     def _simulate(self, log_rows: int) -> tuple[Array, Ints, Ints]:
@@ -99,10 +109,10 @@ class PackedScenarios:
 
     def _row(self, scenario: Scenario, window: MeasurementInterval) -> list[int]:
         """Return the columns of ``points`` in the order that ``event_loop`` defines."""
-        candidate, size = scenario.candidate, scenario.request_batch_size
-        limit = _most_requests(scenario)
+        candidate, unit = scenario.candidate, _unit(scenario)
+        biggest, limit = _most_units(scenario)
         in_flight = _most_in_flight(scenario)
-        largest = min(limit, in_flight)
+        largest = min(limit, in_flight * biggest)
         busiest = min(candidate.instances, in_flight)
         warm_up, requests = window.resolve(scenario.load)
         if warm_up < 0 or requests < 1 or (isinstance(scenario.load, OpenLoopLoad) and warm_up >= requests):
@@ -113,8 +123,8 @@ class PackedScenarios:
         if candidate.dynamic_batching and candidate.max_batch_size > 0:
             self._preferred += sorted(set(candidate.preferred_batch_sizes or (candidate.max_batch_size,)))
         return [
-            size,
-            min(limit, in_flight + 1),  # equivalent to any larger limit, with smaller tables
+            unit,
+            min(limit, in_flight * biggest + 1),  # equivalent to any larger limit, with smaller tables
             candidate.instances,
             candidate.dynamic_batching,
             1000 * candidate.max_queue_delay_us if candidate.dynamic_batching else 0,
@@ -122,11 +132,13 @@ class PackedScenarios:
             _prefetches(scenario),
             preferred_from,
             len(self._preferred),
-            *self._add_service_times(scenario.service, size, largest, busiest),
+            *self._add_service_times(scenario.service, unit, largest, busiest),
             *self._add_load(scenario),
             warm_up,
             requests,
             *(round(NS * getattr(scenario.overheads, name)) for name in Overheads.__slots__),
+            *self._add_mix(scenario),
+            *_queue_policy(scenario),
         ]
 
     def _add_service_times(self, service: ServiceTimes, size: int, largest: int, busiest: int) -> tuple[int, int]:
@@ -149,6 +161,19 @@ class PackedScenarios:
             self._services.append(times.ravel())
             self._service_size += times.size
         return row
+
+    def _add_mix(self, scenario: Scenario) -> tuple[int, int]:
+        """Return the range of the scenario's requests in ``units`` and ``shapes``; empty if they are all alike."""
+        if not scenario.has_mix:
+            return 0, 0
+        unit = _unit(scenario)
+        key = unit, scenario.request_batch_size, scenario.request_mix, scenario.shape_shares, scenario.mix_seed
+        if key not in self._mix_ranges:
+            samples, shapes = scenario.mix()
+            start = RING_LENGTH * len(self._mixes)
+            self._mixes.append((samples // unit, shapes))
+            self._mix_ranges[key] = start, start + RING_LENGTH
+        return self._mix_ranges[key]
 
     def _add_load(self, scenario: Scenario) -> tuple[int, int, int]:
         """Return the concurrency (0: open loop) and the range of the scenario's arrivals."""
@@ -178,14 +203,32 @@ def _most_in_flight(scenario: Scenario) -> int:
     return count
 
 
-def _most_requests(scenario: Scenario) -> int:
-    """Return how many requests fit in one batch."""
+def _unit(scenario: Scenario) -> int:
+    """Return the samples of a unit: those of each request, or the step of the service times if requests differ."""
+    return scenario.request_batch_size if scenario.request_mix is None else scenario.service.step
+
+
+def _most_units(scenario: Scenario) -> tuple[int, int]:
+    """Return the units of the largest request, and how many fit in one batch."""
+    mix, unit = scenario.request_mix, _unit(scenario)
     size, largest = scenario.request_batch_size, max(1, scenario.candidate.max_batch_size)
+    if mix is not None:
+        size = mix.largest
+        if any(bound % unit for low, high, _ in mix.choices for bound in {low, high, low + (high > low)}):
+            raise ValueError(f"service times: given in steps of {unit} samples, but not all requests are multiples")
     if not 1 <= size <= largest:
         raise ValueError(f"requests of {size} samples are refused where max_batch_size is {largest}")
     if scenario.candidate.instance_count < 1:
         raise ValueError("instance_count: must be at least 1")
-    return largest // size if scenario.candidate.dynamic_batching else 1
+    return size // unit, (largest if scenario.candidate.dynamic_batching else size) // unit
+
+
+def _queue_policy(scenario: Scenario) -> tuple[int, int, bool]:
+    """Return the most requests in the queue (0: no limit), the timeout in ns (0: none), and whether it rejects."""
+    applies = scenario.refuses and scenario.candidate.dynamic_batching
+    policy = dict(scenario.candidate.fields) if applies else {}
+    timeout_ns = 1000 * int(policy.get(TIMEOUT_US, 0))
+    return int(policy.get(MAX_QUEUE_SIZE, 0)), timeout_ns, policy.get(TIMEOUT_ACTION) != "DELAY"
 
 
 def _prefetches(scenario: Scenario) -> bool:
@@ -194,21 +237,24 @@ def _prefetches(scenario: Scenario) -> bool:
     return not any(value for path, value in scenario.candidate.fields if path in QUEUE_POLICIES)
 
 
-def _to_result(row: list[float], size: int, instances: int) -> SimulationResult:
+def _to_result(row: list[float], unit: int, instances: int) -> SimulationResult:
     nan = float("nan")
-    duration, requests, executions, latency, p50, p90, p95, p99, queue, busy, overloaded = row
+    duration, requests, executions, latency, p50, p90, p95, p99, queue, busy, overloaded, *others = row
+    units, rejected, timed_out = others
     served = bool(requests)
     return SimulationResult(
-        throughput_infer_per_s=size * requests / (duration / NS) if duration else nan,
+        throughput_infer_per_s=unit * units / (duration / NS) if duration else nan,
         latency_avg_s=latency / requests / NS if served else nan,
         latency_p50_s=p50 / NS,
         latency_p90_s=p90 / NS,
         latency_p95_s=p95 / NS,
         latency_p99_s=p99 / NS,
         queue_avg_s=queue / requests / NS if served else nan,
-        mean_batch_size=size * requests / executions if executions else nan,
+        mean_batch_size=unit * units / executions if executions else nan,
         utilization=busy / (instances * duration) if duration else nan,
         requests=int(requests),
         duration_s=duration / NS,
         overloaded=bool(overloaded),
+        rejected=int(rejected),
+        timed_out=int(timed_out),
     )

@@ -12,9 +12,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 
 Array: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+RING_LENGTH = 4096  # random numbers that successive executions or requests use in turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +119,17 @@ class MeasurementInterval:
 class Scenario:
     """The input of one simulation.
 
-    ``fixed_shapes``: no input has a dimension of -1 (unless it has ``allow_ragged_batch``) or is a shape tensor.
-    ``prefetch``: the batcher forms batches ahead of idle instances; None derives it from the candidate's queue
-    policies, as Triton does.
+    Attributes:
+        request_batch_size: Samples of each request. With a ``request_mix`` it has no effect.
+        fixed_shapes: No input has a dimension of -1 (unless it has ``allow_ragged_batch``) or is a shape tensor.
+            Otherwise only requests of equal shape share a batch.
+        prefetch: The batcher forms batches ahead of idle instances; None derives it from the candidate's queue
+            policies, as Triton does.
+        request_mix: Distribution of the samples of a request; None if all requests have the same number.
+        shape_shares: Relative frequency of each distinct input shape. It has an effect only without fixed shapes.
+        mix_seed: Determines the order of sizes and shapes.
+        refuses: The candidate's queue policy applies: ``max_queue_size``, the default timeout and its action.
+            Otherwise it only decides about ``prefetch``.
     """
 
     candidate: Candidate
@@ -128,6 +139,28 @@ class Scenario:
     request_batch_size: int = 1
     fixed_shapes: bool = True
     prefetch: bool | None = None
+    request_mix: SizeDistribution | None = None
+    shape_shares: tuple[float, ...] = (1.0,)
+    mix_seed: int = 0
+    refuses: bool = True
+
+    @property
+    def has_mix(self) -> bool:
+        """Whether requests differ in a way that matters to the batcher."""
+        return self.request_mix is not None or (len(self.shape_shares) > 1 and not self.fixed_shapes)
+
+    def mix(self) -> tuple[Ints, Ints]:
+        """Return the samples and the numbers of the shapes of successive requests, each [RING_LENGTH].
+
+        Raises:
+            ValueError: A share is not positive or not finite.
+        """
+        if not self.shape_shares or not all(0 < share < math.inf for share in self.shape_shares):
+            raise ValueError(f"shape_shares: {self.shape_shares}, all must be positive and finite")
+        rng = np.random.default_rng(self.mix_seed)
+        sizes = self.request_mix or SizeDistribution(((self.request_batch_size, self.request_batch_size, 1.0),))
+        shapes = SizeDistribution(tuple((number, number, share) for number, share in enumerate(self.shape_shares)))
+        return sizes.draw(RING_LENGTH, rng), shapes.draw(RING_LENGTH, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +168,16 @@ class SimulationResult:
     """The simulated performance of a scenario, in the terms of perf_analyzer.
 
     Attributes:
-        throughput_infer_per_s: Samples per second (requests per second times the request's batch size).
+        throughput_infer_per_s: Samples per second of the requests that complete.
         latency_p95_s: As all latencies, from a client's send to its response, of the requests that complete in the
             measurement interval. Quantiles follow perf_analyzer's definition.
         queue_avg_s: Mean time from the arrival at the batcher to the start of the computation.
         mean_batch_size: Samples per execution.
         utilization: Mean share of busy instances.
+        requests: Requests that complete in the interval.
         overloaded: The queue of an open loop only grows, so latencies depend on the length of the simulation.
+        rejected: Requests in the interval that were refused because the queue was full (``max_queue_size``).
+        timed_out: Requests in the interval that were refused because they expired in the queue.
     """
 
     throughput_infer_per_s: float
@@ -156,20 +192,48 @@ class SimulationResult:
     requests: int
     duration_s: float
     overloaded: bool
+    rejected: int = 0
+    timed_out: int = 0
+
+    @property
+    def rejected_share(self) -> float:
+        """Share of the requests that were rejected; NaN without requests."""
+        return self._share(self.rejected)
+
+    @property
+    def timed_out_share(self) -> float:
+        """Share of the requests that timed out in the queue; NaN without requests."""
+        return self._share(self.timed_out)
+
+    def _share(self, requests: int) -> float:
+        total = self.requests + self.rejected + self.timed_out
+        return requests / total if total else math.nan
+
+
+NOT_EXECUTED, REJECTED, TIMED_OUT = -1, -2, -3  # instead of the number of an execution
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulationTrace:
     """All executions and requests of a simulation, ordered by start and by arrival.
 
-    Requests are served in the order of their arrival: execution e computes requests
-    ``first_request[e] : first_request[e] + requests[e]``. ``end_s`` is NaN if the simulation stopped earlier.
+    Attributes:
+        end_s: End of each execution; NaN if the simulation stopped earlier.
+        samples: Samples of each execution.
+        requests: Number of requests of each execution.
+        request_samples: Samples of each request.
+        request_shape: Number of each request's shape.
+        execution: The number of the execution that computes each request, or NOT_EXECUTED when the simulation ended,
+            REJECTED or TIMED_OUT.
     """
 
-    instance: npt.NDArray[np.int64]
+    instance: Ints
     start_s: Array
     end_s: Array
-    first_request: npt.NDArray[np.int64]
-    requests: npt.NDArray[np.int64]
+    samples: Ints
+    requests: Ints
     sent_s: Array
     arrived_s: Array
+    request_samples: Ints
+    request_shape: Ints
+    execution: Ints

@@ -47,7 +47,7 @@ INTERVALS = (
 
 @dataclass(frozen=True, eq=False)
 class ServerModel:
-    """The parameters of a simulated server.
+    """The parameters of a simulated server, which refuses no request, because a measurement with a failure is void.
 
     ``times`` returns the service times of an execution setting. ``error`` is the expected relative error of the
     simulated throughput.
@@ -80,7 +80,7 @@ class ServerModel:
         jitter, gaps_s = self._random_rings()
         traces = [trace(scenario, jitter=jitter, gaps_s=gaps_s) for scenario in self._scenarios(cells)]
         return [
-            simulated_measurement(result, executions, self.overheads.network_s, self.request_batch_size)
+            simulated_measurement(result, executions, self.overheads.network_s)
             for result, executions in zip(self.simulate(cells), traces, strict=True)
         ]
 
@@ -101,6 +101,7 @@ class ServerModel:
                 overheads,
                 self.request_batch_size,
                 self.fixed_shapes,
+                refuses=False,
             )
             for candidate, load in cells
         ]

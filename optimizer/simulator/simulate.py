@@ -2,9 +2,12 @@
 
 The rules are those of ``dynamic_batch_scheduler.cc``, ``instance_queue.cc`` and ``rate_limiter.cc`` of the Triton
 core (2.51): which arrivals wake the batcher, how far it forms batches ahead of the instances, preferred sizes, the
-queue delay, and the merging of late batches by an idle instance. Simultaneous events are processed in this order:
-instances finish, requests arrive, the batcher runs, notified instances take batches. Nothing is drawn at random
-here, so equal input gives equal output.
+queue delay, equal shapes, the queue policy, and the merging of late batches by an idle instance. Simultaneous events
+are processed in this order: instances finish, requests arrive, the batcher runs, notified instances take batches.
+Equal input gives equal output.
+
+Requests have the default priority and no timeout of their own. One defect of Triton is left out: with a queue
+timeout, a batch can mix shapes if an instance takes the last payload while the batcher waits for more requests.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate
 from optimizer.simulator.packing import PackedScenarios
 from optimizer.simulator.scenario import (
+    RING_LENGTH,
     Array,
     ClosedLoopLoad,
     MeasurementInterval,
@@ -28,8 +32,6 @@ from optimizer.simulator.scenario import (
     SimulationResult,
     SimulationTrace,
 )
-
-RING_LENGTH = 4096  # random numbers that successive executions or requests use in turn
 
 
 def lognormal_jitter(relative_std: float, seed: int = 0) -> Array:
@@ -94,7 +96,7 @@ def trace(
 
 
 def compile_simulator(say: Callable[[str], None]) -> None:
-    """Load the compiled simulator. If it has to be compiled first (about 10 s), ``say`` so."""
+    """Load the compiled simulator. If it has to be compiled first (about 15 s), ``say`` so."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     if not any(cache_folder().joinpath("compiled").glob(f"*/event_loop.*.{python}.nbi")):
         say("compiling the simulator (once)")

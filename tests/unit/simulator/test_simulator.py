@@ -19,9 +19,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.event_loop import compiled
+from optimizer.simulator.event_loop import REFUSED_PAUSE, compiled
 from optimizer.simulator.scenario import (
+    REJECTED,
+    RING_LENGTH,
+    TIMED_OUT,
     ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,
@@ -31,7 +35,7 @@ from optimizer.simulator.scenario import (
     SimulatedLoad,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
-from tests.simulation import constant_load, linear_times, poisson_load, simulate
+from tests.simulation import constant_load, linear_times, poisson_load, simulate, with_policy
 
 MS, US = 1e-3, 1e-6
 ALL = MeasurementInterval(warm_up_requests=0)
@@ -172,7 +176,7 @@ def test_a_gap_delays_all_later_arrivals() -> None:
 
 def test_a_trace_reaches_back_to_the_first_request() -> None:
     log = trace(Scenario(batcher(8), ClosedLoopLoad(64), constant(1 * MS)), window=MeasurementInterval(5000, 10))
-    assert log.first_request[0] == 0
+    assert log.execution[0] == 0
     assert len(log.arrived_s) >= sum(log.requests) >= 5010
     assert (np.diff(log.arrived_s) >= 0).all()
 
@@ -196,24 +200,34 @@ class Request:
     sent: int
     arrived: int
     number: int = -1
+    samples: int = 1
+    shape: int = 0
 
 
 @dataclass(eq=False)
 class Payload:
     requests: list[Request] = field(default_factory=list)
     executing: bool = False
+    closed: bool = False
 
-    def samples(self, each: int) -> int:
-        return len(self.requests) * each
+    @property
+    def samples(self) -> int:
+        return sum(request.samples for request in self.requests)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A scenario in ns. ``service[k - 1]`` is the time of k requests; instances do not slow each other."""
+    """A scenario in ns. ``service[k - 1]`` is the time of k requests; instances do not slow each other.
+
+    With a ``mix`` it is the time of k samples. The queue policy is (max_queue_size, timeout in µs, action).
+    """
 
     candidate: Candidate
     service: list[int]
     each: int = 1
+    mix: SizeDistribution | None = None
+    shares: tuple[float, ...] = (1.0,)
+    policy: tuple[int, int, str] = (0, 0, "REJECT")
     fixed: bool = True
     prefetch: bool = True
     concurrency: int = 0
@@ -231,18 +245,24 @@ class Setting:
         times = np.repeat(np.array(self.service, float)[:, None] / 1e9, self.candidate.instance_count, axis=1)
         latencies = (self.send, self.receive, self.client, self.spacing, self.wake, self.dispatch, self.release)
         return Scenario(
-            self.candidate,
+            with_policy(self.candidate, *self.policy),
             ClosedLoopLoad(self.concurrency) if self.concurrency else OpenLoopLoad(np.array(self.arrivals) / 1e9),
             ServiceTimes(times, self.each),
             Overheads(*(latency / 1e9 for latency in latencies)),
             self.each,
             self.fixed,
-            self.prefetch,
+            None if any(self.policy[:2]) else self.prefetch,
+            self.mix,
+            self.shares,
         )
 
 
 class Triton:
-    """A literal copy of dynamic_batch_scheduler.cc, instance_queue.cc and rate_limiter.cc with objects."""
+    """A literal copy of dynamic_batch_scheduler.cc, scheduler_utils.cc, instance_queue.cc and rate_limiter.cc.
+
+    Where Triton's batcher forms no batch and does not wait, it tries again at once, until an instance takes the
+    current payload, a request arrives or one expires. Here it runs at these times (``polling``).
+    """
 
     def __init__(self, setting: Setting) -> None:
         self.s, self.c = setting, setting.candidate
@@ -251,6 +271,16 @@ class Triton:
         self.delay = 1000 * self.c.max_queue_delay_us if self.c.dynamic_batching else 0
         self.preferred = sorted(set(self.c.preferred_batch_sizes or (self.limit,)))
         self.queue: deque[Request] = deque()
+        self.delayed: deque[Request] = deque()
+        self.queued_samples = 0
+        self.most_queued, self.timeout, self.action = setting.policy if self.c.dynamic_batching else (0, 0, "")
+        self.prefetch = setting.prefetch and not (self.most_queued or self.timeout)
+        self.unanswered: list[Request] = []
+        self.rejected: dict[int, int] = {}  # number to time
+        self.timed_out: dict[int, int] = {}
+        self.slot_deadline: int | None = None
+        self.polling = False
+        self.mix = setting.job().mix()
         self.payloads: deque[Payload] = deque()
         self.current = Payload()
         self.saturated, self.next_preferred, self.batcher_at = False, 0, 500_000_000
@@ -263,7 +293,7 @@ class Triton:
         self.waking: dict[int, int] = {}
         self.running: dict[int, tuple[int, Payload]] = {}
         self.releasing: dict[int, int] = {}
-        self.log: list[tuple[int, int, int, int]] = []  # instance, start, first request, requests
+        self.log: list[tuple[int, int, list[int]]] = []  # instance, start, requests
 
     def issue(self, sent: int) -> None:
         gap = self.s.gaps[self.issued % len(self.s.gaps)]
@@ -271,8 +301,9 @@ class Triton:
         self.due.append(Request(sent, self.last_arrival))
         self.issued += 1
 
-    def run(self, count: int) -> list[tuple[int, int, int, int]]:
-        while len(self.log) < count:
+    def run(self, count: int, until: int) -> list[tuple[int, int, list[int]]]:
+        """Return the executions, at least ``count``, after all events up to ``until``."""
+        while len(self.log) < count or self.now <= until:
             events = [(end, 0, j) for j, (end, _) in self.running.items()]
             events += [(end, 0, j) for j, end in self.releasing.items()]
             events += [(self.due[0].arrived, 1, 0)] if self.due else []
@@ -287,16 +318,28 @@ class Triton:
     def arrival(self, _: int) -> None:
         request = self.due.pop(0)
         request.number, self.arrived = self.arrived, self.arrived + 1
+        request.samples, request.shape = (int(ring[request.number % RING_LENGTH]) for ring in self.mix)
         if not self.c.dynamic_batching:
             self.enqueue(Payload([request]))
+            return
+        self.queued_samples += request.samples
+        if 0 < self.most_queued <= len(self.queue) + len(self.delayed):
+            self.rejected[request.number] = self.now
+            self.refuse([request])
             return
         self.queue.append(request)
         wake = self.slot_available()
         if self.s.fixed:
-            queued = len(self.queue) * self.s.each
-            wake &= self.saturated or self.current.executing or queued >= self.next_preferred
+            enough = self.queued_samples >= self.next_preferred
+            wake &= self.saturated or self.current.executing or self.polling or enough
         if wake:
             self.wake_batcher()
+
+    def refuse(self, requests: list[Request]) -> None:
+        for _request in requests:
+            self.last_response = max(self.now + self.s.receive, self.last_response + self.s.spacing)
+            if self.s.concurrency:
+                self.issue(max(self.last_response + self.s.client, self.now + REFUSED_PAUSE))
 
     # instances
 
@@ -323,18 +366,20 @@ class Triton:
             return
         payload = self.payloads.popleft()
         payload.executing = True
-        while self.delay > 0 and self.limit > 1 and self.payloads:
+        while self.delay > 0 and self.limit > 1 and self.payloads and not payload.closed:
             front = self.payloads[0]
-            if not self.now - front.requests[0].arrived > self.delay:
+            if front.closed or not self.now - min(r.arrived for r in front.requests) > self.delay:
                 break
             front.executing = True
-            if payload.samples(self.s.each) + front.samples(self.s.each) > self.limit:
+            if payload.samples + front.samples > self.limit:
+                break
+            if not self.s.fixed and payload.requests[0].shape != front.requests[0].shape:
                 break
             payload.requests += front.requests
             self.payloads.popleft()
         self.wake_batcher()
-        self.running[j] = self.now + self.s.service[len(payload.requests) - 1], payload
-        self.log.append((j, self.now, payload.requests[0].number, len(payload.requests)))
+        self.running[j] = self.now + self.s.service[payload.samples // self.s.each - 1], payload
+        self.log.append((j, self.now, [request.number for request in payload.requests]))
 
     def enqueue(self, payload: Payload) -> None:
         self.payloads.append(payload)
@@ -342,7 +387,7 @@ class Triton:
             self.waking[self.sleeping.popleft()] = self.now + self.s.dispatch
 
     def slot_available(self) -> bool:
-        if self.s.prefetch:
+        if self.prefetch:
             return len(self.payloads) < 2 * self.c.instance_count
         return len(self.sleeping) + len(self.waking) - len(self.payloads) > 0
 
@@ -350,43 +395,92 @@ class Triton:
 
     def wake_batcher(self) -> None:
         if self.c.dynamic_batching:
-            self.batcher_at = min(self.batcher_at, self.now + self.s.wake)
+            self.batcher_at = min(self.batcher_at, self.now + (0 if self.polling else self.s.wake))
 
     def batcher_thread(self, _: int) -> None:
         while True:
+            self.refuse(self.unanswered)
+            self.unanswered, self.polling = [], False
             if self.saturated or self.current.executing:
                 self.current, self.saturated, self.next_preferred = Payload(), False, 0
-            if not self.queue or not self.slot_available():
+            if not self.queue and not self.delayed and self.slot_deadline is None:
                 self.batcher_at = self.now + 500_000_000
                 return
+            if not self.slot_available():
+                if self.timeout and self.slot_deadline is not None and self.now >= self.slot_deadline:
+                    if self.action == "REJECT":
+                        self.unanswered = self.take_expired()
+                        self.refuse(self.unanswered)
+                        self.unanswered = []
+                    self.slot_deadline = None
+                if self.slot_deadline is None:
+                    self.slot_deadline = self.now + 500_000_000
+                if self.timeout:
+                    self.batcher_at = self.slot_deadline
+                else:
+                    self.batcher_at, self.slot_deadline = self.now + 500_000_000, None
+                return
+            self.slot_deadline = None
+            expired = self.take_expired()
+            if self.action == "DELAY":
+                self.delayed += expired
+            else:
+                self.unanswered = expired
+                self.queued_samples -= sum(request.samples for request in expired)
+            if not self.queue and not self.delayed:
+                continue
             wait_us, pending = self.dynamic_batch()
             if wait_us > 0:
                 self.batcher_at = self.now + 1000 * wait_us + self.s.wake
                 return
+            if not pending and not self.saturated:
+                self.polling = True
+                self.batcher_at = self.now + 500_000_000
+                if self.timeout and self.queue:
+                    self.batcher_at = min(self.batcher_at, self.queue[0].arrived + 1000 * self.timeout + 1)
+                return
             fresh = not self.current.requests
             for _ in range(pending):
-                self.current.requests.append(self.queue.popleft())
+                self.current.requests.append((self.queue or self.delayed).popleft())
+                self.queued_samples -= self.current.requests[-1].samples
             if pending and fresh:
                 self.enqueue(self.current)
 
+    def take_expired(self) -> list[Request]:
+        expired = []
+        while self.timeout and self.queue and self.now > self.queue[0].arrived + 1000 * self.timeout:
+            expired.append(self.queue.popleft())
+        if self.action == "REJECT":
+            self.timed_out.update((request.number, self.now) for request in expired)
+        return expired
+
     def dynamic_batch(self) -> tuple[int, int]:
         """Return (time to wait in µs, requests to take)."""
-        each, size = self.s.each, self.current.samples(self.s.each)
+        size = self.current.samples
         pending = best = count = best_count = 0
         send_now = False
-        for _ in self.queue:
-            if size + pending != 0:
+        shape = self.current.requests[0].shape if self.current.requests else None
+        seen: list[Request] = []
+        for request in [*self.queue, *self.delayed]:
+            each = request.samples
+            if size + pending == 0:
+                shape = request.shape
+            else:
                 if size + pending + each > self.preferred[-1] and best == 0:
                     best, best_count, self.saturated = pending, count, True
                 if size + pending + each > self.limit:
                     send_now = True
                     break
+                if not self.s.fixed and request.shape != shape:
+                    self.current.closed = send_now = True
+                    break
             pending += each
             count += 1
+            seen.append(request)
             if size + pending in self.preferred:
                 best, best_count = pending, count
-        age = self.now - self.queue[0].arrived
-        late = self.delay != 0 and (age >= self.delay or count == 0)
+        age = self.now - min((request.arrived for request in seen), default=0)
+        late = self.delay != 0 and age >= self.delay
         if best != 0 and not late:
             if self.delay == 0:
                 self.saturated = True
@@ -402,11 +496,14 @@ class Triton:
         self.next_preferred = (above[0] if above else self.preferred[0]) - size
         if not self.saturated and size != 0 and size not in self.preferred:
             return 0, count
-        return (self.delay - age) // 1000, count
+        wait = self.delay - age
+        expiries = [r.arrived + 1000 * self.timeout for r in seen[: len(self.queue)] if self.timeout]
+        return min([wait, *(expiry - self.now for expiry in expiries)]) // 1000, count
 
 
 @st.composite
-def settings_of_triton(draw: st.DrawFn) -> Setting:
+def settings_of_triton(draw: st.DrawFn, *, differing: bool = False) -> Setting:
+    """Draw a setting; ``differing``: with mixed sizes, several shapes or a queue policy, each of them possibly."""
     each = draw(st.sampled_from([1, 1, 2, 3]))
     limit = draw(st.integers(each, 10 * each))
     dynamic = draw(st.sampled_from([True, True, True, False]))
@@ -418,10 +515,25 @@ def settings_of_triton(draw: st.DrawFn) -> Setting:
     latency = st.sampled_from([0, 0, step, 3 * step, 11 * step])
     closed = draw(st.booleans())
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 30]), min_size=1, max_size=40))
+    mix, policy = None, (0, 0, "REJECT")
+    shares: tuple[float, ...] = (1.0,)
+    if differing:
+        shares = draw(st.sampled_from([(1.0,), (3.0, 1.0), (1.0, 1.0, 2.0)]))
+        policy = (
+            draw(st.sampled_from([0, 0, 1, 2, 5])),
+            draw(st.sampled_from([0, 0, 3, 15, 60])),
+            draw(st.sampled_from(["REJECT", "DELAY"])),
+        )
+        if each == 1 and draw(st.booleans()):
+            largest = draw(st.integers(1, limit))
+            mix = SizeDistribution(((1, largest, 1.0), (largest, largest, draw(st.sampled_from([0.2, 2.0])))))
     return Setting(
         Candidate(limit, dynamic, delay, tuple(sorted(preferred)), instances),
         [step * time for time in sorted(times)],
         each,
+        mix,
+        shares,
+        policy,
         fixed=draw(st.booleans()),
         prefetch=draw(st.sampled_from([True, True, False])),
         concurrency=draw(st.integers(1, 25)) if closed else 0,
@@ -437,25 +549,42 @@ def settings_of_triton(draw: st.DrawFn) -> Setting:
     )
 
 
+def check_against_triton(setting: Setting) -> None:
+    log = trace(setting.job(), gaps_s=np.array(setting.gaps) / 1e9, window=MeasurementInterval(0, 60))
+    starts = (log.start_s * 1e9).round().astype(int).tolist()
+    batches = [np.flatnonzero(log.execution == e).tolist() for e in range(len(starts))]
+    reference = Triton(setting)
+    until = round(1e9 * max([log.arrived_s[-1], *log.end_s[~np.isnan(log.end_s)]]))
+    if setting.arrivals:
+        until += 2_000_000_000  # the last requests may expire while the batcher waits
+    expected = reference.run(len(starts), until)[: len(starts)]
+    assert list(zip(log.instance.tolist(), starts, batches, strict=True)) == [
+        (instance, start, sorted(requests)) for instance, start, requests in expected
+    ]
+    for outcome, numbers in ((REJECTED, reference.rejected), (TIMED_OUT, reference.timed_out)):
+        refused = set(np.flatnonzero(log.execution == outcome).tolist())
+        assert {number for number, at in numbers.items() if at < until} <= refused <= numbers.keys()
+    assert max(log.samples, default=0) <= setting.candidate.max_batch_size
+    assert log.requests.tolist() == [len(batch) for batch in batches]
+    assert log.samples.tolist() == [int(log.request_samples[batch].sum()) for batch in batches]
+    if setting.arrivals:
+        ended = sum(log.requests) + (log.execution == REJECTED).sum() + (log.execution == TIMED_OUT).sum()
+        assert ended == len(setting.arrivals)
+        assert not np.isnan(log.end_s).any()
+    if not setting.fixed and setting.candidate.dynamic_batching:
+        assert all(len(set(log.request_shape[batch].tolist())) == 1 for batch in batches)
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(settings_of_triton())
 def test_the_compiled_loop_agrees_with_the_reference_implementation(setting: Setting) -> None:
-    log = trace(setting.job(), gaps_s=np.array(setting.gaps) / 1e9, window=MeasurementInterval(0, 60))
-    got = list(
-        zip(
-            log.instance.tolist(),
-            (log.start_s * 1e9).round().astype(int).tolist(),
-            log.first_request.tolist(),
-            log.requests.tolist(),
-            strict=True,
-        )
-    )
-    assert got == Triton(setting).run(len(got))
-    assert max(log.requests) * setting.each <= setting.candidate.max_batch_size
-    assert log.first_request.tolist() == [0, *np.cumsum(log.requests)[:-1].tolist()]  # each once, in order
-    if setting.arrivals:
-        assert sum(log.requests) == len(setting.arrivals)
-        assert not np.isnan(log.end_s).any()
+    check_against_triton(setting)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@given(settings_of_triton(differing=True))
+def test_it_agrees_for_requests_that_differ_and_for_queue_policies(setting: Setting) -> None:
+    check_against_triton(setting)
 
 
 # --- laws ---
@@ -677,7 +806,7 @@ def test_it_is_much_faster_than_the_loop_in_python() -> None:
             took.append(time.process_time() - started)
         return min(took)
 
-    literal = fastest(lambda: Triton(setting).run(count), 1)
+    literal = fastest(lambda: Triton(setting).run(count, 0), 1)
     assert fastest(lambda: simulate_many([job], window=window), 10) < literal / 10
 
 

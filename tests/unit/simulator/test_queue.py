@@ -1,0 +1,291 @@
+"""The simulated queue: mixed sizes, equal shapes, rejects and timeouts. Other tests compare it with Triton's loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.trial import Candidate
+from optimizer.simulator.scenario import (
+    REJECTED,
+    RING_LENGTH,
+    TIMED_OUT,
+    ClosedLoopLoad,
+    Ints,
+    MeasurementInterval,
+    OpenLoopLoad,
+    Overheads,
+    Scenario,
+    ServiceTimes,
+    SimulatedLoad,
+    SimulationTrace,
+)
+from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
+from tests.simulation import linear_times, poisson_load, with_policy
+from tests.unit.simulator.test_simulator import ALL, LATENCIES, MS, TYPICAL, US, batcher, constant
+
+WAKE = Overheads(wake_s=50 * US)
+
+
+def run(
+    candidate: Candidate,
+    arrivals_ms: Sequence[float],
+    *,
+    sizes: Sequence[int] = (1,),
+    shapes: Sequence[int] = (0,),
+    fixed_shapes: bool = True,
+    overheads: Overheads = Overheads(),  # noqa: B008
+) -> SimulationTrace:
+    """Return the trace of an open loop whose requests have the given sizes and shapes; a batch takes 10 ms."""
+
+    class Given(Scenario):
+        __slots__ = ()
+
+        def mix(self) -> tuple[Ints, Ints]:
+            return np.resize(np.array(sizes), RING_LENGTH), np.resize(np.array(shapes), RING_LENGTH)
+
+    mix = SizeDistribution(((1, max(sizes), 1.0),))
+    load, shares = OpenLoopLoad(np.array(arrivals_ms) * MS), (1.0,) * (1 + max(shapes))
+    job = Given(
+        candidate,
+        load,
+        constant(10 * MS),
+        overheads,
+        fixed_shapes=fixed_shapes,
+        request_mix=mix,
+        shape_shares=shares,
+    )
+    return trace(job, window=ALL)
+
+
+def schedule(log: SimulationTrace) -> list[tuple[float, list[int]]]:
+    """Return (start in ms, requests) of each execution."""
+    return [
+        (round(start / MS, 6), np.flatnonzero(log.execution == e).tolist()) for e, start in enumerate(log.start_s)
+    ]
+
+
+# --- by hand: the model takes 10 ms for any batch ---
+
+
+def test_a_request_that_does_not_fit_starts_the_next_batch() -> None:
+    log = run(batcher(4), [0, 1, 2, 3], sizes=[1, 3, 2, 2])
+    assert schedule(log) == [(0, [0]), (10, [1]), (20, [2, 3])]
+    assert log.samples.tolist() == [1, 3, 4]
+
+
+def test_the_service_time_is_that_of_the_samples() -> None:
+    job = Scenario(
+        batcher(8, 1000),
+        OpenLoopLoad(np.zeros(2)),
+        linear_times(0, 1 * MS, 8),
+        request_mix=parse_size_distribution("3"),
+    )
+    log = trace(job, window=ALL)
+    assert log.end_s - log.start_s == pytest.approx([6 * MS])
+    (result,) = simulate_many([job], window=ALL)
+    assert result.mean_batch_size == 6
+    assert result.throughput_infer_per_s == pytest.approx(6 / (7 * MS))
+
+
+def test_requests_of_other_shapes_share_no_batch() -> None:
+    shapes = [0, 0, 1, 0, 0]
+    assert schedule(run(batcher(4), range(5), shapes=shapes)) == [(0, [0]), (10, [1, 2, 3, 4])]
+    # the batcher looks no further than the request of another shape, also for the requests behind it
+    log = run(batcher(4), range(5), shapes=shapes, fixed_shapes=False)
+    assert schedule(log) == [(0, [0]), (10, [1]), (20, [2]), (30, [3, 4])]
+
+
+def test_late_batches_of_other_shapes_are_not_merged() -> None:
+    arrivals = [0, 2, 4, 6]
+    together = [(1, [0]), (11, [1, 2, 3])]
+    assert schedule(run(batcher(8, 1000, 2), arrivals, fixed_shapes=False)) == together
+    log = run(batcher(8, 1000, 2), arrivals, shapes=[0, 0, 1, 1], fixed_shapes=False)
+    assert schedule(log) == [(1, [0]), (11, [1]), (21, [2, 3])]
+
+
+def test_a_batch_that_another_shape_ended_is_not_merged_even_with_its_own_shape() -> None:
+    arrivals = [0, 2, 2, 4, 5, 6]
+    log = run(batcher(8, 1000, 2), arrivals, shapes=[0, 0, 0, 0, 0, 1], fixed_shapes=False)
+    assert schedule(log) == [(1, [0]), (11, [1, 2, 3]), (21, [4]), (31, [5])]
+
+
+def test_a_full_queue_rejects_arrivals() -> None:
+    log = run(with_policy(batcher(4), max_queue_size=2), [0, 1, 2, 3, 4, 11])
+    assert schedule(log) == [(0, [0]), (10, [1, 2]), (20, [5])]
+    assert log.execution.tolist() == [0, 1, 1, REJECTED, REJECTED, 2]
+
+
+def test_expired_requests_are_rejected_as_the_next_batch_is_formed() -> None:
+    log = run(with_policy(batcher(4), timeout_us=5000), [0, 1, 7])
+    assert schedule(log) == [(0, [0]), (10, [2])]
+    assert log.execution.tolist() == [0, TIMED_OUT, 1]
+
+
+def test_delayed_requests_come_after_those_that_have_not_expired() -> None:
+    log = run(with_policy(batcher(1), timeout_us=5000, action="DELAY"), [0, 1, 7, 16])
+    assert schedule(log) == [(0, [0]), (10, [2]), (20, [3]), (30, [1])]
+
+
+def test_a_request_expires_while_the_batcher_waits_for_more() -> None:
+    log = run(with_policy(batcher(4, 8000), timeout_us=4000), [0, 20, 21], overheads=WAKE)
+    assert log.execution.tolist() == [TIMED_OUT, TIMED_OUT, TIMED_OUT]
+    log = run(with_policy(batcher(4, 8000, 2), timeout_us=4000), [0, 20, 21], overheads=WAKE)
+    assert log.execution.tolist() == [TIMED_OUT, 0, 0]
+
+
+def test_a_batcher_without_an_idle_instance_answers_expired_requests_after_half_a_second() -> None:
+    busy = Scenario(with_policy(batcher(1), timeout_us=5000), ClosedLoopLoad(2), constant(2.0), LATENCIES)
+    log = trace(busy, window=MeasurementInterval(0, 2))
+    assert log.execution[1] == TIMED_OUT
+    assert log.sent_s[2] == pytest.approx(0.5, abs=0.01)
+
+
+def test_figures_are_of_the_requests_that_complete() -> None:
+    load = OpenLoopLoad(np.array([0, 1, 7]) * MS)
+    job = Scenario(with_policy(batcher(4), timeout_us=5000), load, constant(10 * MS))
+    (result,) = simulate_many([job], window=ALL)
+    assert (result.requests, result.rejected, result.timed_out) == (2, 0, 1)
+    assert result.timed_out_share == pytest.approx(1 / 3)
+    assert result.rejected_share == 0
+    assert result.latency_avg_s == pytest.approx(11.5 * MS)
+    assert result.throughput_infer_per_s == pytest.approx(2 / (20 * MS))
+
+
+def test_without_refusals_the_policy_only_turns_prefetching_off() -> None:
+    limited = Scenario(with_policy(batcher(4), 1, 1000), poisson_load(1000, 400), TYPICAL, LATENCIES, refuses=False)
+    plain = replace(limited, candidate=batcher(4), prefetch=False)
+    assert simulate_many([limited]) == simulate_many([plain]) != simulate_many([replace(limited, refuses=True)])
+
+
+def test_a_closed_loop_that_completes_nothing_ends() -> None:
+    hopeless = with_policy(batcher(4, 8000), timeout_us=4000)
+    (result,) = simulate_many([Scenario(hopeless, ClosedLoopLoad(1), TYPICAL, LATENCIES)])
+    assert result.requests == 0
+    assert result.timed_out_share == 1
+    assert math.isnan(result.throughput_infer_per_s)
+
+
+def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:
+    crowded = with_policy(batcher(4), max_queue_size=2)
+    (result,) = simulate_many([Scenario(crowded, ClosedLoopLoad(20), TYPICAL)], window=MeasurementInterval(0, 200))
+    assert result.requests > 0
+    assert result.rejected_share > 0.5
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (
+            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL, request_mix=parse_size_distribution("1|5")),
+            "requests of 5 samples are refused",
+        ),
+        (
+            Scenario(
+                batcher(16),
+                ClosedLoopLoad(1),
+                ServiceTimes(TYPICAL.seconds, 4),
+                request_mix=parse_size_distribution("4..8"),
+            ),
+            "in steps of 4 samples",
+        ),
+        (
+            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL, fixed_shapes=False, shape_shares=(1.0, 0.0)),
+            "all must be positive",
+        ),
+    ],
+)
+def test_a_mix_that_cannot_be_simulated_is_refused(job: Scenario, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate_many([job])
+
+
+# --- properties ---
+
+
+def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overheads = LATENCIES) -> Scenario:
+    """Return a scenario in which requests differ or the queue has a policy."""
+    chance = np.random.default_rng(seed)
+    limit = int(chance.choice([4, 8, 16]))
+    sizes = tuple(sorted({int(size) for size in chance.integers(1, limit + 1, chance.integers(0, 3))}))
+    candidate = Candidate(limit, True, int(chance.choice([0, 500, 3000])), sizes, int(chance.integers(1, 5)))
+    queue, timeout_us = int(chance.choice([0, 1, 4, 16])), int(chance.choice([0, 1000, 6000, 30_000]))
+    rate = float(chance.choice([200, 1000, 4000]))
+    return Scenario(
+        with_policy(candidate, queue, timeout_us, str(chance.choice(["REJECT", "DELAY"]))),
+        load or poisson_load(rate, 400, seed),
+        TYPICAL,
+        overheads,
+        fixed_shapes=bool(chance.random() < 0.5),
+        request_mix=parse_size_distribution(str(chance.choice(["1", "1*3|4", "1..3"]))),
+        shape_shares=(1.0, 2.0, 1.0),
+        mix_seed=seed,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6))
+def test_each_request_ends_exactly_once(seed: int) -> None:
+    job = draw_scenario(seed)
+    (result,) = simulate_many([job], window=ALL)
+    assert result.requests + result.rejected + result.timed_out == 400
+    log = trace(job, window=ALL)
+    assert (log.execution == REJECTED).sum() == result.rejected
+    assert (log.execution == TIMED_OUT).sum() == result.timed_out
+    assert (
+        np.bincount(log.execution[log.execution >= 0], minlength=len(log.requests)).tolist() == log.requests.tolist()
+    )
+    assert log.samples.max(initial=0) <= job.candidate.max_batch_size
+    if not job.fixed_shapes:
+        for e in range(len(log.requests)):
+            assert len(set(log.request_shape[log.execution == e].tolist())) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 8))
+def test_no_more_requests_wait_than_the_queue_holds(seed: int, most: int) -> None:
+    """Check the queue at each arrival. Without overheads a batch starts as it is formed."""
+    drawn = draw_scenario(seed, overheads=Overheads())
+    log = trace(replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most)), window=ALL)
+    executed = log.execution >= 0
+    arrived, start = log.arrived_s[executed], log.start_s[log.execution[executed]]
+    for moment in arrived:
+        assert ((arrived <= moment) & (start > moment)).sum() <= most
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40))
+def test_equal_input_gives_equal_output(seed: int, concurrency: int) -> None:
+    jobs = [draw_scenario(seed), draw_scenario(seed, ClosedLoopLoad(concurrency)), draw_scenario(seed + 1)]
+    window = MeasurementInterval(0, 200)
+    results = [simulate_many([job], jitter=lognormal_jitter(0.1, 7), window=window)[0] for job in jobs]
+    assert repr(simulate_many(jobs, jitter=lognormal_jitter(0.1, 7), window=window)) == repr(results)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_what_never_applies_changes_nothing(seed: int, fixed_shapes: bool) -> None:
+    """Sizes of 1, a queue that is never full and a timeout that never ends are as nothing, with the same batches."""
+    candidate = replace(draw_scenario(seed).candidate, fields=())
+    load = poisson_load(1000, 400, seed)
+    plain = Scenario(candidate, load, TYPICAL, LATENCIES, fixed_shapes=fixed_shapes, prefetch=False)
+    one = replace(plain, request_mix=parse_size_distribution("1"))
+    roomy = replace(plain, candidate=with_policy(candidate, max_queue_size=10**6))
+    assert simulate_many([one, roomy]) == [simulate_many([plain])[0]] * 2
+    # a timeout makes the batcher wait for whole microseconds until it, which no request reaches here
+    patient = replace(plain, candidate=with_policy(candidate, timeout_us=10**9))
+    assert simulate_many([patient]) == simulate_many([plain])
+
+
+def test_order_of_sizes_and_shapes_depends_on_the_seed() -> None:
+    job = draw_scenario(3)
+    assert [ring.tolist() for ring in job.mix()] == [ring.tolist() for ring in job.mix()]
+    assert job.mix()[1].tolist() != replace(job, mix_seed=job.mix_seed + 1).mix()[1].tolist()
+    assert np.bincount(job.mix()[1]) / RING_LENGTH == pytest.approx([0.25, 0.5, 0.25], abs=0.001)
