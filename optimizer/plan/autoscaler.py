@@ -62,7 +62,7 @@ class Autoscaler:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerTest:
-    """What happened while ``autoscaler`` scaled the fleet for ``seconds``.
+    """Result of a simulation in which ``autoscaler`` scaled the fleet for ``seconds``.
 
     ``target`` are the requests in flight, or per second, that each replica should get. For ``too_few_seconds`` the
     replicas that were ready missed a bound; ``late_share`` is the share of requests over the bound.
@@ -261,7 +261,7 @@ def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, replicas: i
 
 
 def _late_share(quantiles_ms: list[float], bound_ms: float) -> float:
-    """Return the share of requests over the bound, between LEVELS as of a log-normal latency, beyond them in line."""
+    """Return the share of requests over the bound. The latency is taken to be log-normal between two LEVELS."""
     logs, normal = np.log(quantiles_ms), special.ndtri(list(LEVELS.values()))
     at = min(max(int(np.searchsorted(logs, math.log(bound_ms))), 1), len(logs) - 1)
     width = max(float(logs[at] - logs[at - 1]), 1e-6)

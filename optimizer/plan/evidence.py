@@ -46,7 +46,7 @@ class Slowdown:
     """How much slower a server is than the simulation.
 
     Batches take ``slowness`` times as long. Latencies are those of the slowed simulation times ``lateness``. A batch
-    of a size that was not measured takes the expected time if ``unmeasured`` is 0, the longest plausible time if it
+    of an unmeasured size takes the expected time if ``unmeasured`` is 0. It takes the longest plausible time if it
     is 1, and the shortest one if it is -1.
     """
 

@@ -39,7 +39,7 @@ class PlausibleTimes:
 
 
 def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> PlausibleTimes:
-    """Return the times that are plausible besides the ``fitted`` ones.
+    """Return the plausible times around the ``fitted`` ones.
 
     Larger batches take no less time. So the time of a size between two measured ones is between theirs. A smaller
     batch than all measured ones takes at least its share of the smallest one's time. A larger one than all measured

@@ -145,7 +145,7 @@ def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
 
 
 def _at_usual_speed(point: Point, slowness: float) -> Point:
-    """Return what a server of the usual speed would have measured, from one with ``slowness`` relative to it.
+    """Return the measurement that is expected at the usual speed; that of ``point`` has ``slowness`` relative to it.
 
     Queue and computation take ``slowness`` times as long on the measured server, the network does not. The clients of
     a closed loop send their next requests earlier when responses come earlier.

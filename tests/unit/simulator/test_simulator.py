@@ -551,7 +551,7 @@ def test_an_open_loop_above_capacity_says_so() -> None:
 
 
 def test_requests_that_wait_for_a_preferred_size_are_no_overload() -> None:
-    """With a delay there are nearly always a few requests in the queue, whose smallest number varies by chance."""
+    """A few requests nearly always wait for a preferred size, and their smallest number varies by chance."""
     candidate = batcher(8, 1000, 4, instances=2)
     times = linear_times(1 * MS, 0.01 * MS, 8, 2, contention=0.4)
     capacity = simulate(candidate, ClosedLoopLoad(64), times).throughput_infer_per_s
