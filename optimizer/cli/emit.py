@@ -14,6 +14,7 @@ from optimizer.core.files import output_error
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, quote, whole_number
+from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS, DEFAULT_UTILIZATION
 
 if TYPE_CHECKING:
     from optimizer.emit.production import ModelRepository, ProductionSettings
@@ -41,6 +42,7 @@ SCHEMES = {  # the model repositories that a format can refer to
 }
 SCHEME_NAMES = {"path": "a folder", "pvc": "pvc://CLAIM/PATH"}
 MAX_REPLICAS = 10_000
+DEFAULT_UTILIZATION_TEXT = f"{DEFAULT_UTILIZATION:.0%}"
 EPILOG = """\
 formats:
   pbtxt        config.pbtxt of each model
@@ -100,16 +102,16 @@ def build_parser() -> Parser:
     )
     add("--name", help="Name of the service (default: from the model's name)")
     add("--service-account", metavar="NAME", help="Service account of the pods, for example to read a bucket")
-    add("--min-replicas", metavar="N", help="Minimum number of replicas (default: 1)")
+    add("--min-replicas", metavar="N", help=f"Minimum number of replicas (default: {DEFAULT_MIN_REPLICAS})")
     add(
         "--max-replicas",
         metavar="N",
-        help="Maximum number of replicas (default: 10); equal to the minimum: no autoscaling",
+        help=f"Maximum number of replicas (default: {DEFAULT_MAX_REPLICAS}); equal to the minimum: no autoscaling",
     )
     add(
         "--target-utilization",
         metavar="PERCENT",
-        help="Share of its measured load that a replica should get (default: 70%%)",
+        help=f"Share of its measured load that a replica should get (default: {DEFAULT_UTILIZATION_TEXT}%)",
     )
     add(
         "--autoscale-on",
@@ -149,12 +151,14 @@ def production_settings(arguments: argparse.Namespace, recommended: Recommendati
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
             f"{recommended.triton}, the measured version, or newer"
         )
-    least = parse_value("--min-replicas", arguments.min_replicas or "1", whole_number(1, MAX_REPLICAS))
+    least = parse_value(
+        "--min-replicas", arguments.min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MAX_REPLICAS)
+    )
     metric: Literal["requests", "cpu"] = arguments.autoscale_on or "requests"
     if metric == "cpu" and (recommended.gpus or recommended.cpus is None):
         reason = "the model runs on a GPU" if recommended.gpus else "the number of the server's CPUs is unknown"
         raise BadInputError(f"--autoscale-on cpu: {reason}; leave it out to scale on requests")
-    account, most = arguments.service_account, arguments.max_replicas or str(max(10, least))
+    account, most = arguments.service_account, arguments.max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
     return ProductionSettings(
         image=read_image(image) if image else "",
         repository=_repository(arguments),
@@ -162,7 +166,7 @@ def production_settings(arguments: argparse.Namespace, recommended: Recommendati
         service_account=read_name(account, "--service-account") if account else "",
         min_replicas=least,
         max_replicas=parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS)),
-        target_utilization=_share(arguments.target_utilization or "70%"),
+        target_utilization=parse_utilization(arguments.target_utilization or DEFAULT_UTILIZATION_TEXT),
         autoscaled_by=metric,
     )
 
@@ -183,7 +187,8 @@ def _repository(arguments: argparse.Namespace) -> ModelRepository:
     return repository
 
 
-def _share(text: str) -> float:
+def parse_utilization(text: str) -> float:
+    """Return the value of ``--target-utilization``. Raises BadInputError."""
     return parse_value("--target-utilization", text.removesuffix("%"), whole_number(1, 100)) / 100
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from objectives.sla import Sla, parse_rate
+from objectives.sla import Sla, parse_duration_ms, parse_rate
+from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
+from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
 from optimizer.cli.main import EXIT_CODES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
@@ -17,22 +20,34 @@ from optimizer.options.command_line import Parser, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
+from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
 from optimizer.plan.capacity_plan import CapacityQuestion
 from optimizer.plan.fleet import MOST_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
+from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.store.run_folder import LATEST, RunFolder, list_command
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
 AMOUNT = number_where(lambda value: 0 < value < math.inf, "write an amount above 0, such as 2.50")
+AUTOSCALER_OPTIONS = (
+    "--min-replicas",
+    "--max-replicas",
+    "--target-utilization",
+    "--metric-delay",
+    "--cool-down",
+    "--replica-start",
+)
+LONGEST_DELAY_SECONDS = 3600.0
 PEAK_FACTOR = number_where(lambda value: 1 <= value <= 2, "write a number from 1 to 2: the peak relative to the mean")
 EPILOG = f"""\
 One replica is the measured server with all of its GPUs. Give one of --rate,
 --gpus, --replicas and --max-cost. With --rate and one of the others the result is
 the tightest latency bound that this number of replicas meets. Several RUNs of one
 model are compared by hardware. RUNs on the same hardware are combined, which
-narrows the interval.
+narrows the interval. With --traffic diurnal or --trace the autoscaler that `tune
+emit --format kubernetes` writes is simulated on this traffic.
 
 load balancers:
 {chr(10).join(f"  {name}:{chr(10)}    {SPLIT[name]}" for name in BALANCERS)}
@@ -44,6 +59,7 @@ examples:
   tune plan dlrm --rate 40000/s --sla-p95 20ms --gpu-hour-cost 2.50
   tune plan dlrm/sample --traffic diurnal --peak-factor 1.8 --rate 10000req/s
   tune plan results/dlrm/sample --trace requests.csv
+  tune plan results/dlrm/sample --trace requests.csv --max-replicas 20 --replica-start 90s
   tune plan results/dlrm/sample --gpus 8
   tune plan results/dlrm/sample --max-cost 12 --gpu-hour-cost A100=3.2
 """
@@ -89,6 +105,7 @@ def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
         raise BadInputError(
             f"--peak-factor {quote(arguments.peak_factor)}: works only with --traffic diurnal; give that too"
         )
+    autoscaler = _autoscaler(arguments)
     costs = _hour_costs(arguments.gpu_hour_cost or [])
     if arguments.max_cost is not None and not costs:
         raise BadInputError("--max-cost: --gpu-hour-cost is missing; give the price of a replica too")
@@ -106,6 +123,7 @@ def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
         most_cost=parse_optional("--max-cost", arguments.max_cost, AMOUNT),
         hour_costs=costs,
         sla=Sla.from_bounds(latency_bounds_ms(sla)),
+        autoscaler=autoscaler,
     )
     note = trace.note if trace else ""
     return PlanArguments(tuple(arguments.names), arguments.results, question, note, arguments.json, sla)
@@ -152,6 +170,37 @@ def build_parser() -> Parser:
     traffic.add_argument(
         "--balancer", choices=BALANCERS, default=BALANCERS[0], help=f"Load balancer (default: {BALANCERS[0]})"
     )
+    autoscaler = parser.add_argument_group("Autoscaler")
+    autoscaler.add_argument(
+        "--min-replicas",
+        metavar="N",
+        help=f"Minimum number of replicas of the tested autoscaler (default: {DEFAULT_MIN_REPLICAS})",
+    )
+    autoscaler.add_argument(
+        "--max-replicas",
+        metavar="N",
+        help=f"Maximum number of replicas of the tested autoscaler (default: {DEFAULT_MAX_REPLICAS})",
+    )
+    autoscaler.add_argument(
+        "--target-utilization",
+        metavar="PERCENT",
+        help=f"Share of its measured load that a replica should get (default: {DEFAULT_UTILIZATION_TEXT}%)",
+    )
+    autoscaler.add_argument(
+        "--metric-delay",
+        metavar="TIME",
+        help=f"Age of the newest metric of the autoscaler (default: {METRIC_DELAY_SECONDS:g}s, as in Kubernetes)",
+    )
+    autoscaler.add_argument(
+        "--cool-down",
+        metavar="TIME",
+        help=f"Time before the autoscaler removes replicas (default: {COOL_DOWN_SECONDS:g}s, as in Kubernetes)",
+    )
+    autoscaler.add_argument(
+        "--replica-start",
+        metavar="TIME",
+        help="Time until a new replica serves requests (default: the measured deployment and one readiness probe)",
+    )
     results = parser.add_argument_group(OUTPUT)
     results.add_argument(
         "--gpu-hour-cost",
@@ -162,6 +211,34 @@ def build_parser() -> Parser:
     add_results(results)
     results.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
     return parser
+
+
+def _autoscaler(arguments: Namespace) -> Autoscaler | None:
+    """Return the autoscaler to test; None without traffic whose rate changes. Raises BadInputError."""
+    given = [flag for flag in AUTOSCALER_OPTIONS if getattr(arguments, flag[2:].replace("-", "_")) is not None]
+    if arguments.traffic != "diurnal" and arguments.trace is None:
+        if given:
+            raise BadInputError(f"{given[0]}: works only with --traffic diurnal or --trace; give one of them too")
+        return None
+    least = parse_value(
+        "--min-replicas", arguments.min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MOST_AUTOSCALED)
+    )
+    most = arguments.max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
+    return Autoscaler(
+        least,
+        parse_value("--max-replicas", most, whole_number(least, MOST_AUTOSCALED)),
+        parse_utilization(arguments.target_utilization or DEFAULT_UTILIZATION_TEXT),
+        parse_value("--metric-delay", arguments.metric_delay or f"{METRIC_DELAY_SECONDS:g}s", _seconds),
+        parse_value("--cool-down", arguments.cool_down or f"{COOL_DOWN_SECONDS:g}s", _seconds),
+        parse_optional("--replica-start", arguments.replica_start, _seconds),
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = parse_duration_ms(text, example="30s") / 1e3
+    if seconds > LONGEST_DELAY_SECONDS:
+        raise ValueError("write at most 1h")
+    return seconds
 
 
 def _hour_costs(texts: Sequence[str]) -> dict[str, float]:

@@ -15,14 +15,14 @@ from optimizer.emit import production
 from optimizer.emit.pbtxt import text_of
 from optimizer.emit.production import ProductionSettings, deployment_header, name_of, to_yaml
 from optimizer.emit.recommended import Recommendation
-from optimizer.results import formatting
+from optimizer.results import autoscaling, formatting
 
-RATE_WINDOW = "1m"
+RATE_WINDOW = f"{autoscaling.RATE_WINDOW_SECONDS // 60}m"
 
 
 def target_load(recommended: Recommendation, settings: ProductionSettings) -> int:
     """Return the requests in flight, or per second, that a replica should get on average."""
-    return max(1, math.floor(recommended.knee * settings.target_utilization))
+    return autoscaling.target_load(recommended.knee, settings.target_utilization)
 
 
 def pod_metrics(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:

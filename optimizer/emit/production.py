@@ -16,7 +16,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.emit.recommended import Recommendation
 from optimizer.options.values import quote
-from optimizer.results import formatting
+from optimizer.results import autoscaling, formatting
 
 Scheme: TypeAlias = Literal["s3", "gs", "as", "https", "pvc", "path"]
 LONGEST_NAME = 50  # what Kubernetes and KServe add to it stays within 63
@@ -61,9 +61,9 @@ class ProductionSettings:
     repository: ModelRepository
     name: str
     service_account: str = ""
-    min_replicas: int = 1
-    max_replicas: int = 10
-    target_utilization: float = 0.7
+    min_replicas: int = autoscaling.DEFAULT_MIN_REPLICAS
+    max_replicas: int = autoscaling.DEFAULT_MAX_REPLICAS
+    target_utilization: float = autoscaling.DEFAULT_UTILIZATION
     autoscaled_by: Literal["requests", "cpu"] = "requests"
 
     @property

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from objectives.confidence import Verdict
 from objectives.sla import Sla, parse_rate
 from optimizer.core.errors import BadInputError
-from optimizer.plan.evidence import PlannedConfiguration, Slowdown, planned_configurations
-from optimizer.plan.fleet import EXPECTED, SAFE, Fleet, RateEstimate, ReplicaCount, replicas_needed, sustainable_rate
+from optimizer.plan.autoscaler import Autoscaler, AutoscalerTest, day_rates, recorded_rates, simulate_autoscaler
+from optimizer.plan.evidence import (
+    EXPECTED,
+    SAFE,
+    ForecastErrors,
+    PlannedConfiguration,
+    Slowdown,
+    planned_configurations,
+)
+from optimizer.plan.fleet import Fleet, RateEstimate, ReplicaCount, replicas_needed, sustainable_rate
 from optimizer.plan.replica import replica
-from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, RecordedTraffic, Traffic
+from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.results.finished_run import FinishedRun
 
 HOURS_A_MONTH = 730.0  # a twelfth of a year
@@ -62,6 +70,7 @@ def power(replica_watts: float | None, replicas: int, inferences_per_s: float) -
 
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
 BURST = 2.0  # factor on the planned rate
+FURTHER_SECONDS = 600.0  # of measuring, whose benefit is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,20 @@ class LoadForecast:
     meets_safely: bool
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherMeasuring:
+    """The expected answer after FURTHER_SECONDS of measuring, which are enough for ``deployments`` more.
+
+    ``count`` is set if the question asks for replicas, ``carries`` if it asks for a rate. ``saved_per_hour`` is in
+    the currency of the given price; None without a price.
+    """
+
+    deployments: int
+    count: ReplicaCount | None = None
+    carries: RateEstimate | None = None
+    saved_per_hour: float | None = None
+
+
 @dataclass(frozen=True)
 class FleetPlan:
     """The answer for one configuration: ``replicas`` serve ``rate`` requests per second, the day's peak.
@@ -89,8 +112,9 @@ class FleetPlan:
     0 if no number meets the bounds; ``carries`` is 0 if no rate does. ``tightest_ms`` is the lowest bound on the
     judged latency that could be promised (safely, expected). ``one_lost`` is the load with a replica less; with
     ``spare`` replicas any one may fail. ``in_burst`` is the load at BURST times the rate, which needs ``for_burst``
-    replicas (None: no number is enough). ``by_hour`` holds the replicas in each hour of a day. ``unloaded_ms`` is the
-    latency at almost no load.
+    replicas (None: no number is enough). ``by_hour`` holds the replicas in each hour of a day. ``forecast`` has the
+    errors of the simulator on the run. ``further`` is the benefit of further measurements, ``autoscaling`` the test
+    of the autoscaler. ``unloaded_ms`` is the latency at almost no load.
     """
 
     source: PlannedConfiguration
@@ -108,6 +132,9 @@ class FleetPlan:
     by_hour: tuple[int, ...] = ()
     cost: Cost | None = None
     power: Power | None = None
+    forecast: ForecastErrors | None = None
+    further: FurtherMeasuring | None = None
+    autoscaling: AutoscalerTest | None = None
     unloaded_ms: float = 0.0
 
     @property
@@ -122,7 +149,7 @@ class CapacityQuestion:
 
     ``rate`` is the text of the option, the mean over ``day``. ``devices`` counts GPUs, or machines without GPUs.
     ``most_cost`` is per hour. ``hour_costs`` are prices of a device by part of the hardware's name; an empty name
-    stands for all.
+    stands for all. ``autoscaler`` is tested on the traffic.
     """
 
     traffic: Traffic
@@ -134,6 +161,7 @@ class CapacityQuestion:
     most_cost: float | None = None
     hour_costs: Mapping[str, float] = field(default_factory=dict)
     sla: Sla = field(default_factory=Sla)
+    autoscaler: Autoscaler | None = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +214,8 @@ class _Planner:
         self._question, self._source = question, source
         self._fleet = Fleet(fitted, question.traffic, question.balancer)
         self._hour_cost = _hour_cost(question.hour_costs, source.hardware)
-        self._expected, self._safe = (fitted.slowness_estimate.quantile(p) for p in (EXPECTED, SAFE))
+        self._expected = fitted.slowness_estimate.quantile(EXPECTED)
+        self._safe = fitted.slowness_estimate.scenarios(SAFE)
 
     def answer(self) -> FleetPlan:
         """Return the replicas for the given rate, the rate of the given replicas, or the bound for both."""
@@ -235,24 +264,64 @@ class _Planner:
             count,
             carries,
             at_rate,
-            tightest_ms=(self._latency_ms(rate, replicas, self._safe), at_rate.latency_ms),
+            tightest_ms=(max(self._latency_ms(rate, replicas, one) for one in self._safe), at_rate.latency_ms),
             headroom=tuple(self._forecast(share * rate, replicas) for share in HEADROOM),
             one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
             spare=None if count is None else count.safe + 1,
             in_burst=self._forecast(BURST * rate, replicas),
-            for_burst=self._fleet.fewest_replicas(BURST * rate, self._safe),
+            for_burst=self._fleet.fewest_replicas_with(BURST * rate, SAFE),
             by_hour=by_hour,
             cost=None if hour_cost is None else costs(hour_cost * source.devices, replicas, inferences, by_hour),
             power=power(source.watts, replicas, inferences),
+            forecast=self._fleet.replica.slowness_estimate.forecast,
+            further=self._further(rate, replicas, count, carries),
+            autoscaling=self._autoscaling(mean_rate),
+        )
+
+    def _further(
+        self, rate: float, replicas: int, count: ReplicaCount | None, carries: RateEstimate | None
+    ) -> FurtherMeasuring | None:
+        """Return the benefit of further measurements; None if the question asks for a bound."""
+        deployments = int(FURTHER_SECONDS / self._source.server_seconds)
+        estimate = self._fleet.replica.slowness_estimate.with_more(deployments)
+        fleet = replace(self._fleet, replica=replace(self._fleet.replica, slowness_estimate=estimate))
+        if count is not None:
+            fewer = replicas_needed(fleet, rate) or count
+            saved = count.safe - fewer.safe
+            cost = None if self._hour_cost is None else saved * self._hour_cost * self._source.devices
+            return FurtherMeasuring(deployments, fewer, saved_per_hour=cost)
+        if carries is None or self._question.rate is not None:
+            return None
+        return FurtherMeasuring(deployments, carries=sustainable_rate(fleet, replicas))
+
+    def _autoscaling(self, mean_rate: float) -> AutoscalerTest | None:
+        question, source, fleet = self._question, self._source, self._fleet
+        if question.autoscaler is None:
+            return None
+        is_day = not isinstance(fleet.traffic, RecordedTraffic)
+        if isinstance(fleet.traffic, RecordedTraffic):  # the rates of its steps have its peaks
+            rates, fleet = recorded_rates(fleet.traffic, mean_rate), replace(fleet, traffic=PoissonTraffic())
+        else:
+            rates = day_rates(mean_rate, question.day)
+        load = source.point.load
+        return simulate_autoscaler(
+            question.autoscaler,
+            fleet,
+            self._expected,
+            rates,
+            load.request_rate or load.concurrency,
+            source.deploy_seconds,
+            is_rate=bool(load.request_rate),
+            repeats=is_day,
         )
 
     def _forecast(self, rate: float, replicas: int) -> LoadForecast:
         fleet = self._fleet
         simulated = fleet.simulate(rate, replicas, self._expected)
         latency_ms = fleet.replica.latency_ms(simulated, fleet.replica.sla.judged_latency)
-        utilization = rate / (replicas * fleet.replica.capacity(self._expected.slowness))
+        utilization = rate / (replicas * fleet.replica.capacity(self._expected))
         meets = fleet.accepts(simulated, self._expected)
-        meets_safely = meets and fleet.meets(rate, replicas, self._safe)
+        meets_safely = meets and fleet.meets_with(rate, replicas, SAFE)
         return LoadForecast(rate, latency_ms, utilization, simulated.utilization, meets, meets_safely)
 
     def _latency_ms(self, rate: float, replicas: int, slowdown: Slowdown) -> float:
@@ -263,12 +332,12 @@ class _Planner:
         return replica.latency_ms(simulated, replica.sla.judged_latency, slowdown.lateness)
 
     def _unloaded_ms(self) -> float:
-        return self._latency_ms(0.05 * self._fleet.replica.capacity(1.0), 1, self._expected)
+        return self._latency_ms(0.05 * self._fleet.replica.capacity(self._expected), 1, self._expected)
 
     def _for_hour(self, rate: float, most: int) -> int:
         if rate <= 0:
             return 1
-        count = self._fleet.fewest_replicas(rate, self._safe)
+        count = self._fleet.fewest_replicas_with(rate, SAFE)
         return most if count is None else min(count, most)
 
 

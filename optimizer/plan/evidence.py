@@ -22,43 +22,75 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client import arrivals
 from optimizer.measure.load_client.arrivals import Arrivals
 from optimizer.results import summary
+from optimizer.results.confirmation_plan import START_SECONDS
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
 
 Array = npt.NDArray[np.float64]
 
+TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.995  # quantiles of the slowness
+# The longest plausible times of unmeasured batch sizes are bounds. A slow server with slow unmeasured sizes is less
+# likely than either, so a plan allows for UNMEASURED of the way to the bounds together with a less extreme quantile.
+UNMEASURED, UNMEASURED_QUANTILE = 0.25, 0.97
 # Deployments of one configuration on one machine differ by 3 to 10 % (relative standard deviation). The prior of
 # this deviation is log-normal with median USUAL_DEVIATION and factor USUAL_FACTOR. Student's t, which has no prior,
 # would need margins of 40 % for the few deployments of a run.
 USUAL_DEVIATION, USUAL_FACTOR = 0.055, 1.5
-# relative errors of the simulator; mean absolute errors are 1.0 % and 3.2 % in benchmarks/simulator_proof.md
-THROUGHPUT_ERROR, LATENCY_ERROR = 0.0125, 0.04
 DEVIATIONS = USUAL_DEVIATION * USUAL_FACTOR ** np.linspace(-3, 3, 31)
+USUAL_WEIGHT = 6.0  # the prior of a forecast error counts as this many measured loads
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """How much slower a server is than the simulation.
 
-    Batches take ``slowness`` times as long. Latencies are those of the slowed simulation times ``lateness``.
+    Batches take ``slowness`` times as long. Latencies are those of the slowed simulation times ``lateness``. A batch
+    of an unmeasured size takes the expected time if ``unmeasured`` is 0. It takes the longest plausible time if it
+    is 1, and the shortest one if it is -1.
     """
 
     slowness: float = 1.0
     lateness: float = 1.0
+    unmeasured: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastErrors:
+    """Relative errors (standard deviations) of the simulated throughput and of the simulated latency."""
+
+    throughput: float
+    latency: float
+
+
+# prior: the errors on servers of benchmarks/planning_errors.py that its table does not contain
+USUAL_ERRORS = ForecastErrors(throughput=0.0125, latency=0.03)
+
+
+def forecast_errors(throughput: Sequence[float], latency: Sequence[float]) -> ForecastErrors:
+    """Return the errors of a run from log(measured / simulated) at each of its loads, and the prior of the errors."""
+
+    def deviation(usual: float, logs: Sequence[float]) -> float:
+        squares = USUAL_WEIGHT * usual**2 + sum(one**2 for one in logs)
+        return math.sqrt(squares / (USUAL_WEIGHT + len(logs)))
+
+    return ForecastErrors(deviation(USUAL_ERRORS.throughput, throughput), deviation(USUAL_ERRORS.latency, latency))
 
 
 @dataclass(frozen=True, eq=False)
 class SlownessEstimate:
     """Posterior distribution of the logarithm of the slowness of a deployment.
 
-    It is a mixture of normal distributions around ``mean``, with standard deviations ``errors`` and ``weights``.
+    It is a mixture of normal distributions around ``mean``, with standard deviations ``errors`` and ``weights``. It
+    was estimated from ``deployments`` whose squared distances from the mean sum up to ``squares``.
     """
 
     mean: float
     errors: Array
     weights: Array
     deployments: int
+    squares: float
+    forecast: ForecastErrors
 
     def quantile(self, probability: float) -> Slowdown:
         """Return the slowdown that replicas do not exceed with this probability.
@@ -67,8 +99,28 @@ class SlownessEstimate:
         of the slowness and of the simulated latency together; ``lateness`` is the ratio of the two quantiles.
         """
         slowness = self._quantile(probability, self.errors)
-        together = self._quantile(probability, np.hypot(self.errors, LATENCY_ERROR))
+        together = self._quantile(probability, np.hypot(self.errors, self.forecast.latency))
         return Slowdown(math.exp(self.mean + slowness), math.exp(together - slowness))
+
+    def scenarios(self, probability: float) -> tuple[Slowdown, ...]:
+        """Return the slowdowns that a plan with this probability allows for, with the times of unmeasured sizes.
+
+        Above EXPECTED the plan has to be enough in each of them, below it in one.
+        """
+        if probability == EXPECTED:
+            return (self.quantile(probability),)
+        if probability > EXPECTED:
+            other, position = min(probability, UNMEASURED_QUANTILE), UNMEASURED
+        else:
+            other, position = max(probability, 1 - UNMEASURED_QUANTILE), -UNMEASURED
+        return self.quantile(probability), replace(self.quantile(other), unmeasured=position)
+
+    def with_more(self, deployments: int) -> SlownessEstimate:
+        """Return the expected estimate after further ``deployments``, which differ as much as those before."""
+        squares = self.squares
+        if self.deployments > 1:
+            squares *= (self.deployments + deployments - 1) / (self.deployments - 1)
+        return _posterior(self.mean, self.deployments + deployments, squares, self.forecast)
 
     def _quantile(self, probability: float, errors: Array) -> float:
         if probability == 0.5:
@@ -81,18 +133,23 @@ class SlownessEstimate:
         return float(optimize.brentq(excess, -widest, widest))
 
 
-def estimate_slowness(log_slowness: Sequence[float]) -> SlownessEstimate:
+def estimate_slowness(log_slowness: Sequence[float], forecast: ForecastErrors = USUAL_ERRORS) -> SlownessEstimate:
     """Return the distribution of the slowness from the log slowness of one or more measured deployments.
 
-    The spread of deployments is estimated from these values and the prior of the deviation.
+    The spread of deployments is estimated from these values and the prior of the deviation. ``forecast`` has the
+    errors of the simulator on the run.
     """
     observed = np.asarray(log_slowness, np.float64)
-    count, squares = len(observed), float(((observed - observed.mean()) ** 2).sum())
+    squares = float(((observed - observed.mean()) ** 2).sum())
+    return _posterior(float(observed.mean()), len(observed), squares, forecast)
+
+
+def _posterior(mean: float, count: int, squares: float, forecast: ForecastErrors) -> SlownessEstimate:
     prior = -0.5 * (np.log(DEVIATIONS / USUAL_DEVIATION) / math.log(USUAL_FACTOR)) ** 2
     density = prior - (count - 1) * np.log(DEVIATIONS) - squares / (2 * DEVIATIONS**2)
     weights = np.exp(density - density.max())
-    errors = np.sqrt(DEVIATIONS**2 / count + THROUGHPUT_ERROR**2)
-    return SlownessEstimate(float(observed.mean()), errors, weights / weights.sum(), count)
+    errors = np.sqrt(DEVIATIONS**2 / count + forecast.throughput**2)
+    return SlownessEstimate(mean, errors, weights / weights.sum(), count, squares, forecast)
 
 
 MeasuredServer: TypeAlias = tuple[Point, ...]  # the measurements of one started server, at each load
@@ -156,6 +213,8 @@ class PlannedConfiguration:
 
     ``point`` is its measurement in the newest run, ``builder`` the kind of a built-in model. ``verdict`` is that of
     the newest run. If it is UNDECIDED, ``undecided_cause`` says why, and ``next_command`` continues its test.
+    ``deploy_seconds`` is the time until a started server was ready, ``server_seconds`` the time to measure one more
+    fresh server.
     """
 
     hardware: str
@@ -169,6 +228,8 @@ class PlannedConfiguration:
     verdict: Verdict
     undecided_cause: str
     next_command: str
+    deploy_seconds: float
+    server_seconds: float
 
     @property
     def candidate(self) -> Candidate:
@@ -248,9 +309,19 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
             outcome.verdict,
             summary.undecided_cause(outcome),
             summary.next_command(outcome, newest.folder.path),
+            *_durations(next(trial for trial in newest.trials if trial.number == point.trial)),
         )
         for point in _points(newest, latencies)
     ]
+
+
+def _durations(trial: Trial) -> tuple[float, float]:
+    """Return the seconds of a deployment, and those of measuring one more server."""
+    fresh = len({window.server for window in trial.confirmations})
+    measured = [window.measurement for window in trial.confirmations] or [one for _, one in trial.measurements]
+    seconds = sum(one.measure_seconds or 0.0 for one in measured) / max(1, fresh)
+    deploy_seconds = trial.deploy_seconds or START_SECONDS
+    return deploy_seconds, max(deploy_seconds, START_SECONDS) + seconds
 
 
 def _points(run: FinishedRun, latencies: Sla) -> list[Point]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from optimizer.core.errors import BadInputError
-from optimizer.plan.evidence import Slowdown
+from optimizer.plan.evidence import EXPECTED, SAFE, TOO_LOW, Slowdown
 from optimizer.plan.replica import Replica
 from optimizer.plan.traffic import Balancer, Traffic
 from optimizer.simulator.scenario import SimulationResult
@@ -35,7 +35,7 @@ class Fleet:
         longest_s = max(bound.bound for bound in self.replica.sla) / 1e3
         wanted = min(max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas)), MOST_REQUESTS)
         arrivals_s = self.traffic.of_replica(rate, replicas, self.balancer, wanted, self.seed)
-        return self.replica.serve(arrivals_s, slowdown.slowness)
+        return self.replica.serve(arrivals_s, slowdown)
 
     def meets(self, rate: float, replicas: int, slowdown: Slowdown) -> bool:
         """Return True if ``replicas`` meet the bounds at ``rate``."""
@@ -47,12 +47,37 @@ class Fleet:
             simulated.overloaded and self.traffic.is_steady
         )
 
+    def meets_with(self, rate: float, replicas: int, probability: float) -> bool:
+        """Return True if ``replicas`` meet the bounds at ``rate`` in each scenario of this probability."""
+        scenarios = self.replica.slowness_estimate.scenarios(probability)
+        return all(self.meets(rate, replicas, slowdown) for slowdown in scenarios)
+
+    def fewest_replicas_with(self, rate: float, probability: float, enough: int | None = None) -> int | None:
+        """Return the fewest replicas that meet the bounds at ``rate`` with this probability; None if no number does.
+
+        ``enough`` and BadInputError are those of ``fewest_replicas``.
+        """
+        counts = [
+            self.fewest_replicas(rate, slowdown, enough)
+            for slowdown in self.replica.slowness_estimate.scenarios(probability)
+        ]
+        known = [count for count in counts if count is not None]
+        if probability > EXPECTED:
+            return max(known) if len(known) == len(counts) else None
+        return min(known, default=None)
+
+    def highest_rate_with(self, replicas: int, probability: float) -> float:
+        """Return the highest rate at which ``replicas`` meet the bounds with this probability of the slowness."""
+        scenarios = self.replica.slowness_estimate.scenarios(probability)
+        rates = [self.highest_rate(replicas, slowdown) for slowdown in scenarios]
+        return min(rates) if probability > EXPECTED else max(rates)
+
     def fewest_replicas(self, rate: float, slowdown: Slowdown, enough: int | None = None) -> int | None:
         """Return the fewest replicas that meet the bounds at ``rate`` requests per second; None if no number does.
 
         ``enough`` replicas are known to meet them. Raises BadInputError if more than MOST_REPLICAS are needed.
         """
-        least = rate / self.replica.capacity(slowdown.slowness)
+        least = rate / self.replica.capacity(slowdown)
         if least > MOST_REPLICAS:
             raise BadInputError(
                 f"--rate: {rate:,.6g} requests/s need more than {MOST_REPLICAS:,} replicas; check the unit"
@@ -69,7 +94,7 @@ class Fleet:
 
     def highest_rate(self, replicas: int, slowdown: Slowdown) -> float:
         """Return the highest rate, in requests per second, at which ``replicas`` meet the bounds; 0 without any."""
-        most = replicas * self.replica.capacity(slowdown.slowness)
+        most = replicas * self.replica.capacity(slowdown)
         high = most * (1.0 if self.traffic.is_steady else 2.0)
         low = high
         while not self.meets(low, replicas, slowdown):
@@ -101,14 +126,11 @@ def bisected(failed: int, met: int, meets: Callable[[int], bool]) -> int:
     return met
 
 
-TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.999  # quantiles of the slowness
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaCount:
     """Replicas at three quantiles of the slowness.
 
-    ``safe`` is too few in one plan of 1,000; it is the number to deploy. ``likely`` is too few in one of two, ``low``
+    ``safe`` is too few in one plan of 200; it is the number to deploy. ``likely`` is too few in one of two, ``low``
     is enough in one of 40.
     """
 
@@ -121,7 +143,7 @@ class ReplicaCount:
 class RateEstimate:
     """Requests per second of the fleet at three quantiles of the slowness.
 
-    ``safe`` is served in 999 of 1,000 plans, ``likely`` in one of two, ``high`` in one of 40.
+    ``safe`` is served in 199 of 200 plans, ``likely`` in one of two, ``high`` in one of 40.
     """
 
     safe: float
@@ -133,9 +155,7 @@ def replicas_needed(fleet: Fleet, rate: float) -> ReplicaCount | None:
     """Return the replicas for ``rate`` requests per second; None if no number meets the bounds safely."""
     counts: list[int] = []
     for probability in (SAFE, EXPECTED, TOO_LOW):
-        fewest = fleet.fewest_replicas(
-            rate, fleet.replica.slowness_estimate.quantile(probability), counts[-1] if counts else None
-        )
+        fewest = fleet.fewest_replicas_with(rate, probability, counts[-1] if counts else None)
         if fewest is None and not counts:
             return None
         counts.append(fewest or counts[-1])
@@ -145,7 +165,5 @@ def replicas_needed(fleet: Fleet, rate: float) -> ReplicaCount | None:
 
 def sustainable_rate(fleet: Fleet, replicas: int) -> RateEstimate:
     """Return the highest rate of ``replicas``."""
-    safe, likely, high = (
-        fleet.highest_rate(replicas, fleet.replica.slowness_estimate.quantile(p)) for p in (SAFE, EXPECTED, TOO_LOW)
-    )
+    safe, likely, high = (fleet.highest_rate_with(replicas, p) for p in (SAFE, EXPECTED, TOO_LOW))
     return RateEstimate(safe, likely, high)

@@ -10,12 +10,14 @@ from rich.console import Console
 
 from objectives.confidence import Verdict
 from objectives.sla import Sla
-from optimizer.plan.capacity_plan import CapacityPlan, FleetPlan, LoadForecast
-from optimizer.plan.evidence import PlannedConfiguration
+from optimizer.plan.capacity_plan import FURTHER_SECONDS, HOURS_A_MONTH, CapacityPlan, FleetPlan, LoadForecast
+from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.formatting import plain_table, print_table
+
+CERTAINTY = f"{100 * SAFE:g} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,9 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
         "replicas_by_hour": list(answer.by_hour) or None,
         "cost": None if answer.cost is None else asdict(answer.cost),
         "power": None if answer.power is None else asdict(answer.power),
+        "forecast_errors": asdict(answer.forecast) if answer.forecast is not None else None,
+        "further_measuring": None if answer.further is None else asdict(answer.further),
+        "autoscaler_test": None if answer.autoscaling is None else asdict(answer.autoscaling),
     }
 
 
@@ -198,24 +203,27 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
         count = answer.count
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
         interval = "" if count.low == count.safe else interval
-        _line(console, "replicas", f"{interval}{count.safe:,} with 99.9 % certainty")
+        _line(console, "replicas", f"{interval}{count.safe:,} with {CERTAINTY} certainty")
     carries = answer.carries
     if carries is not None and carries.likely:
         low, likely, high = (_infer(answer, rate) for rate in (carries.safe, carries.likely, carries.high))
-        _line(console, "rate", f"{low} with 99.9 % certainty, most likely {likely}, at most {high}")
+        _line(console, "rate", f"{low} with {CERTAINTY} certainty, most likely {likely}, at most {high}")
     if answer.at_rate is not None:
         latency = formatting.short_metric(source.sla.judged_latency)
         at = f"{answer.at_rate.utilization:.0%} used, {latency} {formatting.number(answer.at_rate.latency_ms)} ms"
         _line(console, "each", f"{at}, {_infer(answer, answer.rate / answer.replicas)}")
         _line(console, "one lost", _one_lost(answer))
         _line(console, "burst, 2x", _burst(answer))
-    for label, text in _money(answer):
+    for label, text in (*_money(answer), *_further(answer), *_autoscaling(answer)):
         _line(console, label, text)
     _line(console, "traffic", f"{_traffic(plan)}; {question.balancer}: {SPLIT[question.balancer]}")
     _line(console, "server", formatting.configuration(source.candidate))
     runs = ", ".join(source.runs)
     _line(console, "hardware", source.hardware)
     _line(console, "from", f"{formatting.count(len(source.evidence.deployments), 'deployment')} of {runs}")
+    if answer.forecast is not None:
+        errors = f"throughput {answer.forecast.throughput:.1%}, latency {answer.forecast.latency:.1%}"
+        _line(console, "forecasts", f"typical error at the measured loads: {errors}")
     if source.sla.is_met(source.point.measurement):
         _line(console, "measured", sentence(source))
     if answer.headroom:
@@ -285,6 +293,45 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
             f"{formatting.number(joules)} J per 1,000 inferences"
         )
         lines.append(("power", formatting.UNKNOWN if watts is None else known))
+    return lines
+
+
+def _further(answer: FleetPlan) -> list[tuple[str, str]]:
+    further = answer.further
+    if further is None:
+        return []
+    after = f"with {formatting.count(further.deployments, 'deployment')} more ({FURTHER_SECONDS / 60:g} min)"
+    if further.carries is not None:
+        return [("measure more", f"{_infer(answer, further.carries.safe)} with {CERTAINTY} certainty {after}")]
+    assert further.count is not None, "a further answer is one of the two"
+    saved = answer.replicas - further.count.safe
+    if saved <= 0:
+        return [("measure more", f"the same number of replicas {after}")]
+    text = f"{_replicas(answer.source, further.count.safe)} {after}, {saved:,} fewer"
+    if further.saved_per_hour is not None:
+        monthly = HOURS_A_MONTH * further.saved_per_hour
+        text += f", which saves {_amount(further.saved_per_hour)} per hour, {_amount(monthly)} per month"
+    return [("measure more", text)]
+
+
+def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
+    test = answer.autoscaling
+    if test is None:
+        return []
+    scaler, unit = test.autoscaler, "per second" if test.is_rate else "in flight"
+    settings = (
+        f"{scaler.min_replicas:,} to {formatting.count(scaler.max_replicas, 'replica')}, each with "
+        f"{formatting.count(test.target, 'request')} {unit} ({scaler.target_utilization:.0%}), metric "
+        f"{scaler.metric_delay_s:g} s old, cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
+    )
+    result = (
+        f"too few replicas for {formatting.clock(test.too_few_seconds)} of {formatting.clock(test.seconds)}, "
+        f"{test.late_share:.2%} of the requests over the bound, {test.mean_replicas:.1f} replicas on average, "
+        f"at most {test.most_replicas:,}"
+    )
+    lines = [("autoscaler", settings), ("tested", result)]
+    if answer.count is not None and scaler.max_replicas < answer.count.safe:
+        lines.append(("", f"the peak needs {answer.count.safe:,}: give --max-replicas here and to `tune emit`"))
     return lines
 
 

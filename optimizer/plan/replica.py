@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from objectives import batch_stats
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.plan.evidence import Evidence, MeasuredServer, SlownessEstimate, estimate_slowness
+from optimizer.plan.evidence import (
+    Evidence,
+    ForecastErrors,
+    MeasuredServer,
+    Slowdown,
+    SlownessEstimate,
+    estimate_slowness,
+    forecast_errors,
+)
+from optimizer.plan.plausible_times import PlausibleTimes, plausible_times
 from optimizer.simulator.calibration import observe_point, service_times
 from optimizer.simulator.fitted_parameters import (
     FittedOverheads,
@@ -22,7 +34,7 @@ from optimizer.simulator.fitted_parameters import (
     execution_settings,
     fit_overheads,
 )
-from optimizer.simulator.metrics import LATENCY_FIELDS, as_closed_loop
+from optimizer.simulator.metrics import LATENCY_FIELDS, LATENCY_NAMES, as_closed_loop
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
@@ -44,6 +56,9 @@ CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 FULLEST = 4  # batches in flight per instance; more do not raise the throughput
+FITS = 2  # the second one sees all deployments at their usual speed, as the first one has estimated it
+LATENCIES = tuple(f"latency_{name}_ms" for name in LATENCY_NAMES)
+PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
 LARGEST_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier
 
 
@@ -52,7 +67,8 @@ class Replica:
     """A simulated server of one configuration.
 
     ``tail`` is the ratio of measured to simulated judged latency at equal throughput. ``request_batch_size`` is the
-    average number of samples of a request. ``sla`` has the latency bounds.
+    average number of samples of a request. ``sla`` has the latency bounds. ``times`` are the plausible service times;
+    without them those of the model are taken as known.
     """
 
     candidate: Candidate
@@ -61,11 +77,12 @@ class Replica:
     sla: Sla
     slowness_estimate: SlownessEstimate
     tail: float = 1.0
+    times: PlausibleTimes | None = None
 
-    def serve(self, arrivals_s: Array, slowness: float) -> SimulationResult:
-        """Return the simulated behaviour if batches take ``slowness`` times as long; ``tail`` is not applied yet."""
+    def serve(self, arrivals_s: Array, slowdown: Slowdown) -> SimulationResult:
+        """Return the simulated behaviour of a slower server; ``tail`` and ``lateness`` are not applied yet."""
         load = OpenLoopLoad(as_samples(arrivals_s, self.request_batch_size / self.model.request_batch_size))
-        return _simulated(self.model, [(self.candidate, load)], slowness)[0]
+        return self._simulate(load, slowdown)
 
     def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
         """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
@@ -75,12 +92,18 @@ class Replica:
         """Return True if ``simulated`` meets all bounds."""
         return all(self.latency_ms(simulated, bound.metric, lateness) <= bound.bound for bound in self.sla)
 
-    def capacity(self, slowness: float) -> float:
+    def capacity(self, slowdown: Slowdown) -> float:
         """Return the highest throughput in requests per second, regardless of latency."""
         samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
         full = ClosedLoopLoad(max(1, min(FULLEST * samples // self.model.request_batch_size, 4096)))
-        simulated = _simulated(self.model, [(self.candidate, full)], slowness)[0]
-        return simulated.throughput_infer_per_s / self.request_batch_size
+        return self._simulate(full, slowdown).throughput_infer_per_s / self.request_batch_size
+
+    def _simulate(self, load: SimulatedLoad, slowdown: Slowdown) -> SimulationResult:
+        model = self.model
+        if self.times is not None:
+            times = self.times.at(slowdown.unmeasured)
+            model = replace(model, times=lambda _: times)
+        return _simulated(model, [(self.candidate, load)], slowdown.slowness)[0]
 
 
 def as_samples(arrivals_s: Array, each: float) -> Array:
@@ -100,39 +123,74 @@ def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
     most = max(problem.max_concurrency, *(p.candidate.max_batch_size // size + 1 for p in evidence.points), 1)
     problem = replace(problem, max_concurrency=min(most, MOST_CONCURRENCY))
     latency = sla.judged_latency
-    measured = evidence.points
-    if problem.open_loop:
-        measured = as_closed_loop(measured, problem)
-    known = [point for point in measured if METRICS[latency].value(point.measurement)]
-    own = [point for point in known if point.candidate == candidate]
-    chosen = sorted(known, key=lambda point: point.candidate == candidate)  # the fit uses the last ones
-    model = _fitted(known, chosen[-max(FITTED_POINTS, len(own)) :], problem, latency, seed)
-    speeds = _Speeds(model, evidence, latency)
-    slowness = estimate_slowness([speeds.log_slowness(server) for server in evidence.deployments])
-    return Replica(candidate, model, problem.request_batch_size, sla, slowness, speeds.tail())
+    log_slowness = [0.0] * len(evidence.deployments)
+    for _ in range(FITS):
+        usual = float(np.mean(log_slowness))
+        measured = [
+            _at_usual_speed(point, math.exp(own - usual))
+            for server, own in zip(evidence.deployments, log_slowness, strict=True)
+            for point in server
+        ]
+        if problem.open_loop:
+            measured = as_closed_loop(measured, problem)
+        known = [point for point in measured if METRICS[latency].value(point.measurement)]
+        own_points = [point for point in known if point.candidate == candidate]
+        chosen = sorted(known, key=lambda point: point.candidate == candidate)  # the fit uses the last ones
+        model, times = _fitted(known, chosen[-max(FITTED_POINTS, len(own_points)) :], problem, latency, seed)
+        speeds = _Speeds(model, evidence, latency)
+        log_slowness = [speeds.log_slowness(server) for server in evidence.deployments]
+    tail, errors = speeds.tail_and_errors()
+    slowness = estimate_slowness(log_slowness, errors)
+    return Replica(candidate, model, problem.request_batch_size, sla, slowness, tail, times)
+
+
+def _at_usual_speed(point: Point, slowness: float) -> Point:
+    """Return the measurement that is expected at the usual speed; that of ``point`` has ``slowness`` relative to it.
+
+    Queue and computation take ``slowness`` times as long on the measured server, the network does not. The clients of
+    a closed loop send their next requests earlier when responses come earlier.
+    """
+    m = point.measurement
+    assert m.latency_avg_ms, "evidence has only usable measurements"
+    assert m.throughput_infer_per_sec, "evidence has only usable measurements"
+    inside = sum(part or 0.0 for part in (m.queue_ms, m.compute_input_ms, m.compute_infer_ms, m.compute_output_ms))
+    inside = min(inside or m.latency_avg_ms, m.latency_avg_ms)
+    factor = 1 - (1 - 1 / slowness) * inside / m.latency_avg_ms
+    factors = {**dict.fromkeys(LATENCIES, factor), **dict.fromkeys(PARTS, 1 / slowness)}
+    scaled: dict[str, Any] = {
+        name: None if (value := getattr(m, name)) is None else value * times for name, times in factors.items()
+    }
+    if point.load.concurrency:
+        scaled["throughput_infer_per_sec"] = m.throughput_infer_per_sec / factor
+    counted = (
+        one._replace(compute_ns=round(one.compute_ns / slowness)) for one in batch_stats.from_text(m.batch_stats)
+    )
+    return replace(point, measurement=replace(m, batch_stats=batch_stats.to_text(counted), **scaled))
 
 
 def _fitted(
     measured: Sequence[Point], chosen: Sequence[Point], problem: Problem, latency: str, seed: int
-) -> ServerModel:
-    """Return the server model fitted to one combination of instances and fields only.
+) -> tuple[ServerModel, PlausibleTimes | None]:
+    """Return the server model fitted to one combination of instances and fields only, and its plausible times.
 
-    The search fits one model to all combinations, and has to assume how much instances slow each other down.
+    Without the server's own statistics the times are None. The search fits one model to all combinations, and has
+    to assume how much instances slow each other down.
     """
     observed = [seen for point in measured if (seen := observe_point(point)) is not None]
     way = estimate_network_s(measured)
     if way is None or not observed:
-        return fit(chosen, problem, latency, seed)
+        return fit(chosen, problem, latency, seed), None
     size = problem.space.request_batch_size
     # no load fills a larger batch, and a table of its service times would exceed the memory
     largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MOST_CONCURRENCY)
     instances = measured[0].candidate.instance_count
-    times = service_times(observed, largest - largest % size, instances, step=size)
+    plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
+    times = plausible.at(0.0)
     first = ServerModel(lambda _: times, size, FittedOverheads(way), seed, fixed_shapes=problem.fixed_shapes)
     overheads = fit_overheads(
         lambda overheads, cells: replace(first, overheads=overheads).simulate(cells), first.overheads, chosen, latency
     )
-    return replace(first, overheads=overheads)
+    return replace(first, overheads=overheads), plausible
 
 
 class _Speeds:
@@ -154,21 +212,32 @@ class _Speeds:
         misfit = sum((self._difference(point) ** 2 for point in deployment), np.zeros(len(FINE)))
         return math.log(FINE[int(np.argmin(misfit))])
 
-    def tail(self) -> float:
-        """Return the median ratio of measured to simulated latency of the configuration; 1 without measurements.
+    def tail_and_errors(self) -> tuple[float, ForecastErrors]:
+        """Return the median ratio of measured to simulated latency, and the errors of the simulation with this ratio.
 
-        Each deployment is simulated with its own slowness.
+        The ratio is 1 without measurements of the configuration. Each deployment is simulated with its own slowness.
+        The errors of the deployments are averaged at each load, because their differences are not the simulation's.
         """
-        ratios = []
+        throughput, latency = defaultdict[LoadPoint, list[float]](list), defaultdict[LoadPoint, list[float]](list)
         for server in self._evidence.deployments:
-            own = math.exp(self.log_slowness(server))
+            own = self.log_slowness(server)
+            at = int(np.argmin(np.abs(np.log(FINE) - own)))
             for point in server:
                 value = METRICS[self._latency].value(point.measurement)
-                if value and point.candidate == self._evidence.candidate:
-                    simulated_ms = 1e3 * float(np.interp(own, SLOWNESSES, self._field(point, self._latency)))
-                    ratios.append(value / simulated_ms)
-        ratio = float(np.median(ratios)) if ratios else 1.0
-        return min(max(ratio, 1 / LARGEST_TAIL), LARGEST_TAIL)
+                if point.candidate != self._evidence.candidate:
+                    continue
+                if point.load.concurrency:
+                    throughput[point.load].append(float(self._difference(point)[at]))
+                if value:
+                    simulated_ms = 1e3 * np.interp(math.exp(own), SLOWNESSES, self._field(point, self._latency))
+                    latency[point.load].append(math.log(value / float(simulated_ms)))
+        logs = [one for own_load in latency.values() for one in own_load]
+        log_tail = min(max(float(np.median(logs or [0.0])), -math.log(LARGEST_TAIL)), math.log(LARGEST_TAIL))
+        errors = forecast_errors(
+            [statistics.fmean(own_load) for own_load in throughput.values()],
+            [statistics.fmean(own_load) - log_tail for own_load in latency.values()],
+        )
+        return math.exp(log_tail), errors
 
     def _difference(self, point: Point) -> Array:
         """Return log(measured / simulated) at each of FINE."""

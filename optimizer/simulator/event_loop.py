@@ -292,7 +292,8 @@ def _simulate_point(
     rejected_before = timed_out_before = 0
 
     # An open loop overloads the server if during the last third of the arrivals the queue is never empty and grows:
-    # its minimum length in the second half of this third exceeds that in the first half.
+    # its minimum length in the second half of this third exceeds that in the first half. A queue that fits into one
+    # more batch for each instance and the batcher can be requests that wait for a preferred size.
     third, sixth = total - total // 3, total - total // 6
     least_waiting = earlier_waiting = 0
     overloaded = False
@@ -374,7 +375,7 @@ def _simulate_point(
             elif arrived == sixth:
                 earlier_waiting, least_waiting = least_waiting, arrived - started - refusals
             elif arrived == total:
-                overloaded = 0 < earlier_waiting < least_waiting and total >= FEWEST_TO_JUDGE
+                overloaded = 0 < earlier_waiting < least_waiting > limit * (n + 1) and total >= FEWEST_TO_JUDGE
             if batching:
                 queued_samples += units * samples  # Triton also counts a request that it then rejects
                 if 0 < queue_limit <= queue_tail - queue_head + delayed_tail - delayed_head:

@@ -61,7 +61,7 @@ def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
         trial = Trial(0, CANDIDATE, tuple((load, perf_analyzer.measure(endpoint, load, 2.0)) for load in loads))
         one = replica(collect(CANDIDATE, PROBLEM, [[trial]], PoissonArrivals()), SLA)
         fleet, expected = Fleet(one, traffic.PoissonTraffic(), "random"), one.slowness_estimate.quantile(0.5)
-        capacity = one.capacity(expected.slowness)
+        capacity = one.capacity(expected)
         assert 0 < capacity < 1.2 * LIMIT
 
         rate = 0.4 * capacity

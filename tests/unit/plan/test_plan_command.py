@@ -15,7 +15,11 @@ import pytest
 
 from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
+from optimizer.emit.kubernetes import target_load
+from optimizer.emit.production import ProductionSettings, read_repository
+from optimizer.emit.recommended import read_recommendation
 from optimizer.plan.traffic import read_trace
+from optimizer.results.finished_run import read_run
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
 
@@ -135,6 +139,46 @@ def test_a_day_is_planned_for_its_peak(run: Path, capsys: pytest.CaptureFixture[
     assert day["cost"]["scaled_per_hour"] < day["cost"]["per_hour"]
 
 
+def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (run, "--rate", "900000/s", "--gpu-hour-cost", "2")
+    (answer,) = planned(capsys, *words)["answers"]
+    further, errors = answer["further_measuring"], answer["forecast_errors"]
+    assert further["deployments"] > 10
+    assert further["count"]["safe"] < answer["count"]["safe"]
+    assert further["count"]["likely"] == answer["count"]["likely"]
+    assert further["saved_per_hour"] == pytest.approx(2 * (answer["replicas"] - further["count"]["safe"]))
+    assert 0 < errors["throughput"] < 0.1
+    assert 0 < errors["latency"] < 0.2
+    assert main([*map(str, words)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    saved = answer["replicas"] - further["count"]["safe"]
+    assert f"{further['count']['safe']} replicas with {further['deployments']} deployments more (10 min)" in printed
+    assert f"{saved} fewer, which saves {2 * saved:.2f} per hour" in printed
+    (rates,) = planned(capsys, run, "--gpus", "50")["answers"]
+    assert rates["further_measuring"]["carries"]["safe"] > rates["carries_requests_per_sec"]["safe"]
+    (bound,) = planned(capsys, run, "--gpus", "50", "--rate", "100000/s")["answers"]
+    assert bound["further_measuring"] is None
+
+
+def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (run, "--traffic", "diurnal", "--peak-factor", "2", "--rate", "20000/s")
+    test = planned(capsys, *words)["answers"][0]["autoscaler_test"]
+    recommended = read_recommendation(read_run(str(run), "results"))
+    emitted = ProductionSettings("image", read_repository("/models"), "dlrm")
+    assert test["target"] == target_load(recommended, emitted)
+    assert test["seconds"] == 24 * 3600
+    assert (test["autoscaler"]["max_replicas"], test["autoscaler"]["cool_down_s"]) == (emitted.max_replicas, 300.0)
+    options = ("--target-utilization", "30%", "--max-replicas", "40", "--replica-start", "90s", "--cool-down", "10m")
+    careful = planned(capsys, *words, *options)["answers"][0]["autoscaler_test"]
+    assert careful["start_s"] == 90.0
+    assert careful["late_share"] < test["late_share"]
+    assert careful["too_few_seconds"] < test["too_few_seconds"]
+    assert main([*map(str, words), "--max-replicas", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 to 2 replicas, each with" in printed
+    assert "give --max-replicas here and to `tune emit`" in printed
+
+
 def test_no_number_of_replicas_is_exit_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--rate", "1000/s", "--sla-p95", "1ms"]) == 1
     assert "no number of replicas meets p95 <= 1 ms safely: its latency is" in capsys.readouterr().out
@@ -205,6 +249,14 @@ def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.Captur
         (["--rate", "9/s", "--trace", "x.csv", "--traffic", "poisson"], "both set the traffic"),
         (["--rate", "9/s", "--trace", "no.csv"], "no.csv: cannot be read"),
         (["--rate", "9/s", "--balancer", "magic"], "invalid choice"),
+        (["--rate", "9/s", "--cool-down", "5m"], "--cool-down: works only with --traffic diurnal or --trace"),
+        (["--rate", "9/s", "--traffic", "diurnal", "--metric-delay", "9"], "--metric-delay 9: a unit is missing"),
+        (["--rate", "9/s", "--traffic", "diurnal", "--replica-start", "2h"], "--replica-start 2h: write at most 1h"),
+        (
+            ["--rate", "9/s", "--traffic", "diurnal", "--min-replicas", "4", "--max-replicas", "3"],
+            "--max-replicas 3: write a whole number from 4",
+        ),
+        (["--rate", "9/s", "--traffic", "diurnal", "--target-utilization", "0%"], "--target-utilization 0"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(run: Path, words: list[str], message: str) -> None:
@@ -258,6 +310,9 @@ def test_a_recording_is_planned_at_its_own_rate(
     answer = planned(capsys, run, "--trace", trace)["answers"][0]
     assert answer["rate_requests_per_sec"] == pytest.approx(10_000, rel=0.02)
     assert answer["replicas"] in (4, 5)  # as at random, which it is
+    test = answer["autoscaler_test"]
+    assert test["seconds"] <= 6
+    assert test["most_replicas"] >= 3
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])

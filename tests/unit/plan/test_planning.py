@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,8 +13,18 @@ from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate
 from optimizer.plan.capacity_plan import costs, power
-from optimizer.plan.evidence import Slowdown, SlownessEstimate, estimate_slowness
+from optimizer.plan.evidence import (
+    EXPECTED,
+    SAFE,
+    TOO_LOW,
+    USUAL_ERRORS,
+    Slowdown,
+    SlownessEstimate,
+    estimate_slowness,
+    forecast_errors,
+)
 from optimizer.plan.fleet import Fleet, replicas_needed, sustainable_rate
+from optimizer.plan.plausible_times import PlausibleTimes
 from optimizer.plan.replica import Replica
 from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.simulator.fitted_parameters import FittedOverheads
@@ -139,7 +149,7 @@ def test_uncertainty_needs_more_replicas() -> None:
 def test_requests_of_several_samples_arrive_whole() -> None:
     """With two samples per request, half as many requests per second are served."""
     one = server(60.0, request_batch_size=2)
-    assert one.capacity(1.0) == pytest.approx(50.0, rel=0.01)
+    assert one.capacity(Slowdown()) == pytest.approx(50.0, rel=0.01)
     result = Fleet(one, ConstantTraffic(), "round-robin", requests=4000).simulate(40.0, 1, Slowdown())
     assert result.latency_p95_s == pytest.approx(2 * SERVICE_MS / 1e3, rel=0.01)
 
@@ -153,6 +163,52 @@ def test_more_slow_deployments_raise_the_estimate() -> None:
     assert few.quantile(0.5).lateness == 1.0
     assert few.quantile(0.999).slowness > many.quantile(0.999).slowness > math.exp(0.1)
     assert few.quantile(0.999).lateness > 1 > few.quantile(0.001).lateness
+
+
+def test_further_deployments_narrow_the_estimate() -> None:
+    few = estimate_slowness([-0.06, 0.0, 0.06])
+    more = few.with_more(60)
+    assert more.quantile(0.5) == few.quantile(0.5)
+    assert few.quantile(0.01).slowness < more.quantile(0.01).slowness
+    assert more.quantile(0.99).slowness < few.quantile(0.99).slowness
+    assert few.with_more(0).quantile(0.99).slowness == pytest.approx(few.quantile(0.99).slowness)
+
+
+def test_measured_errors_of_the_simulator_replace_the_usual_ones() -> None:
+    exact, wrong = forecast_errors([0.0] * 6, [0.0] * 6), forecast_errors([0.1, -0.1] * 3, [0.2, -0.2] * 3)
+    assert exact.throughput < USUAL_ERRORS.throughput < wrong.throughput < 0.1
+    assert exact.latency < USUAL_ERRORS.latency < wrong.latency < 0.2
+    none = forecast_errors([], [])
+    assert (none.throughput, none.latency) == pytest.approx((USUAL_ERRORS.throughput, USUAL_ERRORS.latency))
+    safe = [estimate_slowness([0.0] * 8, errors).quantile(0.99) for errors in (exact, wrong)]
+    assert safe[0].slowness < safe[1].slowness
+    assert safe[0].lateness < safe[1].lateness
+
+
+def test_a_safe_plan_allows_for_slow_unmeasured_sizes_but_not_for_all_at_once() -> None:
+    known = estimate_slowness([0.0] * 8)
+    slow, unmeasured = known.scenarios(SAFE)
+    assert slow == known.quantile(SAFE)
+    assert slow.unmeasured == 0.0 < unmeasured.unmeasured
+    assert 1 < unmeasured.slowness < slow.slowness
+    fast, short = known.scenarios(TOO_LOW)
+    assert fast.slowness < short.slowness < 1
+    assert short.unmeasured == -unmeasured.unmeasured
+    assert known.scenarios(EXPECTED) == (Slowdown(),)
+
+
+def test_a_plan_takes_the_worse_scenario_of_unmeasured_sizes() -> None:
+    expected = np.array([[SERVICE_MS / 1e3]])
+    plain = server(30.0)
+    uncertain = replace(plain, times=PlausibleTimes(0.5 * expected, expected, 2 * expected, 1))
+    plain_count, uncertain_count = (
+        replicas_needed(Fleet(one, PoissonTraffic(), "random", requests=20_000), 2000.0) for one in (plain, uncertain)
+    )
+    assert plain_count is not None
+    assert uncertain_count is not None
+    assert plain_count.likely == uncertain_count.likely
+    assert uncertain_count.low < plain_count.low <= plain_count.safe < uncertain_count.safe
+    assert uncertain_count.safe >= 1.2 * plain_count.likely
 
 
 @pytest.mark.parametrize("deviation", [0.03, 0.06, 0.10])

@@ -679,6 +679,20 @@ def test_an_open_loop_above_capacity_says_so() -> None:
             assert result.throughput_infer_per_s == pytest.approx(min(rate, 1) * capacity, rel=0.05)
 
 
+def test_requests_that_wait_for_a_preferred_size_are_no_overload() -> None:
+    """A few requests nearly always wait for a preferred size, and their smallest number varies by chance."""
+    candidate = batcher(8, 1000, 4, instances=2)
+    times = linear_times(1 * MS, 0.01 * MS, 8, 2, contention=0.4)
+    capacity = simulate(candidate, ClosedLoopLoad(64), times).throughput_infer_per_s
+    jitter = lognormal_jitter(0.1, 99)
+    flagged = [
+        share
+        for share in np.linspace(0.6, 0.9, 31)
+        if simulate(candidate, poisson_load(share * capacity, 20_000, 7), times, jitter=jitter).overloaded
+    ]
+    assert not flagged
+
+
 def test_more_never_hurts_where_nothing_contends() -> None:
     times = constant(2 * MS, 16, 8)
     rates = [

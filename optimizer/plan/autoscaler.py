@@ -1,0 +1,269 @@
+"""The HorizontalPodAutoscaler that `tune emit` writes, simulated on the hours of a day or on a recording.
+
+The rules are those of the HorizontalPodAutoscaler (autoscaling/v2) with its default behavior:
+https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/. Each step of the simulation takes the
+latencies of a replica from the simulated batcher in a steady state. A queue that grows because replicas are missing
+stays on its replica until the replica has served it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from optimizer.plan.evidence import Slowdown
+from optimizer.plan.fleet import Fleet
+from optimizer.plan.traffic import HOURS, Day, RecordedTraffic
+from optimizer.results.autoscaling import (
+    DEFAULT_MAX_REPLICAS,
+    DEFAULT_MIN_REPLICAS,
+    DEFAULT_UTILIZATION,
+    RATE_WINDOW_SECONDS,
+    target_load,
+)
+
+Array = npt.NDArray[np.float64]
+
+SYNC_SECONDS = 15  # --horizontal-pod-autoscaler-sync-period
+METRIC_DELAY_SECONDS = 15.0  # --metric-resolution of the metrics API
+COOL_DOWN_SECONDS = 300.0  # --horizontal-pod-autoscaler-downscale-stabilization
+TOLERANCE = 0.1  # --horizontal-pod-autoscaler-tolerance
+GROWTH, LEAST_GROWTH = 2, 4  # in SYNC_SECONDS at most twice as many replicas, or 4 more
+READY_SECONDS = 5.0  # period of the readiness probe in the manifest, after which a loaded replica gets requests
+STEP_SECONDS = 5
+MOST_STEPS = 30 * 24 * 3600 // STEP_SECONDS  # of a recording that was stretched to a low rate
+LOADS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)  # shares of the capacity
+REGULAR = 32  # round-robin among more replicas changes the latencies of one of them hardly
+REQUESTS = 10_000  # in a simulation of one load
+LEVELS = {"latency_p50_s": 0.5, "latency_p90_s": 0.9, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaler:
+    """The settings of a HorizontalPodAutoscaler.
+
+    ``metric_delay_s`` is the age of the newest metric, ``cool_down_s`` the time before replicas are removed, and
+    ``start_s`` the time until a new replica serves requests; None takes the measured time of a deployment.
+    """
+
+    min_replicas: int = DEFAULT_MIN_REPLICAS
+    max_replicas: int = DEFAULT_MAX_REPLICAS
+    target_utilization: float = DEFAULT_UTILIZATION
+    metric_delay_s: float = METRIC_DELAY_SECONDS
+    cool_down_s: float = COOL_DOWN_SECONDS
+    start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerTest:
+    """Result of a simulation in which ``autoscaler`` scaled the fleet for ``seconds``.
+
+    ``target`` are the requests in flight, or per second, that each replica should get. For ``too_few_seconds`` the
+    replicas that were ready missed a bound; ``late_share`` is the share of requests over the bound.
+    """
+
+    autoscaler: Autoscaler
+    start_s: float
+    target: int
+    is_rate: bool
+    seconds: float
+    too_few_seconds: float
+    late_share: float
+    mean_replicas: float
+    most_replicas: int
+
+
+@dataclass(frozen=True, eq=False)
+class _SteadyState:
+    """One of several replicas at ``rates``, ascending: judged latency, share of late requests, requests in flight."""
+
+    rates: Array
+    latency_ms: Array
+    late_share: Array
+    in_flight: Array
+
+
+def day_rates(mean_rate: float, day: Day) -> Array:
+    """Return the rate in each step of a day."""
+    hours = np.arange(0, HOURS, STEP_SECONDS / 3600)
+    return mean_rate * (1 + (day.peak_factor - 1) * np.sin(2 * math.pi * hours / HOURS))
+
+
+def recorded_rates(traffic: RecordedTraffic, rate: float) -> Array:
+    """Return the mean rate in each step of the recording, stretched in time to ``rate``; at most of MOST_STEPS."""
+    times = np.cumsum(traffic.intervals_s) * (traffic.rate / rate)
+    steps = min(int(times[-1] // STEP_SECONDS), MOST_STEPS)
+    if not steps:
+        return np.array([rate])
+    counted, _ = np.histogram(times, steps, (0.0, float(steps * STEP_SECONDS)))
+    return counted / STEP_SECONDS
+
+
+def simulate_autoscaler(
+    autoscaler: Autoscaler,
+    fleet: Fleet,
+    slowdown: Slowdown,
+    rates: Array,
+    measured_load: float,
+    deploy_seconds: float,
+    *,
+    is_rate: bool,
+    repeats: bool,
+) -> AutoscalerTest:
+    """Return how ``autoscaler`` copes with ``rates``, the requests per second of each step.
+
+    ``measured_load`` is the load of a replica, requests per second if ``is_rate``, that the target is a share of.
+    ``repeats``: the rates are a day that follows an equal day. Otherwise the fleet has settled at the first rate.
+    """
+    start_s = math.ceil(deploy_seconds) + READY_SECONDS if autoscaler.start_s is None else autoscaler.start_s
+    target = target_load(measured_load, autoscaler.target_utilization)
+    capacity = fleet.replica.capacity(slowdown)
+    steady = cache(lambda replicas: _steady_state(fleet, slowdown, capacity, replicas))
+    bound_ms = fleet.replica.sla.latency_bound_ms(fleet.replica.sla.judged_latency)
+    before = rates if repeats else np.full(_settling_steps(autoscaler, start_s), rates[0])
+    scaled = _ScaledFleet(autoscaler, target, start_s, capacity, steady, is_rate=is_rate)
+    scaled.settle(float(rates[0]))
+    for rate in before.tolist():
+        scaled.step(rate, bound_ms)
+    too_few = late = 0.0
+    replicas = []
+    for rate in rates.tolist():
+        missed, share = scaled.step(rate, bound_ms)
+        too_few += STEP_SECONDS * missed
+        late += share * rate
+        replicas.append(scaled.replicas)
+    return AutoscalerTest(
+        autoscaler,
+        start_s,
+        target,
+        is_rate,
+        float(STEP_SECONDS * len(rates)),
+        too_few,
+        late / max(float(rates.sum()), 1e-9),
+        float(np.mean(replicas)),
+        max(replicas),
+    )
+
+
+def _settling_steps(autoscaler: Autoscaler, start_s: float) -> int:
+    """Return the steps after which a constant rate has settled."""
+    longest_s = autoscaler.cool_down_s + start_s + autoscaler.metric_delay_s + RATE_WINDOW_SECONDS
+    return math.ceil(2 * longest_s / STEP_SECONDS)
+
+
+class _ScaledFleet:
+    """A fleet whose number of replicas follows the metric. ``step`` advances it by STEP_SECONDS."""
+
+    def __init__(
+        self,
+        autoscaler: Autoscaler,
+        target: int,
+        start_s: float,
+        capacity: float,
+        steady: Callable[[int], _SteadyState],
+        *,
+        is_rate: bool,
+    ) -> None:
+        self._autoscaler, self._target, self._capacity = autoscaler, target, capacity
+        self._steady, self._is_rate = steady, is_rate
+        self._start_steps = math.ceil(start_s / STEP_SECONDS)
+        self._step = 0
+        self._queued = np.zeros(autoscaler.min_replicas)  # requests of each ready replica beyond the steady state
+        self._starting: list[int] = []  # the step at which each one gets ready
+        self._metrics: list[float] = []  # sum over the replicas in each step
+        self._proposals: list[tuple[int, int]] = []  # step and number of replicas
+
+    @property
+    def replicas(self) -> int:
+        """Return the replicas that are paid for: those that are ready, and those that start."""
+        return len(self._queued) + len(self._starting)
+
+    def settle(self, rate: float) -> None:
+        """Begin with as many replicas as the capacity needs for ``rate``."""
+        wanted = math.ceil(rate / (self._capacity * self._autoscaler.target_utilization))
+        self._queued = np.zeros(self._bounded(wanted))
+
+    def step(self, rate: float, bound_ms: float) -> tuple[bool, float]:
+        """Serve ``rate`` for one step; return whether a bound was missed, and the share of late requests."""
+        self._queued = np.append(self._queued, np.zeros(sum(ready <= self._step for ready in self._starting)))
+        self._starting = [ready for ready in self._starting if ready > self._step]
+        served = self._serve(rate, bound_ms)
+        if self._step % (SYNC_SECONDS // STEP_SECONDS) == 0:
+            self._scale()
+        self._step += 1
+        return served
+
+    def _serve(self, rate: float, bound_ms: float) -> tuple[bool, float]:
+        own, steady = rate / len(self._queued), self._steady(min(len(self._queued), REGULAR))
+        self._queued = np.maximum(self._queued + STEP_SECONDS * (own - self._capacity), 0.0)
+        waits_ms = 1e3 * self._queued / self._capacity
+        shares = np.where(waits_ms > bound_ms, 1.0, np.interp(own, steady.rates, steady.late_share))
+        latency_ms = np.interp(own, steady.rates, steady.latency_ms) + waits_ms
+        in_flight = np.interp(own, steady.rates, steady.in_flight) + self._queued
+        total = min(own, self._capacity) * len(self._queued) if self._is_rate else float(in_flight.sum())
+        self._metrics.append(total)
+        return bool((latency_ms > bound_ms).any()), float(shares.mean())
+
+    def _scale(self) -> None:
+        end = len(self._metrics) - round(self._autoscaler.metric_delay_s / STEP_SECONDS)
+        window = self._metrics[max(0, end - RATE_WINDOW_SECONDS // STEP_SECONDS) : max(0, end)]
+        if not window:
+            return
+        total, ready, everyone = float(np.mean(window)), len(self._queued), self.replicas
+        ratio, counted = total / (ready * self._target), ready
+        if everyone > ready:  # of a replica that starts, the autoscaler assumes what changes the number least
+            assumed = 0 if ratio > 1 else self._target * (everyone - ready)
+            adjusted = (total + assumed) / (everyone * self._target)
+            ratio, counted = (adjusted if (adjusted > 1) == (ratio > 1) else 1.0), everyone
+        wanted = everyone if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * counted)
+        wanted = self._bounded(min(wanted, max(GROWTH * everyone, everyone + LEAST_GROWTH)))
+        oldest = self._step - self._autoscaler.cool_down_s / STEP_SECONDS
+        self._proposals = [(at, count) for at, count in self._proposals if at > oldest] + [(self._step, wanted)]
+        wanted = max(wanted, min(everyone, max(count for _, count in self._proposals)))
+        if wanted > everyone:
+            self._starting += [self._step + self._start_steps] * (wanted - everyone)
+        elif wanted < everyone:  # those that start are removed first
+            kept = max(0, wanted - ready)
+            self._starting, self._queued = self._starting[:kept], self._queued[:wanted]
+
+    def _bounded(self, replicas: int) -> int:
+        return min(max(replicas, self._autoscaler.min_replicas), self._autoscaler.max_replicas)
+
+
+def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, replicas: int) -> _SteadyState:
+    replica = fleet.replica
+    metric = replica.sla.judged_latency
+    bound_ms = replica.sla.latency_bound_ms(metric)
+    network_s = replica.model.overheads.network_s
+    rows = []
+    for share in LOADS:
+        arrivals_s = fleet.traffic.of_replica(
+            share * capacity * replicas, replicas, fleet.balancer, REQUESTS, fleet.seed
+        )
+        simulated = replica.serve(arrivals_s, slowdown)
+        quantiles_ms = [1e3 * replica.tail * slowdown.lateness * getattr(simulated, name) for name in LEVELS]
+        in_flight = share * capacity * max(0.0, simulated.latency_avg_s - network_s)
+        rows.append(
+            (
+                share * capacity,
+                replica.latency_ms(simulated, metric, slowdown.lateness),
+                _late_share(quantiles_ms, bound_ms),
+                in_flight,
+            )
+        )
+    return _SteadyState(*np.array([(0.0, *rows[0][1:3], 0.0), *rows]).T)
+
+
+def _late_share(quantiles_ms: list[float], bound_ms: float) -> float:
+    """Return the share of requests over the bound. The latency is taken to be log-normal between two LEVELS."""
+    logs, normal = np.log(quantiles_ms), special.ndtri(list(LEVELS.values()))
+    at = min(max(int(np.searchsorted(logs, math.log(bound_ms))), 1), len(logs) - 1)
+    width = max(float(logs[at] - logs[at - 1]), 1e-6)
+    value = normal[at] + (math.log(bound_ms) - logs[at]) * (normal[at] - normal[at - 1]) / width
+    return float(special.ndtr(-value))

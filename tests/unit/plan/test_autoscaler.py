@@ -1,0 +1,119 @@
+"""Tests of the simulated autoscaler on fleets of a known server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from objectives.sla import Sla
+from optimizer.core.trial import Candidate
+from optimizer.plan.autoscaler import (
+    MOST_STEPS,
+    STEP_SECONDS,
+    Array,
+    Autoscaler,
+    AutoscalerTest,
+    day_rates,
+    recorded_rates,
+    simulate_autoscaler,
+)
+from optimizer.plan.evidence import Slowdown, estimate_slowness
+from optimizer.plan.fleet import Fleet
+from optimizer.plan.replica import Replica
+from optimizer.plan.traffic import Day, PoissonTraffic, RecordedTraffic
+from optimizer.simulator.fitted_parameters import FittedOverheads
+from optimizer.simulator.scenario import ServiceTimes
+from optimizer.simulator.server_model import ServerModel
+
+CAPACITY = 100.0  # requests per second of a replica
+MEASURED = 90.0  # requests per second, the load that the target is a share of
+HOUR = 3600 // STEP_SECONDS
+
+
+def outcome(autoscaler: Autoscaler, rates: Array, measured_load: float = MEASURED, **more: bool) -> AutoscalerTest:
+    times = ServiceTimes(np.array([[1 / CAPACITY]]))
+    model = ServerModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
+    replica = Replica(Candidate(1), model, 1, Sla.from_bounds({"p95": 60.0}), estimate_slowness([0.0] * 8))
+    fleet = Fleet(replica, PoissonTraffic(), "random")
+    options = {"is_rate": True, "repeats": False, **more}
+    return simulate_autoscaler(autoscaler, fleet, Slowdown(), rates, measured_load, 2.0, **options)
+
+
+def jump(low: float, high: float) -> Array:
+    """Return ten minutes at a low rate, then twenty at a high one."""
+    return np.array([low] * (HOUR // 6) + [high] * (HOUR // 3))
+
+
+def test_a_constant_rate_keeps_the_replicas_that_the_target_needs() -> None:
+    result = outcome(Autoscaler(target_utilization=0.7), np.full(HOUR, 500.0))
+    assert result.target == 63
+    assert result.mean_replicas == result.most_replicas == pytest.approx(8, abs=1)  # 500 / 63, within the tolerance
+    assert (result.too_few_seconds, result.seconds) == (0.0, 3600.0)
+    assert result.late_share < 0.05
+
+
+def test_too_few_replicas_last_until_new_ones_have_started() -> None:
+    slow, fast = (outcome(Autoscaler(max_replicas=20, start_s=start), jump(100, 800)) for start in (120.0, 10.0))
+    assert fast.start_s == 10.0
+    assert 10 < fast.too_few_seconds < slow.too_few_seconds
+    assert slow.too_few_seconds >= 120
+    assert 0.0 < fast.late_share < slow.late_share < 1.0
+
+
+def test_the_measured_deployment_and_a_probe_are_the_start_without_an_option() -> None:
+    assert outcome(Autoscaler(), np.full(12, 50.0)).start_s == 2.0 + 5.0
+
+
+def test_an_old_metric_reacts_later() -> None:
+    new, old = (outcome(Autoscaler(metric_delay_s=delay), jump(100, 500)) for delay in (15.0, 240.0))
+    assert new.too_few_seconds + 200 <= old.too_few_seconds
+
+
+def test_the_cool_down_keeps_replicas() -> None:
+    rates = np.array(([100.0] * (HOUR // 12) + [500.0] * (HOUR // 12)) * 6)
+    short, long = (outcome(Autoscaler(cool_down_s=cool_down), rates) for cool_down in (15.0, 900.0))
+    assert long.mean_replicas > short.mean_replicas + 1
+    assert long.too_few_seconds < short.too_few_seconds
+
+
+def test_a_maximum_below_the_need_is_too_few_all_the_time() -> None:
+    result = outcome(Autoscaler(max_replicas=4), np.full(HOUR, 500.0))
+    assert result.most_replicas == 4
+    assert result.too_few_seconds == result.seconds
+    assert result.late_share == 1.0
+
+
+def test_the_minimum_is_kept_without_traffic() -> None:
+    result = outcome(Autoscaler(min_replicas=3), np.full(HOUR, 1.0))
+    assert result.mean_replicas == 3
+
+
+def test_a_target_in_flight_follows_the_latency() -> None:
+    """At half of the capacity an M/D/1 queue has 0.75 requests in the system (Pollaczek-Khinchine)."""
+    result = outcome(Autoscaler(target_utilization=1.0), np.full(HOUR, 400.0), measured_load=1.0, is_rate=False)
+    in_flight = 400 / result.mean_replicas / CAPACITY
+    in_flight += in_flight**2 / (2 * (1 - in_flight))
+    assert in_flight == pytest.approx(1.0, rel=0.15)  # the tolerance of the autoscaler is 10 %
+
+
+def test_a_day_follows_an_equal_day() -> None:
+    rates = day_rates(300.0, Day(1.5))
+    assert rates.mean() == pytest.approx(300.0, rel=1e-3)
+    assert rates.max() == pytest.approx(450.0, rel=1e-3)
+    result = outcome(Autoscaler(), rates, repeats=True)
+    assert result.seconds == 24 * 3600
+    assert result.too_few_seconds == 0.0
+    assert 300 / MEASURED < result.mean_replicas < 450 / MEASURED / 0.7 + 1
+
+
+def test_a_recording_has_its_rates() -> None:
+    gaps = np.array([0.01] * 6000 + [0.005] * 12_000)  # a minute at 100/s, a minute at 200/s
+    recorded = RecordedTraffic(gaps)
+    rates = recorded_rates(recorded, recorded.rate)
+    assert len(rates) * STEP_SECONDS == pytest.approx(120, abs=STEP_SECONDS)
+    assert rates[2] == pytest.approx(100, rel=0.02)
+    assert rates[-3] == pytest.approx(200, rel=0.02)
+    twice = recorded_rates(recorded, 2 * recorded.rate)
+    assert len(twice) == pytest.approx(len(rates) / 2, abs=1)
+    assert recorded_rates(RecordedTraffic(np.full(100, 1e-3)), 1000.0).tolist() == [1000.0]
+    assert len(recorded_rates(recorded, 1e-4)) == MOST_STEPS

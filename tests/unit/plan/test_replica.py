@@ -1,0 +1,82 @@
+"""Tests of the fit of a replica to measurements of deployments that differ in speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.measure.load_client.arrivals import PoissonArrivals
+from optimizer.plan.evidence import Slowdown, collect
+from optimizer.plan.replica import Replica, replica
+from optimizer.simulator.fitted_parameters import FittedOverheads
+from optimizer.simulator.scenario import ServiceTimes
+from optimizer.simulator.server_model import ServerModel
+
+CANDIDATE = Candidate(16, dynamic_batching=True)
+SLA = Sla.from_bounds({"p95": 20.0})
+PROBLEM = Problem("known", SearchSpace((16,), (0,), ("none",), (1,)), 1, 64, sla=SLA)
+FIXED_MS, PER_SAMPLE_MS = 2.0, 0.25
+SIZES = np.arange(1, 17, dtype=np.float64)
+
+
+def measured(number: int, slowness: float, loads: Sequence[int], *, faster: float = 1.0) -> Trial:
+    """Return the measurements of a deployment; the last one has ``faster`` times the throughput of the simulation."""
+    alone = slowness * (FIXED_MS + PER_SAMPLE_MS * SIZES) / 1e3
+    times = ServiceTimes(np.asarray(alone[:, np.newaxis], np.float64))
+    model = ServerModel(lambda _: times, 1, FittedOverheads(2e-4, gap_s=1e-6, wake_s=2e-5, jitter=0.1), seed=number)
+    results = model.measure([(CANDIDATE, load) for load in loads])
+    last = results[-1]
+    assert last.throughput_infer_per_sec is not None
+    results[-1] = replace(last, throughput_infer_per_sec=faster * last.throughput_infer_per_sec)
+    points = tuple((LoadPoint(1, load), one) for load, one in zip(loads, results, strict=True))
+    return Trial(number, CANDIDATE, points)
+
+
+def fitted(*trials: Trial) -> Replica:
+    return replica(collect(CANDIDATE, PROBLEM, [trials], PoissonArrivals()), SLA)
+
+
+def test_the_error_of_the_forecasts_is_that_of_the_run() -> None:
+    loads = (2, 6, 16, 32)
+    exact = fitted(*(measured(number, 1.0, loads) for number in range(3)))
+    wrong = fitted(*(measured(number, 1.0, loads, faster=1.3) for number in range(3)))
+    errors, larger = exact.slowness_estimate.forecast, wrong.slowness_estimate.forecast
+    assert errors.throughput < 0.02
+    assert larger.throughput > 3 * errors.throughput
+    assert exact.slowness_estimate.quantile(0.99).slowness < wrong.slowness_estimate.quantile(0.99).slowness
+
+
+def test_the_spread_of_the_deployments_is_that_of_the_run() -> None:
+    equal, different = (
+        fitted(*(measured(number, math.exp(sign * deviation), (6, 16)) for number, sign in enumerate([-1, 1] * 3)))
+        for deviation in (0.0, 0.12)
+    )
+    assert different.slowness_estimate.squares == pytest.approx(6 * 0.12**2, rel=0.2)
+    assert equal.slowness_estimate.squares < 0.002
+    assert equal.slowness_estimate.quantile(0.99).slowness < different.slowness_estimate.quantile(0.99).slowness
+
+
+def test_small_batches_of_a_slow_deployment_take_the_usual_time() -> None:
+    """Only the slow deployment measured a low load; its service times are brought to the usual speed."""
+    slow = measured(0, 1.3, (1, 16))
+    usual = [measured(number, 1.0, (16,)) for number in range(1, 7)]
+    one = fitted(slow, *usual)
+    assert one.times is not None
+    single_ms = 1e3 * one.times.at(0.0).seconds[0, 0] * math.exp(one.slowness_estimate.mean)
+    assert single_ms == pytest.approx(1.3 ** (1 / 7) * (FIXED_MS + PER_SAMPLE_MS), rel=0.1)
+
+
+def test_the_safe_plan_expects_the_longest_times_of_unmeasured_sizes() -> None:
+    one = fitted(*(measured(number, 1.0, (12, 16)) for number in range(3)))
+    arrivals_s = np.cumsum(np.random.default_rng(0).exponential(1 / 1500, 20_000))
+    slow, expected, fast = (
+        one.serve(arrivals_s, Slowdown(unmeasured=position)).latency_p95_s for position in (1.0, 0.0, -1.0)
+    )
+    assert fast < expected < slow
