@@ -26,8 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bounded_tables import FEASIBLE_SHARES, bound_ms
 from other_machines import RECORDINGS, write_recordings
-from search_methods import FEASIBLE_SHARES, bound_ms
 from tune_runs import TuneFailedError, row, run_tune
 
 from objectives.metrics import METRICS

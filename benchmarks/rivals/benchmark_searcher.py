@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.load_search import doubling_loads
 
 
@@ -42,6 +43,9 @@ class BenchmarkSearcher(ABC):
 
     def expected_load(self, candidate: Candidate) -> int | None:
         return self._loads.get(candidate)
+
+    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
+        return None
 
     def observe(self, trial: Trial) -> None:
         self.trials.append(trial)
