@@ -17,6 +17,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, ServerFault
+from optimizer.core.interfaces import Searcher
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
@@ -30,6 +31,10 @@ from optimizer.store.recording import Recording, baselines
 from optimizer.study.study import Tuner
 
 TOLERANCES = (0.05, 0.01)  # shares of the table's best by which a search may fall short of it
+# times that a table does not record: the medians of results/dlrm/sample
+DEPLOY_SECONDS, WINDOW_SECONDS = 0.25, 0.55
+
+SearcherFactory = Callable[[Problem, int], Searcher]  # makes a searcher from the problem and a seed
 
 
 def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Problem:
@@ -75,6 +80,8 @@ class ReplayResult:
         regret: The shortfall of the recommendation from the table's best throughput, as a share of that throughput;
             1 without a recommendation.
         regrets: The regret if the search had ended after each deployment.
+        seconds: The time until the end of each deployment: of all deployments and measurements so far, without the
+            search method's own.
     """
 
     effort: Effort
@@ -82,6 +89,7 @@ class ReplayResult:
     recommended: RecordedRow | None
     regret: float
     regrets: tuple[float, ...]
+    seconds: tuple[float, ...]
 
     def regret_after(self, deployments: int) -> float:
         """Return the regret after at most ``deployments``."""
@@ -92,7 +100,7 @@ def replay(
     recording: Recording,
     problem: Problem,
     best: RecordedRow,
-    method: str,
+    method: str | SearcherFactory,
     seed: int,
     max_trials: int,
     transferred: TransferredStudy | None = None,
@@ -108,10 +116,10 @@ def replay(
         recording: The recorded table.
         problem: The space, objectives and constraints.
         best: The best row of the table.
-        method: The search method.
+        method: The search method: one of SEARCHERS, or a function that makes the searcher.
         seed: Seed of the search.
         max_trials: The maximum number of configurations.
-        transferred: The study of another machine to begin with.
+        transferred: The study of another machine to begin with; only for a method of SEARCHERS.
         noise: The noise of measurements; None for the recorded measurements.
 
     Raises:
@@ -120,9 +128,13 @@ def replay(
     best_throughput = _throughput(best.measurement)
     meter = _Meter(recording, problem, best_throughput)
     server = recording.server if noise is None else NoisyServer(recording.trials(), noise, seed)
+    if isinstance(method, str):
+        searcher = make_searcher(method, problem, seed, transferred=transferred)
+    else:
+        searcher = method(problem, seed)
     tuner = Tuner(
         problem=problem,
-        searcher=make_searcher(method, problem, seed, transferred=transferred),
+        searcher=searcher,
         target=server,
         measurer=Measurer(server, server, DiscardingRecord(), meter),
         budget=Budget(math.inf, max_trials),
@@ -136,6 +148,7 @@ def replay(
         recommended=row,
         regret=_regret(_throughput(row.measurement) if row else None, best_throughput),
         regrets=tuple(_regret(reached, best_throughput) for reached in meter.best_by_deployment),
+        seconds=tuple(meter.seconds_by_deployment),
     )
 
 
@@ -167,7 +180,7 @@ class _Meter:
     """A watcher that counts the cost of a search until ``best`` (infer/s) is reached and until it ends.
 
     ``best_by_deployment`` is the highest feasible throughput that was measured by the end of each deployment. It is
-    that of the recorded measurement, whatever noise was added to it.
+    that of the recorded measurement, whatever noise was added to it. ``seconds_by_deployment`` is the time until then.
     """
 
     recording: Recording
@@ -175,15 +188,20 @@ class _Meter:
     best: float
     candidate: Candidate | None = None
     best_by_deployment: list[float | None] = field(default_factory=list)
+    seconds_by_deployment: list[float] = field(default_factory=list)
     measurements: int = 0
     until: dict[float, Effort] = field(default_factory=dict)
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
         self.candidate = self.recording.space.canonical(candidate)
         self.best_by_deployment.append(self.best_by_deployment[-1] if self.best_by_deployment else None)
+        before = self.seconds_by_deployment[-1] if self.seconds_by_deployment else 0.0
+        own = self.recording.deploy_seconds.get(self.candidate, DEPLOY_SECONDS)
+        self.seconds_by_deployment.append(before + own)
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self.measurements += 1
+        self.seconds_by_deployment[-1] += measurement.measure_seconds or WINDOW_SECONDS
         assert self.candidate is not None
         recorded = self.recording.answers[self.candidate, load].measurement
         if not recorded.stable or not self.problem.sla.is_met(recorded):

@@ -20,12 +20,16 @@ MOST_CHOICES = 1000  # values of one parameter
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """One row of a recorded table. If ``load`` is None, the deployment failed for the measurement's reason."""
+    """One row of a recorded table. If ``load`` is None, the deployment failed for the measurement's reason.
+
+    ``deploy_seconds`` is the time of the deployment; None if it is unknown.
+    """
 
     line: int
     candidate: Candidate
     load: LoadPoint | None
     measurement: Measurement
+    deploy_seconds: float | None = None
 
     @property
     def point(self) -> Point:
@@ -65,7 +69,7 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int]:
             repeated = f"at concurrency {load.concurrency}" if load else "failing to deploy"
             raise table.error(i, f"repeats line {table.lines[before]}: the same configuration {repeated}")
         latest.pop(key, None)  # so that the last row of a candidate is the last one in the result, too
-        latest[key] = i, RecordedRow(row.line, candidate, load, measurement)
+        latest[key] = i, RecordedRow(row.line, candidate, load, measurement, row.deploy_seconds)
     return [row for _, row in latest.values()], request_batch_size
 
 

@@ -216,6 +216,12 @@ class Recording:
         """The target, load generator and telemetry with the recorded measurements."""
         return RecordedServer(self.trials())
 
+    @cached_property
+    def deploy_seconds(self) -> Mapping[Candidate, float]:
+        """The time of each candidate's deployment, where it was recorded."""
+        rows = self.answers.items()
+        return {candidate: row.deploy_seconds for (candidate, _), row in rows if row.deploy_seconds is not None}
+
     def trials(self) -> list[Trial]:
         """Return the recorded measurements as one trial per candidate."""
         trials: dict[Candidate, Trial] = {}

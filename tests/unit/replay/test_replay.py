@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.interfaces import Endpoint, Searcher
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import (
+    DEPLOY_SECONDS,
     NEVER,
+    WINDOW_SECONDS,
     Comparison,
     Effort,
     ReplayResult,
@@ -363,6 +366,34 @@ def test_the_regret_after_each_deployment() -> None:
         assert run.regret_after(2) == run.regrets[1]
         assert run.regret_after(14) == run.regret_after(99) == run.regret == 0
     assert len({run.until[0.01].deployments for run in runs}) > 1
+
+
+def test_a_function_that_makes_the_searcher_replaces_the_name_of_a_method() -> None:
+    recording = read_recording(KNOWN)
+    problem = recorded_problem(recording, {"p95": 20})
+    best = recording.best(problem)
+    assert best is not None
+    made: list[int] = []
+
+    def factory(problem: Problem, seed: int) -> Searcher:
+        made.append(seed)
+        return make_searcher("random", problem, seed)
+
+    assert replay(recording, problem, best, factory, 3, 6) == replayed(KNOWN, "random", 3, trials=6)
+    assert made == [3]
+
+
+def test_the_seconds_are_those_of_the_table(tmp_path: Path) -> None:
+    """Each deployment is measured once: its only load meets the bound."""
+    timed = f"{HEADER},deploy_seconds,measure_seconds"
+    path = write(tmp_path, timed, "4,1,1,100,5,2.0,0.5", "4,2,1,180,5,3.0,", "4,3,1,190,5,,0.25")
+    recording = read_recording(path)
+    assert set(recording.deploy_seconds.values()) == {2.0, 3.0}
+    own = {1: 2.5, 2: 3.0 + WINDOW_SECONDS, 3: DEPLOY_SECONDS + 0.25}
+    run = replayed(path)
+    assert run.seconds[0] == own[1], "the baseline is the first deployment"
+    assert run.seconds[-1] == pytest.approx(sum(own.values()))
+    assert {round(end - start, 6) for start, end in pairwise(run.seconds)} == {round(own[2], 6), own[3]}
 
 
 def test_the_regret_is_all_until_the_bound_is_met(tmp_path: Path) -> None:
