@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
-from search_methods import FEASIBLE_SHARES, TABLES, bound_ms
 
 from optimizer.config.search_space import Problem
 from optimizer.core.timing import Budget
@@ -150,7 +150,7 @@ def _jobs(names: Sequence[str], scratch: Path, seeds: int) -> Iterator[TransferJ
         write_recordings(name, (0,), other)
         for source in SOURCES:
             _write_table(read_recording(other), source, scratch / f"{name} {source} table.csv")
-        for sla, share in FEASIBLE_SHARES.items():
+        for sla, share in feasible_shares(name).items():
             for begun_with in BEGUN_WITH:
                 study = None if begun_with == NOTHING else scratch / f"{name} {begun_with}.csv"
                 if study is not None and begun_with.endswith("run"):
@@ -193,7 +193,7 @@ def _searched(jobs: Sequence[TransferJob], processes: int) -> Iterator[Deploymen
 
 
 def _run(job: TransferJob) -> DeploymentCounts:
-    recording, problem = _problem(job.table, FEASIBLE_SHARES[job.sla])
+    recording, problem = _problem(job.table, feasible_shares(job.table.stem)[job.sla])
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     transferred, _ = read_transfer(str(job.source) if job.source else None, problem)
@@ -231,8 +231,8 @@ def _print_table(runs: Runs) -> None:
     print(_line(["---", "---", "---", *["--:"] * 4]))
     cases = dict.fromkeys((job.table, job.sla) for job in runs)
     for table, sla in cases:
-        recording, _ = _problem(table, FEASIBLE_SHARES[sla])
-        bound = f"{bound_ms(recording, FEASIBLE_SHARES[sla]):g} ms ({sla})"
+        recording, _ = _problem(table, feasible_shares(table.stem)[sla])
+        bound = f"{bound_ms(recording, feasible_shares(table.stem)[sla]):g} ms ({sla})"
         for begun_with in BEGUN_WITH:
             own = [
                 run for job, run in runs.items() if (job.table, job.sla, job.begun_with) == (table, sla, begun_with)

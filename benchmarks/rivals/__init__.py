@@ -1,0 +1,48 @@
+"""Search methods that are compared with tritune's own in search_methods.py, and that no run of tune uses."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import cast
+
+from optimizer.options.run_options import SEARCHERS
+from optimizer.replay.engine import SearcherFactory
+
+REQUIREMENTS = "benchmarks/rivals/requirements.txt"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A search method of the comparison.
+
+    ``rival`` is the module of this package and the class in it that implements the method; empty for one of tritune.
+    ``packages`` are those that tritune does not require.
+    """
+
+    rival: str = ""
+    packages: tuple[str, ...] = ()
+
+    def missing_packages(self) -> list[str]:
+        """Return the packages of the method that are not installed."""
+        return [package for package in self.packages if find_spec(package) is None]
+
+
+METHODS: dict[str, Method] = {
+    **{name: Method() for name in SEARCHERS if name != "grid"},
+    "gp": Method(packages=("torch",)),
+    "quick": Method("quick_search.QuickSearcher"),
+    "botorch": Method("botorch_search.BotorchSearcher", ("botorch",)),
+    "smac": Method("smac_search.SmacSearcher", ("smac",)),
+    "expert": Method("expert_defaults.ExpertSearcher"),
+}
+
+
+def searcher_factory(name: str) -> str | SearcherFactory:
+    """Return what ``replay`` takes as the method ``name`` of METHODS."""
+    rival = METHODS[name].rival
+    if not rival:
+        return name
+    module, _, searcher = rival.partition(".")
+    return cast(SearcherFactory, getattr(importlib.import_module(f"{__name__}.{module}"), searcher))

@@ -1,0 +1,39 @@
+"""Expert defaults: a short list of configurations that the documentation of Triton recommends, without learning."""
+
+from __future__ import annotations
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate
+from rivals.benchmark_searcher import BenchmarkSearcher
+
+CORES = 2  # of the machines that recorded the tables
+INSTANCES = tuple(dict.fromkeys((1, 2, CORES)))
+DELAY_US = 100
+
+
+class ExpertSearcher(BenchmarkSearcher):
+    """A Searcher that suggests each number of instances of INSTANCES with dynamic batching, then ends.
+
+    The delay is DELAY_US, the preferred sizes are the default ones, max_batch_size is the largest, and other fields
+    have their first choice. If a space lacks a value, the closest configuration stands for it.
+    """
+
+    def __init__(self, problem: Problem, seed: int = 0) -> None:
+        super().__init__(problem)
+        candidates = problem.space.candidates()
+        self._list = [min(candidates, key=lambda one: self._distance(one, count)) for count in INSTANCES]
+
+    def choose(self) -> tuple[Candidate, int | None] | None:
+        return next(((candidate, None) for candidate in self._list if candidate not in self.tried), None)
+
+    def _distance(self, candidate: Candidate, instances: int) -> tuple[float, ...]:
+        first = tuple((path, choices[0]) for path, choices in self.problem.space.fields.items())
+        return (
+            not candidate.dynamic_batching,
+            abs(candidate.instance_count - instances),
+            sum(field not in first for field in candidate.fields),
+            len(candidate.preferred_batch_sizes),
+            -candidate.max_batch_size,
+            abs(candidate.max_queue_delay_us - DELAY_US),
+            -candidate.max_queue_delay_us,
+        )

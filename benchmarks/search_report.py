@@ -1,0 +1,208 @@
+"""The Markdown of ``search_methods.py``: one row for each table, bound and method, and the targets."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bounded_tables import (
+    EARLIER_LOOSE_SHARE,
+    EARLIER_TABLES,
+    FEASIBLE_CONFIGURATIONS,
+    FEASIBLE_SHARES,
+    KINDS,
+    TEST_TABLES,
+    BoundedTable,
+    Kind,
+)
+from search_runs import Runs
+
+from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
+
+MAX_TRIALS = 30  # limit for the methods without a stopping rule, and of the restricted mean
+SHOWN_AFTER = (6, 10, 30)  # deployments
+COLUMNS = (
+    "table",
+    "p95 within",
+    "search",
+    "regret",
+    *(f"after {count}" for count in SHOWN_AFTER),
+    "deployed until it stopped",
+    "seconds",
+    "until within 5 %",
+    "measured",
+    "until within 1 %",
+    "measured",
+    "loads a deployment",
+)
+INTRODUCTION = f"""\
+Each cell has median / p90 over the seeds. **Regret** is how far the recommendation is below the table's best
+throughput under the bound, as a share of that throughput; *after 6* is the regret after 6 deployments. **Deployed**
+counts model loads until the search stopped, including the baselines, without the confirmation; **seconds** is the
+recorded time of these deployments and their measurements, without the method's own. **Until within 5 %**
+is the number of deployments (and of **measured** loads) until a measurement was that close to the best. *Loads a
+deployment* is the median.
+
+| search | method | ends |
+| --- | --- | --- |
+| `simulated` | tritune's own: a simulation of the batcher, corrected by Gaussian processes | by its stopping rule |
+| `tpe`, `gp`, `nsga2`, `random` | Optuna's samplers, with Optuna's constraints | after {MAX_TRIALS} deployments |
+| `botorch` | BoTorch's constrained qLogNoisyExpectedImprovement over configurations and loads | \
+after {MAX_TRIALS} deployments |
+| `smac` | SMAC3's random forest and expected improvement, with the violation of the bound as a penalty | \
+after {MAX_TRIALS} deployments |
+| `quick` | the hill climbing of Model Analyzer's quick search over max_batch_size and instances | \
+where no neighbor is better |
+| `expert` | 1, 2 or one instance for each core, delay 100 µs, default preferred sizes | after its list |
+
+All methods see the same measurements, begin with the same two baselines and use the same load search.
+
+No constant of the search may be chosen on the test tables: {", ".join(TEST_TABLES)}.
+The bounds come from each table. A bound is the p95 that
+{", ".join(f"{share:.0%}" for share in FEASIBLE_SHARES.values())} of its rows
+(configuration and load) do not exceed, rounded up to two digits. The third is {EARLIER_LOOSE_SHARE:.0%}, as in
+earlier results, for {", ".join(EARLIER_TABLES)}.
+At least {FEASIBLE_CONFIGURATIONS} configurations meet a bound."""
+OWN = "simulated"
+NOT_A_RIVAL = (OWN, "expert")
+MOST_OF_BEST_RIVAL = 2 / 3  # target for the restricted mean on the test tables
+
+
+@dataclass(frozen=True)
+class BenchmarkTarget:
+    """A target of ``simulated``: ``figure`` is at most ``most``.
+
+    It holds on each table under each bound alone, as a user has only one; with ``over_all``, of all runs together.
+    """
+
+    kind: Kind
+    name: str
+    most: float
+    figure: Callable[[Sequence[ReplayResult]], float]
+    show: Callable[[float], str]
+    over_all: bool = False
+
+
+def print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
+    """Print a row for each table, bound and method, and one for each method over all of them."""
+    print(_line(COLUMNS))
+    print(_line(["---", "---", "---", *["--:"] * (len(COLUMNS) - 3)]))
+    for case in cases:
+        for method in methods:
+            bound = f"{case.bound_ms:g} ms ({case.sla})"
+            print(_line([case.table.stem, bound, method, *_cells(runs_of(runs, method, [case]))]))
+    for method in methods:
+        print(_line(["**all**", "", f"**{method}**", *_cells(runs_of(runs, method, cases))]))
+
+
+def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
+    """Print how many deployments each method needs on average to come within 5 % of the best."""
+    by_kind: dict[Kind, list[BoundedTable]] = {}
+    for case in cases:
+        by_kind.setdefault(case.kind, []).append(case)
+    means = {kind: {m: restricted_mean(runs_of(runs, m, own)) for m in methods} for kind, own in by_kind.items()}
+    print(f"Mean number of deployments until within 5 %; a search that has not reached it counts as {MAX_TRIALS}.\n")
+    print(_line(["search", *(KINDS[kind] for kind in means)]))
+    print(_line(["---", *["--:"] * len(means)]))
+    for method in methods:
+        print(_line([method, *(f"{own[method]:.1f}" for own in means.values())]))
+    for kind, own in means.items():
+        rivals = {method: mean for method, mean in own.items() if method not in NOT_A_RIVAL}
+        if OWN in own and rivals:
+            best = min(rivals, key=lambda method: rivals[method])
+            share = own[OWN] / rivals[best]
+            verdict = "met" if share <= MOST_OF_BEST_RIVAL else "missed"
+            target = f" Target: at most {MOST_OF_BEST_RIVAL:.2f}, {verdict}." if kind == "test" else ""
+            print(f"\n{KINDS[kind]}: `{OWN}` needs {share:.2f} times as many as `{best}`.{target}")
+
+
+def restricted_mean(runs: Sequence[ReplayResult]) -> float:
+    """Return the mean number of deployments until within 5 %, each counted as at most MAX_TRIALS."""
+    return statistics.mean(min(run.until[TOLERANCES[0]].deployments, MAX_TRIALS) for run in runs)
+
+
+def print_targets(cases: Sequence[BoundedTable], runs: Runs) -> None:
+    """Print each target of ``simulated`` with the worst table and bound, and with all runs together."""
+    print(_line(["tables", "target", "at most", "worst of one table and bound", "all together", "judged by", ""]))
+    print(_line(["---", "---", "--:", "---", "--:", "---", "---"]))
+    for target in TARGETS:
+        own = [case for case in cases if case.kind == target.kind]
+        if not own:
+            continue
+        result = target.figure(runs_of(runs, OWN, own))
+        figures = {case: target.figure(runs_of(runs, OWN, [case])) for case in own}
+        case, worst = max(figures.items(), key=lambda item: item[1])
+        verdict = "met" if (result if target.over_all else worst) <= target.most else "missed"
+        where = f"{target.show(worst)} ({case.table.stem}, {case.sla})"
+        judged = "all" if target.over_all else "worst"
+        cells = [target.kind, target.name, target.show(target.most), where, target.show(result), judged, verdict]
+        print(_line(cells))
+
+
+def runs_of(runs: Runs, method: str, cases: Sequence[BoundedTable]) -> list[ReplayResult]:
+    """Return the runs of a method on these tables."""
+    return [run for job, run in runs.items() if job.method == method and job.case in cases]
+
+
+def _cells(runs: Sequence[ReplayResult]) -> list[str]:
+    untils = []
+    for tolerance in TOLERANCES:
+        untils.append(_both([run.until[tolerance].deployments for run in runs], _count))
+        untils.append(_both([run.until[tolerance].measurements for run in runs], _count))
+    return [
+        _both([run.regret for run in runs], _share),
+        *(_both([run.regret_after(count) for run in runs], _share) for count in SHOWN_AFTER),
+        _both([run.effort.deployments for run in runs], _count),
+        _both([run.seconds[-1] for run in runs], "{:.0f}".format),
+        *untils,
+        f"{statistics.median(run.effort.measurements / run.effort.deployments for run in runs):.1f}",
+    ]
+
+
+def _both(values: Sequence[float], show: Callable[[float], str]) -> str:
+    spread = Spread.of(values)
+    return f"{show(spread.median)} / {show(spread.p90)}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.1f}".removesuffix(".0")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _median_regret(runs: Sequence[ReplayResult]) -> float:
+    return Spread.of([run.regret for run in runs]).median
+
+
+def _p90_regret(runs: Sequence[ReplayResult]) -> float:
+    return Spread.of([run.regret for run in runs]).p90
+
+
+def _median_deployments(runs: Sequence[ReplayResult]) -> float:
+    return Spread.of([run.effort.deployments for run in runs]).median
+
+
+def _p90_deployments(runs: Sequence[ReplayResult]) -> float:
+    return Spread.of([run.effort.deployments for run in runs]).p90
+
+
+TARGETS = (
+    BenchmarkTarget("test", "regret, median", 0.01, _median_regret, _share, over_all=True),
+    BenchmarkTarget("test", "regret, p90", 0.05, _p90_regret, _share, over_all=True),
+    BenchmarkTarget("test", "deployments, median", 6, _median_deployments, _count, over_all=True),
+    BenchmarkTarget("test", "deployments, p90", 10, _p90_deployments, _count, over_all=True),
+    BenchmarkTarget("training", "regret, median", 0.03, _median_regret, _share),
+    BenchmarkTarget("training", "regret, p90", 0.08, _p90_regret, _share),
+    BenchmarkTarget("training", "deployments, median", 6, _median_deployments, _count),
+    BenchmarkTarget("training", "deployments, p90", 10, _p90_deployments, _count),
+    BenchmarkTarget("simulated", "regret, median", 0.01, _median_regret, _share),
+    BenchmarkTarget("simulated", "regret, p90", 0.01, _p90_regret, _share),
+)
