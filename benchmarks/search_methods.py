@@ -1,11 +1,12 @@
 """Compare search methods on recorded and on simulated tables: regret, deployments and seconds.
 
-    python benchmarks/search_methods.py --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
+    python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
 
 Replays each tables/*.csv (real measurements, see record_tables.py) and each server of simulated_tables.py (without
 noise) as `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to
 standard error. A method whose packages are missing is left out: install rivals/requirements.txt for all of them.
-With --runs a killed comparison is continued.
+With --noise each measurement of a recorded table differs from the recorded one, as repeated recordings do. With
+--runs a killed comparison is continued.
 """
 
 from __future__ import annotations
@@ -18,13 +19,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from bounded_tables import KINDS, TABLES, bounded_tables
+from bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
+from recorded_noise import recorded_noise
 from rivals import METHODS, REQUIREMENTS
 from search_plots import write_plot
-from search_report import INTRODUCTION, MAX_TRIALS, OWN, print_restricted_means, print_tables, print_targets
+from search_report import (
+    INTRODUCTION,
+    MAX_TRIALS,
+    NOISE,
+    OWN,
+    WITHOUT_NOISE,
+    print_restricted_means,
+    print_tables,
+    print_targets,
+)
 from search_runs import ReplayJob, run_all
 
 from optimizer.machine import hardware
+from optimizer.replay.noise import Noise
 from optimizer.results import formatting
 
 
@@ -33,8 +45,9 @@ def main() -> None:
     methods = _installed(arguments.methods)
     with tempfile.TemporaryDirectory() as scratch:
         cases = list(bounded_tables(arguments.tables, Path(scratch), frozenset(arguments.only)))
+        noise = {case.table: _noise(case) if arguments.noise else None for case in cases}
         jobs = [
-            ReplayJob(case, method, seed, arguments.max_trials)
+            ReplayJob(case, method, seed, arguments.max_trials, noise[case.table])
             for method in methods
             for case in cases
             for seed in range(arguments.seeds)
@@ -45,6 +58,7 @@ def main() -> None:
     print("# Search methods: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/search_methods.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
+    print(f"\n{NOISE if arguments.noise else WITHOUT_NOISE}")
     for kind, title in KINDS.items():
         own = [case for case in cases if case.kind == kind]
         if own:
@@ -79,6 +93,7 @@ def _arguments() -> argparse.Namespace:
         "--tables", type=Path, default=TABLES, metavar="DIR", help="folder of the recorded *.csv (tables)"
     )
     parser.add_argument("--only", choices=tuple(KINDS), nargs="+", default=tuple(KINDS), help="kinds of tables (all)")
+    parser.add_argument("--noise", action="store_true", help="add the noise of the recordings to each measurement")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="keep every run in it, and continue from there")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots (*.svg) to it")
@@ -90,6 +105,12 @@ def _arguments() -> argparse.Namespace:
     if min(arguments.seeds, arguments.max_trials, arguments.processes) < 1:
         parser.error("--seeds, --max-trials and --processes are at least 1")
     return arguments
+
+
+def _noise(case: BoundedTable) -> Noise | None:
+    """Return the noise of a table's recordings; None if it has none, as a simulated table."""
+    recordings = TABLES / "recordings" / case.table.name
+    return recorded_noise(case.table.stem) if case.table.parent == TABLES and recordings.exists() else None
 
 
 def _installed(methods: tuple[str, ...]) -> tuple[str, ...]:

@@ -65,6 +65,10 @@ The bounds come from each table. A bound is the p95 that
 (configuration and load) do not exceed, rounded up to two digits. The third is {EARLIER_LOOSE_SHARE:.0%}, as in
 earlier results, for {", ".join(EARLIER_TABLES)}.
 At least {FEASIBLE_CONFIGURATIONS} configurations meet a bound."""
+NOISE = """\
+Each measurement of a recorded table has random effects of its server, its moment and its own, as large as those
+between repeated recordings. The best configuration, the regrets and the bounds are those of the recorded table."""
+WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
 OWN = "simulated"
 NOT_A_RIVAL = (OWN, "expert")
 MOST_OF_BEST_RIVAL = 2 / 3  # target for the restricted mean on the test tables

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from rivals import searcher_factory
 
 from optimizer.replay.engine import ReplayResult, recorded_problem, replay
+from optimizer.replay.noise import Noise
 from optimizer.store.recording import Recording, read_recording
 
 
@@ -29,11 +30,14 @@ class ReplayJob:
     method: str
     seed: int
     max_trials: int
+    noise: Noise | None = None
 
     @property
-    def key(self) -> list[str | float]:
-        """Return the key of the job in the file of kept runs, in JSON types."""
-        return [self.case.table.stem, self.case.sla, self.case.bound_ms, self.method, self.seed, self.max_trials]
+    def key(self) -> str:
+        """Return the key of the job in the file of kept runs."""
+        noise = asdict(self.noise) if self.noise else None
+        case = self.case.table.stem, self.case.sla, self.case.bound_ms
+        return json.dumps([*case, self.method, self.seed, self.max_trials, noise])
 
 
 Runs = dict[ReplayJob, ReplayResult]
@@ -46,7 +50,7 @@ def run_all(jobs: Sequence[ReplayJob], processes: int, file: Path | None) -> Run
     Those in ``file`` are not run again; the others are added to it.
     """
     kept = _read(file)
-    runs = {job: kept[json.dumps(job.key)] for job in jobs if json.dumps(job.key) in kept}
+    runs = {job: kept[job.key] for job in jobs if job.key in kept}
     missing = [job for job in jobs if job not in runs]
     for job, run in zip(missing, _replayed(missing, processes), strict=True):
         runs[job] = run
@@ -60,7 +64,7 @@ def _read(file: Path | None) -> dict[str, ReplayResult]:
     if file is None or not file.exists():
         return {}
     lines = map(json.loads, file.read_text().splitlines())
-    return {json.dumps(key): KEPT.validate_python(run) for key, run in lines}
+    return {key: KEPT.validate_python(run) for key, run in lines}
 
 
 def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResult]:
@@ -83,7 +87,8 @@ def _run(job: ReplayJob) -> ReplayResult:
     problem = recorded_problem(recording, {"p95": job.case.bound_ms})
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
-    result = replay(recording, problem, best, searcher_factory(job.method), job.seed, job.max_trials)
+    factory = searcher_factory(job.method)
+    result = replay(recording, problem, best, factory, job.seed, job.max_trials, noise=job.noise)
     return replace(result, recommended=None)
 
 

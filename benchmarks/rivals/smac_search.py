@@ -76,7 +76,7 @@ class SmacSearcher(BenchmarkSearcher):
                 self._tell(self._facade, trial)
         try:
             candidate = self._configurations.candidate(self._facade.ask().config)
-        except ConfigurationSpaceExhaustedException:
+        except (ConfigurationSpaceExhaustedException, StopIteration):  # the second one at each later call
             return None
         return None if candidate in self.tried else candidate
 

@@ -180,7 +180,8 @@ class _Meter:
     """A watcher that counts the cost of a search until ``best`` (infer/s) is reached and until it ends.
 
     ``best_by_deployment`` is the highest feasible throughput that was measured by the end of each deployment. It is
-    that of the recorded measurement, whatever noise was added to it. ``seconds_by_deployment`` is the time until then.
+    that of the recorded measurement, whatever noise was added to it. ``seconds_by_deployment`` is the time until
+    then.
     """
 
     recording: Recording

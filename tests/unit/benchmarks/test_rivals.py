@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.replay.engine import NEVER, Effort, ReplayResult, recorded_problem, replay
+from optimizer.replay.noise import Noise
 from optimizer.store.recording import read_recording
 
 KNOWN = Path(__file__).parents[2] / "data" / "known.csv"
@@ -179,6 +181,25 @@ def test_kept_runs_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {job: (run.regret, dict(run.until)) for job, run in again.items()} == {
         job: (run.regret, dict(run.until)) for job, run in both.items()
     }
+
+
+def test_the_noise_of_recordings_reaches_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = bounded_tables.BoundedTable("training", KNOWN, "middle", 20.0)
+    assert search_methods._noise(case) is None
+    table = next(iter(bounded_tables.bounded_tables(bounded_tables.TABLES, KNOWN, frozenset(("training",)))))
+    noise = search_methods._noise(table)
+    assert noise is not None
+    quiet, noisy = (search_runs.ReplayJob(case, "expert", 0, 30, one) for one in (None, noise))
+    assert noisy.key != quiet.key
+    seen: list[Noise | None] = []
+
+    def noted(*arguments: Any, **options: Any) -> ReplayResult:
+        seen.append(options["noise"])
+        return replay(*arguments, **options)
+
+    monkeypatch.setattr(search_runs, "replay", noted)
+    assert search_runs._run(quiet).effort.deployments == search_runs._run(noisy).effort.deployments == 3
+    assert seen == [None, noise]
 
 
 def result(within: Effort, regrets: tuple[float, ...], seconds: tuple[float, ...]) -> ReplayResult:
