@@ -34,7 +34,7 @@ def write_plot(path: Path, cases: Sequence[BoundedTable], methods: Sequence[str]
     with drawing():
         figure = new_figure()
         left, right = figure.subplots(1, 2, sharey=True)
-        colours = iter([*STAGE_COLOURS, LIGHT["dot"], LIGHT["bad"]])
+        colours = iter([*STAGE_COLOURS[:6], LIGHT["bad"], LIGHT["ink"], LIGHT["dot"]])
         times = np.linspace(0, max(median_seconds(one) for one in own.values()), TIMES).tolist()
         for method, searches in own.items():
             look = {"color": LIGHT["front"], "linewidth": 2.6} if method == OWN else {"color": next(colours)}

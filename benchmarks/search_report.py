@@ -67,7 +67,9 @@ earlier results, for {", ".join(EARLIER_TABLES)}.
 At least {FEASIBLE_CONFIGURATIONS} configurations meet a bound."""
 NOISE = """\
 Each measurement of a recorded table has random effects of its server, its moment and its own, as large as those
-between repeated recordings. The best configuration, the regrets and the bounds are those of the recorded table."""
+between repeated recordings. The best configuration, the regrets and the bounds are those of the recorded table. A
+recommendation is one that a confirmation would end with; *until within 5 %* counts configurations that were measured,
+even if noise hid how good they are."""
 WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
 OWN = "simulated"
 NOT_A_RIVAL = (OWN, "expert")

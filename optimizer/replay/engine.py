@@ -179,15 +179,15 @@ def _lower_loads(recording: Recording, point: Point) -> list[LoadPoint]:
 class _Meter:
     """A watcher that counts the cost of a search until ``best`` (infer/s) is reached and until it ends.
 
-    ``best_by_deployment`` is the highest feasible throughput that was measured by the end of each deployment. It is
-    that of the recorded measurement, whatever noise was added to it. ``seconds_by_deployment`` is the time until
-    then.
+    ``best_by_deployment`` is the recommendation's throughput if the search had ended after each deployment. It is
+    that of the recorded measurement, without noise. ``seconds_by_deployment`` is the time until then.
     """
 
     recording: Recording
     problem: Problem
     best: float
     candidate: Candidate | None = None
+    trials: list[Trial] = field(default_factory=list)
     best_by_deployment: list[float | None] = field(default_factory=list)
     seconds_by_deployment: list[float] = field(default_factory=list)
     measurements: int = 0
@@ -208,13 +208,14 @@ class _Meter:
         if not recorded.stable or not self.problem.sla.is_met(recorded):
             return
         throughput = _throughput(recorded)
-        self.best_by_deployment[-1] = max(throughput, self.best_by_deployment[-1] or 0.0)
         for tolerance in TOLERANCES:
             if throughput >= (1 - tolerance) * self.best:
                 self.until.setdefault(tolerance, Effort(len(self.best_by_deployment), self.measurements))
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
-        """Do nothing: the trial was counted when it started."""
+        self.trials.append(trial)
+        row = _confirmed(self.recording, self.problem, self.trials)
+        self.best_by_deployment[-1] = _throughput(row.measurement) if row else None
 
 
 class DiscardingRecord:
