@@ -26,7 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+<<<<<<< HEAD
 from bounded_tables import FEASIBLE_SHARES, bound_ms
+=======
+from bounded_tables import bound_ms, feasible_shares
+>>>>>>> h20-rivals
 from other_machines import RECORDINGS, write_recordings
 from tune_runs import TuneFailedError, row, run_tune
 
@@ -134,14 +138,14 @@ def _of_run(folder: Path) -> SearchChecks:
 
 
 def _of_tables(passes: int) -> Iterator[SearchChecks]:
-    """Yield the checks of each pass of each recorded table, under each bound of FEASIBLE_SHARES."""
+    """Yield the checks of each pass of each recorded table, under each of its bounds."""
     with tempfile.TemporaryDirectory() as scratch:
         for path in sorted(RECORDINGS.glob("*.csv")):
             for number in range(passes):
                 table = Path(scratch, f"{path.stem}_{number}.csv")
                 write_recordings(path.stem, [number], table)
                 recording = read_recording(table)
-                for share in FEASIBLE_SHARES.values():
+                for share in feasible_shares(path.stem).values():
                     problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
                     _say(f"{table.stem}, p95 <= {problem.sla.latency_bound_ms():g} ms")
                     yield checks(path.stem, "table", problem, search(recording, problem, number), number)
