@@ -26,11 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-<<<<<<< HEAD
-from bounded_tables import FEASIBLE_SHARES, bound_ms
-=======
 from bounded_tables import bound_ms, feasible_shares
->>>>>>> h20-rivals
 from other_machines import RECORDINGS, write_recordings
 from tune_runs import TuneFailedError, row, run_tune
 
