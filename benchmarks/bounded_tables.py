@@ -16,6 +16,7 @@ from optimizer.core.trial import Candidate
 from optimizer.store.recording import Recording, read_recording
 
 TABLES = Path(__file__).with_name("tables")
+CORES = 2  # of the machines that recorded the tables
 # No constant of the search may be chosen on these. A table that is not recorded yet is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")
 FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 0.70}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bounded_tables import CORES
+
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate
 from rivals.benchmark_searcher import BenchmarkSearcher
 
-CORES = 2  # of the machines that recorded the tables
 INSTANCES = tuple(dict.fromkeys((1, 2, CORES)))
 DELAY_US = 100
 

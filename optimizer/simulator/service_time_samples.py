@@ -35,7 +35,7 @@ POWER, POWER_SPREAD = 1.0, 0.15
 BENT_SHARE, BEND, ROUGHNESS = 0.5, 0.5, 0.05
 LEVEL_SPREAD = 3.0  # of the logarithm of the time of one request
 CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD = 1.0, 0.5, 0.3
-MOST_SPARE = 8.0  # largest factor on a guessed number of cores
+GUESS_IS_RIGHT, MOST_SPARE = 0.5, 8.0  # probability that a guessed number of cores is right; otherwise a larger one
 # Standard deviations of the logarithm of a measured mean: common to all batches of an execution setting, common to
 # all of one size in it, and of a single execution.
 SETTING_ERROR, SIZE_ERROR, EXECUTION_ERROR = 0.15, 0.04, 0.3
@@ -69,7 +69,7 @@ class _Ensemble:
                 rng.normal(usual.oversubscription, EXPONENT_SPREAD, MEMBERS),
                 rng.normal(usual.threads_gain, GAIN_SPREAD, MEMBERS),
                 rng.normal(np.log(usual.unknown), CONTENTION_SPREAD, MEMBERS),
-                rng.uniform(0, math.log(MOST_SPARE), MEMBERS),
+                rng.uniform(0, math.log(MOST_SPARE), MEMBERS) * (rng.uniform(size=MEMBERS) > GUESS_IS_RIGHT),
             ],
             axis=1,
         )

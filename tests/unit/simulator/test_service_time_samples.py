@@ -90,8 +90,8 @@ def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
     groups: dict[ExecutionSettings, list[Observation]] = {(1, ((THREADS, "1"),)): [observed([1, 8])]}
     guessed = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=None)), 8, two_threads)
     two_cores = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=2)), 8, two_threads)
-    assert np.quantile(guessed, 0.25) < linear(8)
-    assert np.quantile(two_cores, 0.25) > linear(8)
+    assert np.quantile(guessed, 0.2) < linear(8)
+    assert np.quantile(two_cores, 0.2) > linear(8)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

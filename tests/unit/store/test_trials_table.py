@@ -137,7 +137,7 @@ def test_a_table_without_some_measurements_is_continued_in_its_own_columns(tmp_p
     before = path.read_text()
     trials = TrialsTable(path, "dlrm", {THREADS: ("1", "2")})
     recorded = trials.read()
-    measured = sum(len(trial.measurements) + len(trial.confirmations) for trial in recorded)
+    measured = sum(len(t.measurements) + len(t.confirmations) + len(t.cross_checks) for t in recorded)
     assert measured == sum(bool(row["concurrency"]) for row in rows)
     result = Measurement(
         100.0, latency_p95_ms=5.0, batch_stats="4:10:2000", server_memory_bytes=1e6, stable=True, requests=9
