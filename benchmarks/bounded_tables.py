@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from simulated_tables import SERVERS, hidden_server, write
 
 from objectives.metrics import METRICS
+from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate
+from optimizer.replay.engine import recorded_problem
 from optimizer.store.recording import Recording, read_recording
 
 TABLES = Path(__file__).with_name("tables")
@@ -85,6 +87,14 @@ def bound_ms(recording: Recording, share: float) -> float:
     of_rows = sorted(latencies)[math.ceil(share * len(latencies)) - 1]
     of_candidates = sorted(quickest.values())[:FEASIBLE_CONFIGURATIONS][-1]
     return _rounded_up(max(of_rows, of_candidates))
+
+
+def recorded_on_cores(recording: Recording, bound: float) -> Problem:
+    """Return the problem of a p95 ``bound`` in ms on a recorded table.
+
+    A table does not say how many cores its machine has, but a run knows it.
+    """
+    return replace(recorded_problem(recording, {"p95": bound}), cpu_count=CORES)
 
 
 def _rounded_up(value: float) -> float:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from bounded_tables import CORES, BoundedTable
+from bounded_tables import BoundedTable, recorded_on_cores
 from pydantic import TypeAdapter
 from rivals import searcher_factory
 
@@ -84,9 +84,10 @@ def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResul
 
 def _run(job: ReplayJob) -> ReplayResult:
     recording = _recording(job.case.table)
-    problem = recorded_problem(recording, {"p95": job.case.bound_ms})
-    if job.case.kind != "simulated":
-        problem = replace(problem, cpu_count=CORES)  # a table does not say it, but a run knows it
+    if job.case.kind == "simulated":
+        problem = recorded_problem(recording, {"p95": job.case.bound_ms})
+    else:
+        problem = recorded_on_cores(recording, job.case.bound_ms)
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     factory = searcher_factory(job.method)
