@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from simulated_tables import SERVERS, hidden_server, write
+from simulated_tables import SERVERS, drawn_server, hidden_server, write
 
 from objectives.metrics import METRICS
 from optimizer.config.search_space import Problem
@@ -19,6 +19,7 @@ from optimizer.store.recording import Recording, read_recording
 
 TABLES = Path(__file__).with_name("tables")
 CORES = 2  # of the machines that recorded the tables
+MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
 # No constant of the search may be chosen on these. A table that is not recorded yet is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")
 FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 0.70}
@@ -26,10 +27,11 @@ FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 
 EARLIER_TABLES, EARLIER_LOOSE_SHARE = ("dlrm", "mlp", "wide", *SERVERS), 0.75
 FEASIBLE_CONFIGURATIONS = 3
 
-Kind = Literal["training", "test", "simulated"]
+Kind = Literal["training", "test", "made-up", "simulated"]
 KINDS: Mapping[Kind, str] = {
     "test": "Test tables",
     "training": "Training tables",
+    "made-up": "Made-up servers",
     "simulated": "Simulated tables, without noise",
 }
 
@@ -45,15 +47,20 @@ class BoundedTable:
 
 
 def bounded_tables(folder: Path, scratch: Path, kinds: frozenset[Kind]) -> Iterator[BoundedTable]:
-    """Yield the tables of ``kinds`` under each of their bounds: the recorded ones of ``folder``, then the simulated.
+    """Yield the tables of ``kinds`` under each of their bounds: the recorded ones of ``folder``, then the others.
 
-    ``scratch`` is the folder that the simulated tables are written to.
+    ``scratch`` is the folder that the tables of simulated servers are written to.
     """
     missing = [name for name in TEST_TABLES if not (folder / f"{name}.csv").exists()]
     if "test" in kinds and missing:
         print(f"no test tables {', '.join(missing)} in {folder}: left out", file=sys.stderr)
     for path in sorted(folder.glob("*.csv")):
         yield from _bounded("test" if path.stem in TEST_TABLES else "training", path, kinds)
+    for seed in MADE_UP_SEEDS if "made-up" in kinds else ():
+        server = drawn_server(seed)
+        path = scratch / f"{server.name}.csv"
+        write(server, path)
+        yield from _bounded("made-up", path, kinds)
     for name in SERVERS if "simulated" in kinds else ():
         path = scratch / f"{name}.csv"
         write(hidden_server(name), path)

@@ -39,6 +39,9 @@ from optimizer.machine import hardware
 from optimizer.replay.noise import Noise
 from optimizer.results import formatting
 
+# about that of the recorded tables
+MADE_UP_NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
+
 
 def main() -> None:
     arguments = _arguments()
@@ -109,6 +112,8 @@ def _arguments() -> argparse.Namespace:
 
 def _noise(case: BoundedTable) -> Noise | None:
     """Return the noise of a table's recordings; None if it has none, as a simulated table."""
+    if case.kind == "made-up":
+        return MADE_UP_NOISE
     recordings = TABLES / "recordings" / case.table.name
     return recorded_noise(case.table.stem) if case.table.parent == TABLES and recordings.exists() else None
 

@@ -84,7 +84,7 @@ def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResul
 
 def _run(job: ReplayJob) -> ReplayResult:
     recording = _recording(job.case.table)
-    if job.case.kind == "simulated":
+    if job.case.kind in ("made-up", "simulated"):
         problem = recorded_problem(recording, {"p95": job.case.bound_ms})
     else:
         problem = recorded_on_cores(recording, job.case.bound_ms)

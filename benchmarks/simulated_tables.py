@@ -70,6 +70,7 @@ class SimulatedServer:
     thread_speedup: float = 1.0
     thread_contention: float = 1.0
     space: SearchSpace = field(default=PLAIN, repr=False)
+    concurrencies: tuple[int, ...] = CONCURRENCIES
 
     def measure(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[Measurement]:
         """Return the measurement of each (candidate, concurrency) by perf_analyzer and the server's statistics."""
@@ -124,16 +125,44 @@ def hidden_server(name: str) -> SimulatedServer:
     )
 
 
+def drawn_server(seed: int) -> SimulatedServer:
+    """Return a server with random parameters and a space of about 48 configurations, at four loads."""
+    rng = np.random.default_rng(seed)
+    threaded, smallest = bool(rng.integers(2)), REQUEST_BATCH_SIZE * int(rng.choice([2, 4]))
+    space = SearchSpace(
+        (smallest, 4 * smallest),
+        ("off", 0, int(rng.choice([200, 1000])), int(rng.choice([3000, 8000]))),
+        POLICIES,
+        (1, 2) if threaded else (1, 2, 3, 4),
+        {THREADS: ("1", "2")} if threaded else {},
+        REQUEST_BATCH_SIZE,
+    )
+    return SimulatedServer(
+        f"drawn-{seed}",
+        fixed_s=10 ** rng.uniform(-3.7, -2.2),
+        per_sample_s=10 ** rng.uniform(-5.2, -3.6),
+        contention=rng.uniform(0.0, 1.0),
+        network_s=10 ** rng.uniform(-4.0, -3.2),
+        jitter=rng.uniform(0.05, 0.25),
+        seed=seed,
+        curve=str(rng.choice(list(CURVES))),
+        thread_speedup=rng.uniform(1.2, 1.9),
+        thread_contention=rng.uniform(1.0, 3.0),
+        space=space,
+        concurrencies=(2, 4, 8, 16) if rng.integers(2) else (4, 8, 16, 32),
+    )
+
+
 def write(server: SimulatedServer, path: Path, noise: float = 0.0) -> None:
     """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric."""
     candidates = server.space.candidates()
-    cells = [(candidate, load) for candidate in candidates for load in CONCURRENCIES]
+    cells = [(candidate, load) for candidate in candidates for load in server.concurrencies]
     measured = dict(zip(cells, server.measure(cells, os.cpu_count() or 1), strict=True))
     rng = np.random.default_rng(server.seed)
     path.unlink(missing_ok=True)
     table = TrialsTable(path, server.name, server.space.fields)
     for number, candidate in enumerate(candidates):
-        for load in CONCURRENCIES:
+        for load in server.concurrencies:
             measurement = measured[candidate, load]
             if noise:
                 measurement = _noisy(measurement, *rng.lognormal(0, noise, 2))
@@ -170,7 +199,7 @@ def main() -> None:
         server = hidden_server(name)
         path = arguments.folder / f"{name}.csv"
         write(server, path, arguments.noise)
-        print(f"{path}: {len(server.space)} configurations, {len(CONCURRENCIES)} loads; {server}")
+        print(f"{path}: {len(server.space)} configurations, {len(server.concurrencies)} loads; {server}")
 
 
 if __name__ == "__main__":
