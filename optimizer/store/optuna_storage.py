@@ -320,9 +320,10 @@ def _translated(method: Callable[..., Any], url: str, kept_in: str) -> Callable[
         try:
             return method(*arguments, **keywords)
         except (*_STORAGE_ERRORS, *_DAMAGED, AttributeError) as error:  # Optuna handles its other errors itself
+            fix = "free space there" if _is_full(_innermost(error)) else "fix that"
             raise EnvironmentFault(
                 f"{redact(url)}: the study cannot be stored: {error_cause(error, url)}; "
-                f"{measurements}fix that, then continue with `tune --resume`"
+                f"{measurements}{fix}, then continue with `tune --resume`"
             ) from error
 
     return call
