@@ -6,12 +6,12 @@ failed are likely to fail too, so after two failures of such a family the search
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
 
-from objectives.sla import Sla
+from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
 from optimizer.simulator.fitted_parameters import execution_settings
@@ -32,12 +32,14 @@ class Feasibility:
     of instances or some maximum batch size.
     """
 
-    def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:
-        """Weigh the families of all failures. A trial succeeds if one of its measurements is within ``bounds``."""
+    def __init__(
+        self, trials: Sequence[Trial], space: SearchSpace, is_within_bounds: Callable[[Measurement], bool]
+    ) -> None:
+        """Weigh the families of all failures. A trial succeeds if one of its measurements is within the bounds."""
         outcomes: list[tuple[Candidate, bool]] = []
         for trial in trials:
             measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
-            outcomes.append((space.canonical(trial.candidate), any(map(bounds.is_met, measured))))
+            outcomes.append((space.canonical(trial.candidate), any(map(is_within_bounds, measured))))
         families = dict.fromkeys(family for candidate, ok in outcomes if not ok for family in _families(candidate))
         weights = {family: (1 - NONE_BROKEN) / len(families) * _likelihood(family, outcomes) for family in families}
         total = sum(weights.values()) + NONE_BROKEN * _likelihood(None, outcomes)

@@ -37,7 +37,7 @@ class Surrogate:
         self._model = fit(measured, state.problem, state.latency, state.seed)
         self._usual = SimulatedPosterior(state, measured, self._model)
         bounds = state.problem.sla.without(*LATENCY_FIELDS, "throughput")
-        self._feasibility = Feasibility(state.trials, state.problem.space, bounds)
+        self._feasibility = Feasibility(state.trials, state.problem.space, bounds.is_met)
 
     def missing_trials(self, state: SearchState) -> float:
         """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""

@@ -26,7 +26,7 @@ def failed(which: Candidate) -> Trial:
 
 
 def probability(trials: list[Trial], which: Candidate) -> float:
-    return float(Feasibility(trials, SPACE, MEMORY).probabilities([which])[0])
+    return float(Feasibility(trials, SPACE, MEMORY.is_met).probabilities([which])[0])
 
 
 def test_without_failures_each_configuration_counts_in_full() -> None:
