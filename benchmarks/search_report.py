@@ -18,6 +18,7 @@ from bounded_tables import (
     Kind,
 )
 from search_runs import Runs
+from tune_runs import row
 
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
 
@@ -94,14 +95,14 @@ class BenchmarkTarget:
 
 def print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
     """Print a row for each table, bound and method, and one for each method over all of them."""
-    print(_line(COLUMNS))
-    print(_line(["---", "---", "---", *["--:"] * (len(COLUMNS) - 3)]))
+    print(row(*COLUMNS))
+    print(row("---", "---", "---", *["--:"] * (len(COLUMNS) - 3)))
     for case in cases:
         for method in methods:
             bound = f"{case.bound_ms:g} ms ({case.sla})"
-            print(_line([case.table.stem, bound, method, *_cells(runs_of(runs, method, [case]))]))
+            print(row(case.table.stem, bound, method, *_cells(runs_of(runs, method, [case]))))
     for method in methods:
-        print(_line(["**all**", "", f"**{method}**", *_cells(runs_of(runs, method, cases))]))
+        print(row("**all**", "", f"**{method}**", *_cells(runs_of(runs, method, cases))))
 
 
 def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
@@ -111,10 +112,10 @@ def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str]
         by_kind.setdefault(case.kind, []).append(case)
     means = {kind: {m: restricted_mean(runs_of(runs, m, own)) for m in methods} for kind, own in by_kind.items()}
     print(f"Mean number of deployments until within 5 %; a search that has not reached it counts as {MAX_TRIALS}.\n")
-    print(_line(["search", *(KINDS[kind] for kind in means)]))
-    print(_line(["---", *["--:"] * len(means)]))
+    print(row("search", *(KINDS[kind] for kind in means)))
+    print(row("---", *["--:"] * len(means)))
     for method in methods:
-        print(_line([method, *(f"{own[method]:.1f}" for own in means.values())]))
+        print(row(method, *(f"{own[method]:.1f}" for own in means.values())))
     for kind, own in means.items():
         rivals = {method: mean for method, mean in own.items() if method not in NOT_A_RIVAL}
         if OWN in own and rivals:
@@ -132,8 +133,8 @@ def restricted_mean(runs: Sequence[ReplayResult]) -> float:
 
 def print_targets(cases: Sequence[BoundedTable], runs: Runs) -> None:
     """Print each target of ``simulated`` with the worst table and bound, and with all runs together."""
-    print(_line(["tables", "target", "at most", "worst of one table and bound", "all together", "judged by", ""]))
-    print(_line(["---", "---", "--:", "---", "--:", "---", "---"]))
+    print(row("tables", "target", "at most", "worst of one table and bound", "all together", "judged by", ""))
+    print(row("---", "---", "--:", "---", "--:", "---", "---"))
     for target in TARGETS:
         own = [case for case in cases if case.kind == target.kind]
         if not own:
@@ -145,7 +146,7 @@ def print_targets(cases: Sequence[BoundedTable], runs: Runs) -> None:
         where = f"{target.show(worst)} ({case.table.stem}, {case.sla})"
         judged = "all" if target.over_all else "worst"
         cells = [target.kind, target.name, target.show(target.most), where, target.show(result), judged, verdict]
-        print(_line(cells))
+        print(row(*cells))
 
 
 def runs_of(runs: Runs, method: str, cases: Sequence[BoundedTable]) -> list[ReplayResult]:
@@ -156,12 +157,12 @@ def runs_of(runs: Runs, method: str, cases: Sequence[BoundedTable]) -> list[Repl
 def _cells(runs: Sequence[ReplayResult]) -> list[str]:
     untils = []
     for tolerance in TOLERANCES:
-        untils.append(_both([run.until[tolerance].deployments for run in runs], _count))
-        untils.append(_both([run.until[tolerance].measurements for run in runs], _count))
+        untils.append(_both([run.until[tolerance].deployments for run in runs], as_count))
+        untils.append(_both([run.until[tolerance].measurements for run in runs], as_count))
     return [
-        _both([run.regret for run in runs], _share),
-        *(_both([run.regret_after(count) for run in runs], _share) for count in SHOWN_AFTER),
-        _both([run.effort.deployments for run in runs], _count),
+        _both([run.regret for run in runs], as_percent),
+        *(_both([run.regret_after(count) for run in runs], as_percent) for count in SHOWN_AFTER),
+        _both([run.effort.deployments for run in runs], as_count),
         _both([run.seconds[-1] for run in runs], "{:.0f}".format),
         *untils,
         f"{statistics.median(run.effort.measurements / run.effort.deployments for run in runs):.1f}",
@@ -173,16 +174,14 @@ def _both(values: Sequence[float], show: Callable[[float], str]) -> str:
     return f"{show(spread.median)} / {show(spread.p90)}"
 
 
-def _share(value: float) -> str:
+def as_percent(value: float) -> str:
+    """Return a share as text with one decimal."""
     return f"{value:.1%}"
 
 
-def _count(value: float) -> str:
+def as_count(value: float) -> str:
+    """Return a number of deployments as text; ``never`` for infinity."""
     return "never" if math.isinf(value) else f"{value:.1f}".removesuffix(".0")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _median_regret(runs: Sequence[ReplayResult]) -> float:
@@ -202,14 +201,14 @@ def _p90_deployments(runs: Sequence[ReplayResult]) -> float:
 
 
 TARGETS = (
-    BenchmarkTarget("test", "regret, median", 0.01, _median_regret, _share, over_all=True),
-    BenchmarkTarget("test", "regret, p90", 0.05, _p90_regret, _share, over_all=True),
-    BenchmarkTarget("test", "deployments, median", 6, _median_deployments, _count, over_all=True),
-    BenchmarkTarget("test", "deployments, p90", 10, _p90_deployments, _count, over_all=True),
-    BenchmarkTarget("training", "regret, median", 0.03, _median_regret, _share),
-    BenchmarkTarget("training", "regret, p90", 0.08, _p90_regret, _share),
-    BenchmarkTarget("training", "deployments, median", 6, _median_deployments, _count),
-    BenchmarkTarget("training", "deployments, p90", 10, _p90_deployments, _count),
-    BenchmarkTarget("simulated", "regret, median", 0.01, _median_regret, _share),
-    BenchmarkTarget("simulated", "regret, p90", 0.01, _p90_regret, _share),
+    BenchmarkTarget("test", "regret, median", 0.01, _median_regret, as_percent, over_all=True),
+    BenchmarkTarget("test", "regret, p90", 0.05, _p90_regret, as_percent, over_all=True),
+    BenchmarkTarget("test", "deployments, median", 6, _median_deployments, as_count, over_all=True),
+    BenchmarkTarget("test", "deployments, p90", 10, _p90_deployments, as_count, over_all=True),
+    BenchmarkTarget("training", "regret, median", 0.03, _median_regret, as_percent),
+    BenchmarkTarget("training", "regret, p90", 0.08, _p90_regret, as_percent),
+    BenchmarkTarget("training", "deployments, median", 6, _median_deployments, as_count),
+    BenchmarkTarget("training", "deployments, p90", 10, _p90_deployments, as_count),
+    BenchmarkTarget("simulated", "regret, median", 0.01, _median_regret, as_percent),
+    BenchmarkTarget("simulated", "regret, p90", 0.01, _p90_regret, as_percent),
 )

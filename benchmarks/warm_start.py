@@ -29,6 +29,8 @@ from pathlib import Path
 
 from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
+from search_report import as_count, as_percent
+from tune_runs import row
 
 from optimizer.config.search_space import Problem
 from optimizer.core.timing import Budget
@@ -227,8 +229,8 @@ def _read(file: Path | None) -> dict[tuple[str, str, str, int], DeploymentCounts
 
 
 def _print_table(runs: Runs) -> None:
-    print(_line([*COLUMNS, "regret"]))
-    print(_line(["---", "---", "---", *["--:"] * 4]))
+    print(row(*COLUMNS, "regret"))
+    print(row("---", "---", "---", *["--:"] * 4))
     cases = dict.fromkeys((job.table, job.sla) for job in runs)
     for table, sla in cases:
         recording, _ = _problem(table, feasible_shares(table.stem)[sla])
@@ -237,23 +239,23 @@ def _print_table(runs: Runs) -> None:
             own = [
                 run for job, run in runs.items() if (job.table, job.sla, job.begun_with) == (table, sla, begun_with)
             ]
-            print(_line([table.stem, bound, begun_with, *_cells(own)]))
+            print(row(table.stem, bound, begun_with, *_cells(own)))
     for begun_with in BEGUN_WITH:
-        print(_line(["**all**", "", f"**{begun_with}**", *_cells(_begun(runs, begun_with))]))
+        print(row("**all**", "", f"**{begun_with}**", *_cells(_begun(runs, begun_with))))
 
 
 def _cells(runs: Sequence[DeploymentCounts]) -> list[str]:
     return [
-        _three([run.deployments for run in runs], _count),
-        _three([run.within_5 for run in runs], _count),
-        _three([run.within_1 for run in runs], _count),
-        _three([run.regret for run in runs], _share),
+        _three([run.deployments for run in runs], as_count),
+        _three([run.within_5 for run in runs], as_count),
+        _three([run.within_1 for run in runs], as_count),
+        _three([run.regret for run in runs], as_percent),
     ]
 
 
 def _print_targets(runs: Runs) -> None:
-    print(_line(["warm start from", "deployments, median", "mean", "target", "regret, median", "p90", "mean", ""]))
-    print(_line(["---", "--:", "--:", "--:", "--:", "--:", "--:", "---"]))
+    print(row("warm start from", "deployments, median", "mean", "target", "regret, median", "p90", "mean", ""))
+    print(row("---", "--:", "--:", "--:", "--:", "--:", "--:", "---"))
     cold = _begun(runs, NOTHING)
     for begun_with in BEGUN_WITH:
         own = _begun(runs, begun_with)
@@ -262,17 +264,15 @@ def _print_targets(runs: Runs) -> None:
         regret, regret_before = ([run.regret for run in of] for of in (own, cold))
         met = statistics.median(deployed) <= most and statistics.mean(regret) <= statistics.mean(regret_before)
         print(
-            _line(
-                [
-                    begun_with,
-                    _count(statistics.median(deployed)),
-                    f"{statistics.mean(deployed):.2f}",
-                    "" if begun_with == NOTHING else f"at most {most:.2f}",
-                    _share(statistics.median(regret)),
-                    _share(Spread.of(regret).p90),
-                    f"{statistics.mean(regret):.2%}",
-                    "" if begun_with == NOTHING else "met" if met else "missed",
-                ]
+            row(
+                begun_with,
+                as_count(statistics.median(deployed)),
+                f"{statistics.mean(deployed):.2f}",
+                "" if begun_with == NOTHING else f"at most {most:.2f}",
+                as_percent(statistics.median(regret)),
+                as_percent(Spread.of(regret).p90),
+                f"{statistics.mean(regret):.2%}",
+                "" if begun_with == NOTHING else "met" if met else "missed",
             )
         )
 
@@ -285,18 +285,6 @@ def _three(values: Sequence[float], show: Callable[[float], str]) -> str:
     spread = Spread.of(values)
     mean = "" if math.inf in values else f" ({show(statistics.mean(values))})"
     return f"{show(spread.median)} / {show(spread.p90)}{mean}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _count(value: float) -> str:
-    return "never" if math.isinf(value) else f"{value:.1f}".removesuffix(".0")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

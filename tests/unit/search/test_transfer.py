@@ -262,14 +262,14 @@ def tuned(
     return Tuner(problem, searcher, server, measuring, Budget(math.inf, trials)).run(baselines(problem.space))
 
 
-def test_the_simulated_search_needs_no_more_deployments_with_a_warm_start() -> None:
+def test_the_simulated_search_needs_fewer_deployments() -> None:
     recording = read_recording(TABLES / "wide.csv")
     problem = recorded_problem(recording, {"p95": 16.0})
     best = recording.best(problem)
     assert best is not None
     there = slower(recording.trials()[::3], 2.5)
     alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, there))
-    assert warm.effort.deployments <= alone.effort.deployments
+    assert warm.effort.deployments <= 0.75 * alone.effort.deployments
     assert warm.regret <= alone.regret
 
 

@@ -342,7 +342,7 @@ def test_expectation_falls_while_nothing_meets_the_bounds() -> None:
 
 
 def test_the_simulated_search_has_its_own_estimate() -> None:
-    """The sample written converged, so little is expected. Fewer candidates make the test faster."""
-    run = sample("simulated", 11)
+    """The search of the kept run converged, so little is expected. Fewer candidates make the test faster."""
+    run = read_run("results/dlrm/sample")
     few = replace(run.problem.space, max_queue_delay_us=(0,), preferred_batch_sizes=("none",))
-    assert 0 < expected_improvement(replace(run, problem=replace(run.problem, space=few))) < 0.05
+    assert 0 < expected_improvement(replace(run, problem=replace(run.problem, space=few))) < 0.02
