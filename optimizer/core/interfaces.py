@@ -108,6 +108,7 @@ class Endpoint:
         remote: Connection to a server that tritune did not start; ``grpc`` and ``http`` are then unused.
         gpus: CUDA indices of the GPUs in its instance groups. Empty if they run on the CPU, None if they name no GPU.
         metrics: Address of the server's Prometheus metrics; empty if it has none.
+        deploy_seconds: Time of the deployment, if it was recorded; None to take the time.
     """
 
     model: str
@@ -122,6 +123,7 @@ class Endpoint:
     remote: Connection | None = None
     gpus: tuple[int, ...] | None = None
     metrics: str = ""
+    deploy_seconds: float | None = None
 
     @property
     def connection(self) -> Connection:
@@ -167,17 +169,18 @@ class Searcher(Protocol):
         """Whether every candidate is measured at every load, as for a complete table."""
 
     def suggest(self) -> Candidate | None:
-        """Return the next candidate, which is valid and canonical and was never suggested before.
+        """Return the next candidate, which is valid and canonical.
 
-        ``SearchSpace.canonical`` defines canonical candidates. Several candidates may be suggested before the first
-        one is observed, if trials run in parallel. None ends the search. If suggested candidates are not observed
-        yet, None asks the scheduler to call again after the next ``observe``.
+        ``SearchSpace.canonical`` defines canonical candidates. An observed candidate may be suggested again, because
+        deployments of one candidate differ, but none that is not observed yet. Several candidates may be suggested
+        before the first one is observed, if trials run in parallel. None ends the search. If suggested candidates are
+        not observed yet, None asks the scheduler to call again after the next ``observe``.
         """
 
     def expected_load(self, candidate: Candidate) -> int | None:
         """Return the concurrency at which the load search of ``candidate`` starts; None for its default.
 
-        Called once for each suggested candidate, before its deployment.
+        Called once for each trial, before its deployment. None as well if this trial was not suggested.
         """
 
     def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:

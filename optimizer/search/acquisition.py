@@ -10,6 +10,7 @@ import numpy as np
 
 from optimizer.simulator.scenario import Array
 
+LEAST = 1e-9  # replaces a throughput of 0, which has no logarithm
 BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
@@ -45,6 +46,19 @@ def expected_improvement(posterior: Posterior, bound_s: float, best: float) -> A
         slack = math.log(bound_s) - (tail - reached + posterior.log_loads)
         gains += weight * np.maximum(0.0, reached - best) * _normal_cdf(slack / np.maximum(tail_spread, 1e-9))
     return gains
+
+
+def confirmed_throughput(posterior: Posterior, bound_s: float) -> float:
+    """Return the log of the expected throughput with which a confirmation of the cells ends.
+
+    It tries the cells in descending order of throughput. Each meets the bound with its own probability.
+    """
+    value, none_passed = 0.0, 1.0
+    probabilities = probability_within_bound(posterior, bound_s)
+    for place in np.argsort(-posterior.mean[:, 0]):
+        value += none_passed * float(probabilities[place]) * math.exp(posterior.mean[place, 0])
+        none_passed *= 1 - float(probabilities[place])
+    return math.log(max(value, LEAST))
 
 
 def mixture_quantiles(probabilities: Array, means: Array, deviations: Array, levels: Sequence[float]) -> Array:

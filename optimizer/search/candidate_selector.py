@@ -16,6 +16,7 @@ from optimizer.search.correction import setting_features
 from optimizer.search.simulated_posterior import SearchState
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
+from optimizer.search.trial_costs import TrialCosts
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, binding_latency, is_complete, six_digits
 from optimizer.simulator.scenario import Array
@@ -39,9 +40,9 @@ UNLIKELY = 0.005  # probability below which nothing that is left is expected to 
 class Decision:
     """The selected ``candidate``, with the concurrency ``load`` at which it is predicted to be best.
 
-    ``gain`` is the expected improvement of the best feasible throughput, as a share of it. While nothing is feasible
-    it is infinite, or 0 if no remaining candidate is likely to be feasible. ``noise`` is that of the measurements,
-    relative to the usual one.
+    ``gain`` is the expected improvement of the best feasible throughput, as a share of it, in the time of an average
+    trial. While nothing is feasible it is infinite, or 0 if no remaining candidate is likely to be feasible.
+    ``noise`` is that of the measurements, relative to the usual one.
     """
 
     candidate: Candidate
@@ -67,9 +68,16 @@ class CandidateSelector:
         self._sources: dict[str, SourceMachine | None] = {}  # keys are binding latency metrics
 
     def decide(
-        self, trials: Sequence[Trial], tried: Set[Candidate], running: Sequence[ConfigurationLoad] = ()
+        self,
+        trials: Sequence[Trial],
+        tried: Set[Candidate],
+        running: Sequence[ConfigurationLoad] = (),
+        repeatable: Set[Candidate] = frozenset(),
     ) -> Decision | None:
         """Return the most promising candidate that is not in ``tried``, or None if there is none.
+
+        Once a measurement meets the bounds it may be one of ``repeatable``, because deployments differ: another one
+        may show that a candidate does meet the bound.
 
         Cells of ``running`` are being measured and count as measured with their predictions. Before the first
         measurement the best candidate of a transferred study is selected, or else the first one of the space, or the
@@ -85,6 +93,8 @@ class CandidateSelector:
             first = next((candidate for candidate in known if candidate not in tried), default)
             return Decision(first, self._loads(first)[0], math.inf)
         fitted = self._fit(state, measured, len(running))
+        if fitted.has_feasible:
+            left += [candidate for candidate in self._candidates if candidate in repeatable]
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells = self._cells(self._followed(fitted, left))
         if len(cells) > POOL * LOADS:
@@ -96,6 +106,8 @@ class CandidateSelector:
             for near in self._loads_around(candidate, load)
         ]
         gains, cells = np.concatenate([gains, surrogate.improvements(finer)]), cells + finer
+        costs = TrialCosts(trials)
+        gains /= np.array([costs.relative(candidate) for candidate, _ in cells])
         chosen = int(np.argmax(gains))
         if surrogate.has_feasible:
             return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)

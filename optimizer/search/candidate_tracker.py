@@ -34,6 +34,7 @@ from optimizer.store.optuna_storage import enter_trial, set_trial_attribute
 WORKER, EXPECTED = "worker", "expected_concurrency"
 ABANDONED = "its worker is gone"
 ABANDONED_AFTER = timedelta(hours=1)  # running time after which a trial of another host has lost its worker
+MAX_DEPLOYMENTS = 3  # of a candidate by the search
 MAX_ABANDONED = 3  # attempts at a candidate, which may be what its workers died of
 
 
@@ -109,6 +110,23 @@ class CandidateTracker:
         given_up = {candidate for candidate, times in self._times_abandoned().items() if times >= MAX_ABANDONED}
         return candidates | self._observed.keys() | self._started.keys() | given_up
 
+    def repeatable(self, trials: Sequence[Trial]) -> set[Candidate]:
+        """Return the candidates of ``trials`` that another deployment can tell more about.
+
+        They were measured, fewer than MAX_DEPLOYMENTS times, and do not run. There are none if other workers may
+        join, which could repeat the same candidate at the same time.
+        """
+        if self._workers.are_many:
+            return set()
+        deployments, without_result = Counter[Candidate](), set[Candidate]()
+        for trial in trials:
+            candidate = self._space.canonical(trial.candidate)
+            deployments[candidate] += 1
+            if not any(m.throughput_infer_per_sec is not None for _, m in trial.measurements):
+                without_result.add(candidate)
+        few = {candidate for candidate, times in deployments.items() if times < MAX_DEPLOYMENTS}
+        return few - without_result - self._started.keys()
+
     def is_exhausted(self, tried: set[Candidate]) -> bool:
         """Return whether every candidate of the space is in ``tried``."""
         if len(tried) < len(self._space):
@@ -132,14 +150,15 @@ class CandidateTracker:
         assert parameters is not None, candidate
         self.study.enqueue_trial(parameters)
 
-    def start(self, candidate: Candidate, concurrency: int | None = None) -> Candidate | None:
+    def start(self, candidate: Candidate, concurrency: int | None = None, *, again: bool = False) -> Candidate | None:
         """Store a candidate as running, and return it, or None if it is tried already.
 
         The trial is stored in one step. If several workers start the same candidate, only the first one gets it. The
-        candidate may be outside the space. ``concurrency`` is the one at which it is predicted to be best.
+        candidate may be outside the space. ``concurrency`` is the one at which it is predicted to be best. ``again``:
+        the candidate is one of ``repeatable``.
         """
         canonical = self._space.canonical(candidate)
-        if canonical in self.tried():
+        if canonical in self.tried() and not again:
             return None
         parameters = self._encoding.encode(canonical)
         user_attrs = {CANDIDATE: candidate_to_json(canonical), WORKER: self._workers.name}
@@ -150,7 +169,7 @@ class CandidateTracker:
             user_attrs=user_attrs if concurrency is None else {**user_attrs, EXPECTED: concurrency},
         )
         trial = optuna.Trial(self.study, enter_trial(self.study, running))
-        if self._is_tried(canonical, before=trial.number):
+        if not again and self._is_tried(canonical, before=trial.number):
             self._drop(trial, canonical)
             return None
         self._started[canonical] = trial
@@ -172,12 +191,12 @@ class CandidateTracker:
     def record(self, trial: Trial) -> None:
         """Store a finished trial, started here or not. Repeated calls store it once.
 
-        A second trial of a candidate is a control measurement and is stored too.
+        A second trial of a candidate, a control or a repeat, is stored too.
         """
         candidate = self._space.canonical(trial.candidate)
         started = self._started.pop(candidate, None)
-        is_control = self._observed.setdefault(candidate, trial.number) != trial.number
-        if self._is_recorded(trial, as_number=is_control):
+        is_second = self._observed.setdefault(candidate, trial.number) != trial.number
+        if self._is_recorded(trial, as_number=is_second):
             if started is not None:
                 self._drop(started, candidate)
             return
@@ -190,9 +209,8 @@ class CandidateTracker:
         user_attrs = trial_attributes(trial, score)
         if started is not None and _tell(self.study, started, values, constraints, user_attrs):
             return
-        if not self._is_recorded(
-            trial, as_number=is_control
-        ):  # the trial may have been stored although the answer was lost
+        # the trial may have been stored although the answer was lost
+        if not self._is_recorded(trial, as_number=is_second):
             self._add(candidate, values, constraints, user_attrs)
 
     def _add(

@@ -125,6 +125,11 @@ class Correction:
         """The noise of the throughput relative to the usual one, estimated without transfer."""
         return self.untransferred[0].noise_scale
 
+    @property
+    def log_likelihood(self) -> float:
+        """The log marginal likelihood of the residuals under the best scales, without transfer, up to a constant."""
+        return sum(process.density for process in self.untransferred)
+
     def measurement_noise(self) -> Array:
         """Return the standard deviations [components, 2] of a usual measurement of a new deployment."""
         one = np.zeros(1)

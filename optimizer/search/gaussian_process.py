@@ -74,6 +74,11 @@ class ResidualProcess:
         """The estimated standard deviation of the noise relative to the usual one."""
         return self._fit.noise_scale
 
+    @property
+    def density(self) -> float:
+        """The log marginal likelihood under the best scales, up to a constant."""
+        return self._fit.density
+
     def condition(self, inputs: Array) -> tuple[Array, Array]:
         """Return (whitened covariances [points, cells], mean [cells]) for a process that transfers from this one.
 

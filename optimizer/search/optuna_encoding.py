@@ -63,6 +63,7 @@ def _order(value: FieldValue) -> tuple[bool, float]:
 
 # keys of an Optuna trial's user attributes
 CANDIDATE, TRIAL, LOAD, POINTS, REASON = "candidate", "trial", "load", "points", "reason"
+SECONDS = "deploy_seconds"
 WORST_VIOLATION = 1e6  # replaces infinity, which some databases cannot store
 
 
@@ -110,8 +111,8 @@ def trial_attributes(trial: Trial, score: TrialScore | str) -> dict[str, Any]:
         for load, measurement in trial.measurements
     ]
     outcome = {LOAD: asdict(score.load)} if isinstance(score, TrialScore) else {REASON: score}
-    # TRIAL is last, because it marks a trial as recorded
-    return {CANDIDATE: candidate_to_json(trial.candidate), POINTS: measured, **outcome, TRIAL: trial.number}
+    shared = {CANDIDATE: candidate_to_json(trial.candidate), SECONDS: trial.deploy_seconds, POINTS: measured}
+    return {**shared, **outcome, TRIAL: trial.number}  # TRIAL is last, because it marks a trial as recorded
 
 
 def finished_trials(study: optuna.Study) -> list[Trial]:
@@ -141,7 +142,7 @@ def trial_from_attributes(attributes: Mapping[str, Any]) -> Trial:
     status: Literal["ok", "failed"] = "ok" if measurements else "failed"
     reason = "" if measurements else str(attributes.get(REASON, ""))
     candidate = candidate_from_json(attributes[CANDIDATE])
-    return Trial(attributes[TRIAL], candidate, tuple(measurements), status, reason)
+    return Trial(attributes[TRIAL], candidate, tuple(measurements), status, reason, attributes.get(SECONDS))
 
 
 def candidate_to_json(candidate: Candidate) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Set
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -52,13 +54,18 @@ class SimulatedSearcher:
 
     def suggest(self) -> Candidate | None:
         """Return the next candidate, or None if no other deployment is worth its time."""
-        while (decision := self._decide(finished_trials(self._tracker.study))) is not None:
-            if self._tracker.start(decision.candidate, decision.load) is not None:
+        while True:
+            finished = finished_trials(self._tracker.study)
+            repeatable = self._tracker.repeatable(finished)
+            decision = self._decide(finished, repeatable)
+            if decision is None:
+                return None
+            again = decision.candidate in repeatable
+            if self._tracker.start(decision.candidate, decision.load, again=again) is not None:
                 self._expected[decision.candidate] = decision.load
                 return decision.candidate
-        return None
 
-    def _decide(self, finished: list[Trial]) -> Decision | None:
+    def _decide(self, finished: list[Trial], repeatable: Set[Candidate]) -> Decision | None:
         """Return the next decision with a sufficient gain, or None.
 
         A transferred study alone cannot end the search: it ends only if this machine's own measurements do not
@@ -67,7 +74,7 @@ class SimulatedSearcher:
         tried, running = self._tracker.tried(), self._tracker.running()
         self._parallel_trials = max(self._parallel_trials, len(running) + 1)
         for selector, factor in ((self._selector, 1.0), (self._untransferred, WITHOUT_TRANSFER)):
-            decision = selector.decide(finished, tried, running) if selector else None
+            decision = selector.decide(finished, tried, running, repeatable) if selector else None
             if decision is None:
                 continue
             scale = minimum_gain_factor(decision.noise, len(finished), self._parallel_trials)
@@ -76,8 +83,8 @@ class SimulatedSearcher:
         return None
 
     def expected_load(self, candidate: Candidate) -> int | None:
-        """Return the concurrency at which ``candidate`` is predicted to be best, if it was suggested here."""
-        return self._expected.get(candidate)
+        """Return the concurrency at which the suggested ``candidate`` is predicted to be best."""
+        return self._expected.pop(candidate, None)
 
     def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
         """Return the forecast of the surrogate that made the last suggestion, or of one after the first trials.
@@ -149,5 +156,7 @@ def minimum_gain_factor(noise: float, deployments: int, parallel_trials: int = 1
     """
     rounds = deployments / parallel_trials
     return (
-        min(max(noise, MIN_NOISE), MAX_NOISE) * max(1.0, rounds / FREE_DEPLOYMENTS) ** 2 / math.sqrt(parallel_trials)
+        min(max(noise, MIN_NOISE), MAX_NOISE)
+        * max(1.0, rounds / float(os.environ.get("FREE", 6))) ** float(os.environ.get("POW", 2))
+        / math.sqrt(parallel_trials)
     )

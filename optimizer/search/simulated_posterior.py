@@ -12,7 +12,12 @@ import numpy as np
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point, Trial
-from optimizer.search.acquisition import Posterior, expected_improvement, probability_within_bound
+from optimizer.search.acquisition import (
+    Posterior,
+    confirmed_throughput,
+    expected_improvement,
+    probability_within_bound,
+)
 from optimizer.search.correction import Correction, SourceResiduals, compute_residuals, features
 from optimizer.search.transfer import SourceMachine
 from optimizer.simulator.metrics import ConfigurationLoad, log_loads, log_simulated, with_tails
@@ -60,12 +65,20 @@ class SimulatedPosterior:
             source = SourceResiduals(state.source.correction, expected)
         self.correction = Correction(learned.residuals, model.error, source)
         feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
-        # The best throughput so far is that of the posterior, one for each component: the highest measured one is
-        # biased upwards by noise.
+        # The value of the measurements so far, one for each component. The highest measured throughput is biased by
+        # noise, and its configuration may miss the bound on another server.
         predictions = self.correction.predict(learned.residuals.inputs, source.expected if source else None)
-        self._best = (
-            [float(max((mean + learned.simulated)[feasible, 0])) for mean, _ in predictions] if feasible else None
-        )
+        places = list({learned.cells[i]: i for i in feasible}.values())
+        loads = log_loads(learned.cells, self._problem.space.request_batch_size)
+        self._best = None
+        if places:
+            means = learned.simulated + self._longer_tail
+            self._best = [
+                confirmed_throughput(
+                    Posterior((mean + means)[places], deviation[places], loads[places]), self._bound_s
+                )
+                for mean, deviation in predictions
+            ]
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> SimulatedPosterior:
         """Return the posterior as if ``running`` had been measured with their predictions."""
@@ -105,6 +118,11 @@ class SimulatedPosterior:
         return self._average(
             probability_within_bound(posterior, self._bound_s) for posterior in self.posteriors(cells)
         )
+
+    @property
+    def log_likelihood(self) -> float:
+        """The log likelihood of the measurements."""
+        return self.correction.log_likelihood
 
     @property
     def likeliest(self) -> int:

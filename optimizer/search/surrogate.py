@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,9 @@ from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad
 from optimizer.simulator.scenario import Array
 from optimizer.simulator.server_model import fit, sample_models
 
-SAMPLES = 8  # of the service times
+# Samples of the service times that are drawn, and the most probable ones of them, which forecasts are made with.
+DRAWN, SAMPLES = 24, 8
+TEMPER = 0.5  # exponent of the likelihood
 
 
 class Surrogate:
@@ -33,7 +36,11 @@ class Surrogate:
         self._state, self._measured = state, measured
         self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
         self.bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
-        self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
+        self._feasible_cells = {
+            (state.problem.space.canonical(point.candidate), point.load.concurrency)
+            for point in measured
+            if is_feasible(point, state.problem)
+        }
         self._model = fit(measured, state.problem, state.latency, state.seed)
         self._usual = SimulatedPosterior(state, measured, self._model)
         bounds = state.problem.sla.without(*LATENCY_FIELDS, "throughput")
@@ -59,8 +66,13 @@ class Surrogate:
         if not running:
             return self
         surrogate = copy.copy(self)
-        surrogate._posteriors = [posterior.with_running(running) for posterior in self._posteriors]
+        surrogate._posteriors = [(weight, posterior.with_running(running)) for weight, posterior in self._posteriors]
         return surrogate
+
+    @property
+    def has_feasible(self) -> bool:
+        """Whether a measurement meets the bounds."""
+        return bool(self._feasible_cells)
 
     @property
     def latency(self) -> str:
@@ -84,13 +96,16 @@ class Surrogate:
     def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
         """Return the acquisition function [cells], the mean over the first ``samples`` samples (None: over all).
 
-        It is the expected gain in log throughput over the best feasible one. While nothing is feasible, it is the
-        expected throughput within the bounds, on a scale of its own.
+        It is the expected gain in log throughput over the value of the feasible measurements so far. A cell that was
+        measured as feasible promises none, because the confirmation tests it anyway. While nothing is feasible, it is
+        the expected throughput within the bounds, on a scale of its own.
         """
         if not cells:
             return np.zeros(0)
-        improvements = [posterior.improvements(cells) for posterior in self._posteriors[:samples]]
-        return np.asarray(self._success(cells) * np.mean(improvements, axis=0))
+        weights, posteriors = zip(*self._posteriors[:samples], strict=True)
+        improvements = [posterior.improvements(cells) for posterior in posteriors]
+        is_new = np.array([cell not in self._feasible_cells for cell in cells])
+        return np.asarray(is_new * self._success(cells) * np.average(improvements, axis=0, weights=weights))
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
         """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
@@ -106,10 +121,12 @@ class Surrogate:
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
         deployment; None for the median speed of the run.
         """
-        sources = self._posteriors
+        sources = [source for _, source in self._posteriors]
         posteriors = [posterior for source in sources for posterior in source.posteriors(cells)]
         noise = np.concatenate([source.correction.measurement_noise() for source in sources])
-        weights = np.concatenate([source.correction.probabilities for source in sources]) / len(sources)
+        weights = np.concatenate(
+            [weight * np.array(source.correction.probabilities) for weight, source in self._posteriors]
+        )
         speed = self._state.speed
         slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
         means = np.array([posterior.mean for posterior in posteriors])  # [components, cells, 2]
@@ -125,19 +142,27 @@ class Surrogate:
 
     def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the latency bound is met."""
-        return np.asarray(np.mean([own.probability_within_bound(cells) for own in self._posteriors], axis=0))
+        return np.asarray(sum(weight * own.probability_within_bound(cells) for weight, own in self._posteriors))
 
     @functools.cached_property
-    def _posteriors(self) -> list[SimulatedPosterior]:
-        """The posterior of each sample.
+    def _posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
+        """The probability and the posterior of each sample, the most probable one first.
 
-        It is only that of the closest model if the server has no statistics, or if another study was transferred,
-        because its residuals are of one model.
+        Samples of the service times are resampled by the likelihood of the measurements (systematic resampling,
+        Kitagawa 1996). It is tempered, because the samples were conditioned on the server's statistics of the same
+        measurements.
+
+        There is only the closest model if the server has no statistics, or if another study was transferred, because
+        its residuals are of one model.
         """
         if self._state.source:
-            return [self._usual]
-        models = sample_models(self._model, self._measured, self._state.problem, SAMPLES)
-        return [SimulatedPosterior(self._state, self._measured, model) for model in models] or [self._usual]
+            return [(1.0, self._usual)]
+        models = sample_models(self._model, self._measured, self._state.problem, DRAWN)
+        posteriors = [SimulatedPosterior(self._state, self._measured, model) for model in models] or [self._usual]
+        likelihoods = TEMPER * np.array([posterior.log_likelihood for posterior in posteriors])
+        weights = np.cumsum(np.exp(likelihoods - likelihoods.max()))
+        places = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)
+        return [(count / SAMPLES, posteriors[place]) for place, count in Counter(places.tolist()).most_common()]
 
     def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""

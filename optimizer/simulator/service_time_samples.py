@@ -65,10 +65,10 @@ class _Ensemble:
         usual = USUAL_CONTENTION
         contention = np.stack(
             [
-                rng.normal(np.log(usual.slowdown), CONTENTION_SPREAD, MEMBERS),
+                usual.slowdown * rng.normal(1, CONTENTION_SPREAD, MEMBERS),
                 rng.normal(usual.oversubscription, EXPONENT_SPREAD, MEMBERS),
                 rng.normal(usual.threads_gain, GAIN_SPREAD, MEMBERS),
-                rng.normal(np.log(usual.unknown), CONTENTION_SPREAD, MEMBERS),
+                usual.unknown * rng.normal(1, CONTENTION_SPREAD, MEMBERS),
                 rng.uniform(0, math.log(MOST_SPARE), MEMBERS) * (rng.uniform(size=MEMBERS) > GUESS_IS_RIGHT),
             ],
             axis=1,
@@ -87,12 +87,23 @@ class _Ensemble:
         places, knots = np.log2(sizes), np.log2(self.knots)
         return np.array([np.interp(places, knots, row) for row in self.log_seconds])
 
+    def spread_out(self, most: Occupancy, count: int) -> list[int]:
+        """Return ``count`` samples that are spread over the times of the largest batch at the occupancy ``most``.
+
+        They are in the order of these times.
+        """
+        slowest = self.log_seconds[:, -1] + np.log(_contention(self.contention).relative_duration(most))
+        order = np.argsort(slowest, kind="stable")
+        return order[((np.arange(count) + 0.5) / count * len(order)).astype(int)].tolist()
+
 
 def _contention(values: Array) -> Contention:
     """Return the contention of one sample [5], or of all [samples, 5]."""
     slowdown, oversubscription, gain, unknown, spare = values.T
     exponent, gain = np.maximum(oversubscription, 1.0), np.clip(gain, 0.0, 1.0)
-    return Contention(np.exp(slowdown), exponent, gain, np.exp(unknown), np.exp(np.maximum(spare, 0.0)))
+    return Contention(
+        np.maximum(slowdown, 0.0), exponent, gain, np.maximum(unknown, 0.0), np.exp(np.maximum(spare, 0.0))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,11 +150,13 @@ def sample_service_times(
     measured = _measured_batches(groups, problem)
     prior = _Ensemble.of_prior(max(1, largest // step), rng)
     posterior = _conditioned(prior, measured, rng)
+    fields = next(iter(groups))[1]
+    chosen = posterior.spread_out(occupancy(fields, max(problem.space.instance_count), problem), count)
     sizes = np.arange(1, max(1, largest // step) + 1, dtype=np.float64)
-    shapes = np.exp(np.maximum.accumulate(posterior.log_times(sizes)[:count], axis=1))
+    shapes = np.exp(np.maximum.accumulate(posterior.log_times(sizes), axis=1))
     return [
-        scaled_to_groups(shape, groups, problem, _contention(values))
-        for shape, values in zip(shapes, posterior.contention, strict=False)
+        scaled_to_groups(shapes[member], groups, problem, _contention(posterior.contention[member]))
+        for member in chosen
     ]
 
 

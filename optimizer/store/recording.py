@@ -16,6 +16,8 @@ from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.store.recorded_rows import REQUIRED, RecordedRow, read_recorded_rows
 from optimizer.store.trials_reader import CsvTable, read_csv
 
+DEPLOY_SECONDS = 0.25  # if a table has no times: the median of results/dlrm/sample
+
 
 @dataclass(frozen=True)
 class RecordedSpace(SearchSpace):
@@ -156,7 +158,8 @@ class RecordedServer:
             raise DeploymentError(f"not in the table: {candidate}")
         if trial.status == "failed":
             raise DeploymentError(trial.reason)
-        yield Endpoint(self._model, candidate)
+        seconds = DEPLOY_SECONDS if trial.deploy_seconds is None else trial.deploy_seconds
+        yield Endpoint(self._model, candidate, deploy_seconds=seconds)
 
     def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
         return self.deploy(candidate)
@@ -226,7 +229,7 @@ class Recording:
         """Return the recorded measurements as one trial per candidate."""
         trials: dict[Candidate, Trial] = {}
         for (candidate, load), row in self.answers.items():
-            trial = trials.get(candidate) or Trial(len(trials), candidate)
+            trial = trials.get(candidate) or Trial(len(trials), candidate, deploy_seconds=row.deploy_seconds)
             if load is None:
                 trials[candidate] = replace(trial, status="failed", reason=row.measurement.reason)
             else:

@@ -83,7 +83,9 @@ class CandidateMeasurer:
             deploy = self.target.deploy_fresh if fresh else self.target.deploy
             with deploy(trial.candidate) as endpoint:
                 if not fresh:
-                    trial = replace(trial, deploy_seconds=round(time.monotonic() - started, 3))
+                    seconds = endpoint.deploy_seconds
+                    seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
+                    trial = replace(trial, deploy_seconds=seconds)
                 prepare(endpoint)
                 while (load := next_load(trial)) is not None:
                     if not is_warm:

@@ -70,7 +70,8 @@ class Scheduler:
     """Decide which candidate is tried next: first ``comparisons`` (role, candidate), then what the searcher suggests.
 
     When the speed of the machine has changed, the best candidate is measured again at its best load, as a control: a
-    second trial of this candidate, which shows by how much the speed changes the results.
+    second trial of this candidate, which shows by how much the speed changes the results. The searcher may suggest a
+    candidate again as well, because deployments of one candidate differ.
 
     The first comparison is the baseline. ``trials`` are the finished ones. ``converged`` says that the searcher, not
     the budget, ended the search. Candidates that other workers have tried or are trying are left to them.
@@ -86,6 +87,7 @@ class Scheduler:
     converged: bool = False
     max_controls: int = MAX_CONTROLS
     _failure_log: Path | None = field(default=None, init=False)
+    _controls: set[int] = field(default_factory=set, init=False)  # numbers of their trials
 
     @property
     def baseline(self) -> Candidate | None:
@@ -135,18 +137,24 @@ class Scheduler:
             if candidate not in tried and self.others.claim(candidate, FIRST_CONCURRENCY):
                 return role, self._numbered(candidate, running)
         if (control := self._control(running)) is not None:
-            return "control", self._numbered(control, running)
+            trial = self._numbered(control, running)
+            self._controls.add(trial.number)
+            return "control", trial
         others_run = self.others.are_running()  # read first: a trial that ends meanwhile may change the suggestion
         with self.stopwatch.count("search"):
             suggestion = self.searcher.suggest()
-            canonical = {self.problem.space.canonical(candidate) for candidate in tried}
             # the searcher suggested neither the comparisons nor a trial of an earlier session: both may be running
-            while suggestion in canonical:
+            busy = self._canonical(running)
+            while suggestion in busy:
                 suggestion = self.searcher.suggest()
         if suggestion is None:
             self.converged = not running and not others_run
             return None
-        return "search", self._numbered(suggestion, running)
+        role = "repeat" if suggestion in self._canonical(self.trials) else "search"
+        return role, self._numbered(suggestion, running)
+
+    def _canonical(self, trials: Sequence[Trial]) -> set[Candidate]:
+        return {self.problem.space.canonical(trial.candidate) for trial in trials}
 
     def next_or_wait(self) -> tuple[str, Trial] | None:
         """Return what ``next`` returns, after waiting for other workers whose trials may change its answer."""
@@ -188,7 +196,7 @@ class Scheduler:
         return replace(measurement, forecast=forecast)
 
     def rules(self, candidate: Candidate) -> LoadSearchRules:
-        """Return the rules of the load search on ``candidate``.
+        """Return the rules of the load search of the next trial, which is one of ``candidate``.
 
         It starts at the load that the searcher expects to be best, else at the load of the best trial so far.
         Comparisons are measured up to their own best load; the search of another candidate stops once it is clearly
@@ -201,11 +209,16 @@ class Scheduler:
         compared = any(candidate == comparison for _, comparison in self.comparisons)
         searched = by_throughput and not compared and not every
         possible = problem.space.allowed_concurrencies(candidate)
+        expected = self.searcher.expected_load(candidate)
+        only: tuple[int, ...] = ()
+        if every:
+            only = possible or doubling_loads(problem.max_concurrency)
+        elif expected is None:  # the searcher did not suggest this trial
+            only = self._control_loads(candidate, speed)
         if problem.open_loop:
             start = best.load.request_rate if best else FIRST_RATE
             max_loads = MAX_RATES if searched else MAX_COMPARED_RATES
         else:
-            expected = self.searcher.expected_load(candidate)
             start = expected or (best.load.concurrency if best else FIRST_CONCURRENCY)
             max_loads = MAX_LOADS if searched else MAX_COMPARED_LOADS
         return LoadSearchRules(
@@ -219,9 +232,7 @@ class Scheduler:
             to_beat=speed.correct(best.measurement).throughput_infer_per_sec if best and searched else None,
             loads=possible,
             max_loads=max_loads,
-            every=(possible or doubling_loads(problem.max_concurrency))
-            if every
-            else self._control_loads(candidate, speed),
+            every=only,
             speed=speed,
         )
 
@@ -233,10 +244,7 @@ class Scheduler:
             return None
         if self.searcher.is_exhaustive or self.budget.max_trials is not None:
             return None  # the number of trials is given
-        if (
-            len(candidates) - len(set(candidates)) >= self.max_controls
-            or best.candidate in candidates[len(self.trials) :]
-        ):
+        if len(self._controls) >= self.max_controls or best.candidate in candidates[len(self.trials) :]:
             return None
         now = [m.speed_probe_ms for _, m in self.trials[-1].measurements if m.speed_probe_ms]
         before = [
@@ -263,7 +271,7 @@ class Scheduler:
         return not self.converged and not self._is_over(()) and self.budget.search_seconds_left() > 0
 
     def _is_over(self, running: Sequence[Trial]) -> bool:
-        begun = len({trial.candidate for trial in (*self.trials, *running)})
+        begun = len(self.trials) + len(running)
         if self.budget.max_trials is not None and begun >= self.budget.max_trials:
             return True
         return begun > 0 and self.budget.search_seconds_left() < self._minimum_seconds()

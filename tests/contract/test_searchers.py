@@ -12,6 +12,7 @@ import random
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,7 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.options.run_options import SEARCHERS
 from optimizer.search import make_searcher
-from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.search.simulated import SimulatedSearcher
 from optimizer.search.transfer import TransferredStudy
@@ -118,6 +119,7 @@ class SmokeContract:
     many = 12  # suggestions, if a few are not enough
     large = WIDE  # the space of tests that do not exhaust it
     forecasts = False  # whether measurements are forecast
+    deployments = 1  # of one candidate at most
 
     @pytest.fixture
     def method(self) -> str:
@@ -126,10 +128,11 @@ class SmokeContract:
     def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
         return make_searcher(method, problem, seed, str(storage) if storage else None)
 
-    def test_suggestions_are_valid_canonical_and_never_repeated(self, method: str) -> None:
+    def test_suggestions_are_valid_and_canonical(self, method: str) -> None:
         candidates = [t.candidate for t in run(self.make(method, problem_of(self.large)), self.many)]
-        assert len(set(candidates)) == len(candidates) == self.many
+        assert len(candidates) == self.many
         assert set(candidates) <= set(self.large.candidates())
+        assert max(Counter(candidates).values()) <= self.deployments
 
     def test_a_small_space_is_exhausted_and_then_nothing_is_suggested(self, method: str) -> None:
         searcher = self.make(method, problem_of(SMALL))
@@ -160,11 +163,13 @@ class SmokeContract:
         for one in stored:
             resumed.observe(one)
         rest = run(resumed, 100, 3)
-        assert {t.candidate for t in rest} == set(SMALL.candidates()) - {t.candidate for t in stored}
+        again = {t.candidate for t in rest} & {t.candidate for t in stored}
+        assert {t.candidate for t in (*stored, *rest)} == set(SMALL.candidates())
+        assert not again or self.deployments > 1
         assert killed_at in {t.candidate for t in rest}
         study = optuna.load_study(study_name="tritune", storage=journal(storage))
         numbers = [t.user_attrs["trial"] for t in study.trials if "trial" in t.user_attrs]
-        assert sorted(numbers) == list(range(len(SMALL)))
+        assert sorted(numbers) == list(range(len(stored) + len(rest)))
         assert not any(t.state == optuna.trial.TrialState.RUNNING for t in study.trials)
 
 
@@ -181,7 +186,7 @@ class SearcherContract(SmokeContract):
         for number, candidate in enumerate(flying):
             assert candidate is not None
             searcher.observe(trial(number, candidate))
-        assert {t.candidate for t in run(searcher, 100, 4)} == set(SMALL.candidates()) - set(flying)
+        assert {t.candidate for t in run(searcher, 100, 4)} >= set(SMALL.candidates()) - set(flying)
 
     def test_the_same_seed_gives_the_same_suggestions(self, method: str) -> None:
         first, second, other = (
@@ -204,7 +209,9 @@ class SearcherContract(SmokeContract):
         for one in observed:
             searcher.observe(one)
         rest = {t.candidate for t in run(searcher, 100, 5)}
-        assert rest == set(SMALL.candidates()) - {one.candidate for one in observed}
+        assert rest >= set(SMALL.candidates()) - {one.candidate for one in observed}
+        assert rest.isdisjoint(one.candidate for one in (observed[0], *observed[3:])), "nothing was measured"
+        assert self.deployments > 1 or rest.isdisjoint(one.candidate for one in observed)
 
     def test_suggested_trials_may_fail(self, method: str) -> None:
         searcher = self.make(method, problem_of(SMALL))
@@ -233,14 +240,15 @@ class SearcherContract(SmokeContract):
                 twice.observe(done[number])
         assert once.suggest() == twice.suggest()
 
-    def test_replaying_stored_trials_repeats_no_candidate(self, method: str) -> None:
+    def test_stored_trials_count_as_tried(self, method: str) -> None:
         stored = run(self.make(method, problem_of(SMALL), 1), 3)
         resumed = self.make(method, problem_of(SMALL), 1)
         for one in stored:
             resumed.observe(one)
         rest = run(resumed, 100, 3)
-        assert {t.candidate for t in (*stored, *rest)} == set(SMALL.candidates())
-        assert len(stored) + len(rest) == len(SMALL)
+        candidates = [t.candidate for t in (*stored, *rest)]
+        assert set(candidates) == set(SMALL.candidates())
+        assert max(Counter(candidates).values()) <= self.deployments
 
     def test_two_workers_share_a_study(self, method: str, tmp_path: Path) -> None:
         storage = tmp_path / "study.journal"
@@ -249,7 +257,8 @@ class SearcherContract(SmokeContract):
         for worker in (one, other) * len(SMALL):
             for done in run(worker, 1, len(candidates)):
                 candidates.append(done.candidate)
-        assert sorted(map(str, candidates)) == sorted(map(str, SMALL.candidates()))
+        assert set(candidates) == set(SMALL.candidates())
+        assert max(Counter(candidates).values()) <= self.deployments
 
     def test_several_objectives_are_accepted(self, method: str) -> None:
         searcher = self.make(method, problem_of(self.large, "throughput", "memory"))
@@ -295,6 +304,7 @@ def drifting_search(problem: Problem, seed: int) -> Candidate:
 class TestSimulated(SearcherContract):
     draws = False
     forecasts = True
+    deployments = MAX_DEPLOYMENTS
     many = 5
     large = MIDDLE  # the method simulates each candidate before each suggestion
 
