@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from simulated_tables import SERVERS, drawn_server, hidden_server, write
 
 from objectives.metrics import METRICS
-from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate
-from optimizer.replay.engine import recorded_problem
 from optimizer.store.recording import Recording, read_recording
 
 TABLES = Path(__file__).with_name("tables")
-CORES = 2  # of the machines that recorded the tables
 MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
 # No constant of the search may be chosen on these. A table that is not recorded yet is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")
@@ -94,14 +91,6 @@ def bound_ms(recording: Recording, share: float) -> float:
     of_rows = sorted(latencies)[math.ceil(share * len(latencies)) - 1]
     of_candidates = sorted(quickest.values())[:FEASIBLE_CONFIGURATIONS][-1]
     return _rounded_up(max(of_rows, of_candidates))
-
-
-def recorded_on_cores(recording: Recording, bound: float) -> Problem:
-    """Return the problem of a p95 ``bound`` in ms on a recorded table.
-
-    A table does not say how many cores its machine has, but a run knows it.
-    """
-    return replace(recorded_problem(recording, {"p95": bound}), cpu_count=CORES)
 
 
 def _rounded_up(value: float) -> float:

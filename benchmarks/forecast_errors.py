@@ -26,8 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bounded_tables import bound_ms, feasible_shares, recorded_on_cores
-from other_machines import RECORDINGS, write_recordings
+from bounded_tables import TABLES, bound_ms, feasible_shares
+from other_machines import write_recordings
 from record_tables import PLANS
 from tune_runs import TuneFailedError, row, run_tune
 
@@ -37,7 +37,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.engine import DiscardingRecord
+from optimizer.replay.engine import DiscardingRecord, recorded_problem
 from optimizer.results.finished_run import read_run
 from optimizer.results.watchers import QuietWatcher
 from optimizer.search import make_searcher
@@ -137,13 +137,13 @@ def _of_run(folder: Path) -> SearchChecks:
 def _of_tables(passes: int) -> Iterator[SearchChecks]:
     """Yield the checks of each pass of each recorded table, under each of its bounds."""
     with tempfile.TemporaryDirectory() as scratch:
-        for path in sorted(RECORDINGS.glob("*.csv")):
+        for path in sorted(TABLES.glob("*.csv")):
             for number in range(min(passes, PLANS[path.stem].passes)):
                 table = Path(scratch, f"{path.stem}_{number}.csv")
                 write_recordings(path.stem, [number], table)
                 recording = read_recording(table)
                 for share in feasible_shares(path.stem).values():
-                    problem = recorded_on_cores(recording, bound_ms(recording, share))
+                    problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
                     _say(f"{table.stem}, p95 <= {problem.sla.latency_bound_ms():g} ms")
                     yield checks(path.stem, "table", problem, search(recording, problem, number), number)
 

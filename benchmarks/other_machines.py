@@ -24,10 +24,10 @@ from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, ex
 from optimizer.simulator.metrics import LATENCY_NAMES
 from optimizer.simulator.scenario import ServiceTimes, SimulationResult
 from optimizer.simulator.server_model import ServerModel, fit
-from optimizer.store.recording import Recording
+from optimizer.store.recording import Recording, read_recording
 from optimizer.store.trials_table import TrialsTable, read_run_table
 
-RECORDINGS = Path(__file__).parent / "tables" / "recordings"
+TABLES = Path(__file__).with_name("tables")
 SMALLEST_S = 1e-5  # a shorter queue time counts as zero
 
 
@@ -73,17 +73,20 @@ SOURCES = (*RELATED, CONTRARY)
 
 
 def write_recordings(name: str, numbers: Sequence[int], path: Path) -> None:
-    """Write the mean of the selected recordings (counted from 0) of each cell of a table."""
-    read = read_run_table(RECORDINGS / f"{name}.csv")
+    """Write the mean of the selected recordings (counted from 0) of each cell of a table.
+
+    The number of CPUs is that of the table, because early recordings do not have it.
+    """
+    read = read_run_table(TABLES / "recordings" / f"{name}.csv")
     assert read is not None
-    model, trials = read
+    trials, cpu_count = read.trials, read_recording(TABLES / f"{name}.csv").cpu_count
     configurations = len({trial.candidate for trial in trials})
     cells: dict[tuple[Candidate, LoadPoint], list[Measurement]] = {}
     for trial in trials:
         if trial.number // configurations in numbers:
             for load, measurement in trial.measurements:
                 cells.setdefault((trial.candidate, load), []).append(measurement)
-    table = TrialsTable(path, model, {path: () for path, _ in trials[0].candidate.fields})
+    table = TrialsTable(path, read.model, {path: () for path, _ in trials[0].candidate.fields}, cpu_count=cpu_count)
     places = {candidate: place for place, candidate in enumerate(dict.fromkeys(cell[0] for cell in cells))}
     for (candidate, load), measurements in cells.items():
         table.append(Trial(places[candidate], candidate), load, _mean(measurements))

@@ -40,7 +40,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
-from optimizer.store.trials_table import TrialsTable
+from optimizer.store.trials_table import TrialsTable, read_run_table
 from optimizer.study import task
 from optimizer.study.task import Task
 
@@ -226,7 +226,7 @@ def prepare(name: str) -> Task:
 def recordings(name: str, task: Task) -> TrialsTable:
     path = TABLES / "recordings" / f"{name}.csv"
     path.parent.mkdir(exist_ok=True)
-    return TrialsTable(path, task.source.name, task.problem.space.fields)
+    return TrialsTable(path, task.source.name, task.problem.space.fields, cpu_count=task.problem.cpu_count)
 
 
 def write_medians(name: str) -> None:
@@ -242,7 +242,9 @@ def write_medians(name: str) -> None:
             by_place.setdefault(trial.number % len(candidates), []).append(recorded[trial.number])
     path = TABLES / f"{name}.csv"
     path.unlink(missing_ok=True)
-    table = TrialsTable(path, task.source.name, task.problem.space.fields)
+    kept = read_run_table(TABLES / "recordings" / f"{name}.csv")
+    cpu_count = (kept and kept.cpu_count) or task.problem.cpu_count  # early recordings do not have it
+    table = TrialsTable(path, task.source.name, task.problem.space.fields, cpu_count=cpu_count)
     for place in range(len(candidates)):
         append_medians(table, place, by_place[place], loads)
     say(f"wrote {path}")

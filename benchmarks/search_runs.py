@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from bounded_tables import BoundedTable, recorded_on_cores
+from bounded_tables import BoundedTable
 from pydantic import TypeAdapter
 from rivals import searcher_factory
 
@@ -84,10 +84,7 @@ def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResul
 
 def _run(job: ReplayJob) -> ReplayResult:
     recording = _recording(job.case.table)
-    if job.case.kind in ("made-up", "simulated"):
-        problem = recorded_problem(recording, {"p95": job.case.bound_ms})
-    else:
-        problem = recorded_on_cores(recording, job.case.bound_ms)
+    problem = recorded_problem(recording, {"p95": job.case.bound_ms})
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     factory = searcher_factory(job.method)

@@ -164,7 +164,7 @@ def _jobs(names: Sequence[str], scratch: Path, seeds: int) -> Iterator[TransferJ
 
 
 def _write_table(recording: Recording, source: str, path: Path) -> None:
-    table = TrialsTable(path, source, recording.space.fields)
+    table = TrialsTable(path, source, recording.space.fields, cpu_count=recording.cpu_count)
     for trial in recorded_on(source, recording, recorded_problem(recording, {})):
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
@@ -173,7 +173,7 @@ def _write_table(recording: Recording, source: str, path: Path) -> None:
 def _write_run(recording: Recording, share: float, path: Path) -> None:
     """Write the measurements of a search on the other machine, under a bound that the same share of rows meets."""
     problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
-    table = TrialsTable(path, recording.name, problem.space.fields)
+    table = TrialsTable(path, recording.name, problem.space.fields, cpu_count=problem.cpu_count)
     measuring = Measurer(recording.server, recording.server, table, QuietWatcher())
     searcher = make_searcher("simulated", problem)
     Tuner(problem, searcher, recording.server, measuring, Budget(math.inf)).run(baselines(problem.space))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from bounded_tables import CORES
-
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate
 from rivals.benchmark_searcher import BenchmarkSearcher
 
-INSTANCES = tuple(dict.fromkeys((1, 2, CORES)))
+INSTANCES = (1, 2)
 DELAY_US = 100
 
 
 class ExpertSearcher(BenchmarkSearcher):
-    """A Searcher that suggests each number of instances of INSTANCES with dynamic batching, then ends.
+    """A Searcher that suggests INSTANCES and one instance for each core, with dynamic batching, then ends.
 
     The delay is DELAY_US, the preferred sizes are the default ones, max_batch_size is the largest, and other fields
     have their first choice. If a space lacks a value, the closest configuration stands for it.
@@ -22,7 +20,8 @@ class ExpertSearcher(BenchmarkSearcher):
     def __init__(self, problem: Problem, seed: int = 0) -> None:
         super().__init__(problem)
         candidates = problem.space.candidates()
-        self._list = [min(candidates, key=lambda one: self._distance(one, count)) for count in INSTANCES]
+        counts = dict.fromkeys((*INSTANCES, problem.cpu_count or INSTANCES[-1]))
+        self._list = [min(candidates, key=lambda one: self._distance(one, count)) for count in counts]
 
     def choose(self) -> tuple[Candidate, int | None] | None:
         return next(((candidate, None) for candidate in self._list if candidate not in self.tried), None)

@@ -19,12 +19,13 @@ GRID = "grid"
 EPILOG = """\
 A table has a row for each configuration and load, with the columns
 max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
-latency_p95_ms. The other columns of trials.csv are optional. Any further column
-that varies is a parameter. The search tries only recorded configurations. tpe,
-nsga2, random, grid and gp have no stopping rule: they end when the table is
-exhausted or after --max-trials configurations. A deployment is one load of one
-configuration, including the two baselines if the table has them, without the
-confirmation at the end.
+latency_p95_ms. The other columns of trials.csv are optional. Without cpu_count,
+the number of CPUs of a server without GPUs, the search guesses that number. Any
+further column that varies is a parameter. The search tries only recorded
+configurations. tpe, nsga2, random, grid and gp have no stopping rule: they end
+when the table is exhausted or after --max-trials configurations. A deployment
+is one load of one configuration, including the two baselines if the table has
+them, without the confirmation at the end.
 
 exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
 

@@ -54,6 +54,7 @@ def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Probl
         request_batch_size=recording.request_batch_size,
         max_concurrency=max((row.load.concurrency for row in recording.rows if row.load), default=1),
         sla=sla,
+        cpu_count=recording.cpu_count,
     )
 
 

@@ -9,9 +9,8 @@ from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.config.batching import behaviour, normalize
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
-from optimizer.store.trials_reader import COLUMNS, FAILED, CsvTable, TrialRow, quoted, read_rows
+from optimizer.store.trials_reader import COLUMNS, FAILED, CsvTable, TrialRow, common_value, quoted, read_rows
 
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
 UNSET = "unset"  # a parameter without a value, where other rows have one
@@ -38,8 +37,8 @@ class RecordedRow:
         return Point(self.line, self.candidate, self.load, self.measurement)
 
 
-def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int]:
-    """Return the rows, and the request batch size that all of them share.
+def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | None]:
+    """Return the rows, and the request batch size and the server's CPU count (None: unknown) that all of them share.
 
     A row that repeats the configuration and the load of an earlier row of the same trial replaces it. Measurements
     that confirm a recommendation are left out, because they are not part of the search. Raises BadInputError for a
@@ -47,6 +46,7 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int]:
     """
     rows = read_rows(table)
     request_batch_size = _request_batch_size(table, rows)
+    cpu_count = common_value(table, "cpu_count", [row.cpu_count for row in rows])
     parameters = _parameters(table)
     has_delays = any(table.texts("max_queue_delay_us"))
     candidates: dict[Hashable, Candidate] = {}
@@ -70,7 +70,7 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int]:
             raise table.error(i, f"repeats line {table.lines[before]}: the same configuration {repeated}")
         latest.pop(key, None)  # so that the last row of a candidate is the last one in the result, too
         latest[key] = i, RecordedRow(row.line, candidate, load, measurement, row.deploy_seconds)
-    return [row for _, row in latest.values()], request_batch_size
+    return [row for _, row in latest.values()], request_batch_size, cpu_count
 
 
 def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...], *, has_delays: bool) -> Candidate:
@@ -122,18 +122,9 @@ def _request_batch_size(table: CsvTable, rows: Sequence[TrialRow]) -> int:
     for i, size in enumerate(sizes):
         if size is not None and size % 1:
             raise table.error(i, f"request_batch_size: {size:g} is not a whole number; a mix cannot be replayed")
-    columns = {"request_batch_size": sizes, "model": table.texts("model")}
-    for column, values in columns.items():
-        known = [(i, value) for i, value in enumerate(values) if value not in (None, "")]
-        for i, value in known:
-            if value != known[0][1]:
-                first = f"line {table.lines[known[0][0]]} has {_shown(known[0][1])}"
-                raise table.error(i, f"{column} {_shown(value)}: a table has one {column}, but {first}")
-    return next((int(size) for size in sizes if size is not None), 1)
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else one_line(str(value), 60)
+    size = common_value(table, "request_batch_size", sizes)
+    common_value(table, "model", [text or None for text in table.texts("model")])
+    return 1 if size is None else int(size)
 
 
 def _parameters(table: CsvTable) -> dict[str, list[FieldValue]]:

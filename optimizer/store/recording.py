@@ -196,6 +196,7 @@ class Recording:
     ``answers`` has the row that counts for a canonical candidate at a load. Of candidates that behave the same, that
     is the first one recorded; they count as failed to deploy (no load) if all of them failed. ``known`` are the
     metrics that the table has. ``fingerprint`` is the short form of the device and server, empty if unknown.
+    ``cpu_count`` is the number of the server's CPUs; None if it served on a GPU or the number is unknown.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Recording:
     request_batch_size: int
     known: frozenset[str]
     fingerprint: str = ""
+    cpu_count: int | None = None
 
     def best(self, problem: Problem) -> RecordedRow | None:
         """Return the row with the highest throughput that meets the constraints; None if no row does."""
@@ -267,7 +269,7 @@ def read_recordings(path: Path) -> list[Recording]:
 
 
 def _recording(table: CsvTable, fingerprint: str) -> Recording:
-    rows, request_batch_size = read_recorded_rows(table)
+    rows, request_batch_size, cpu_count = read_recorded_rows(table)
     deployed = {row.candidate: row.load is not None for row in rows}  # according to its last row
     rows = [row for row in rows if deployed[row.candidate] == (row.load is not None)]
     loads: dict[Candidate, set[int]] = {}
@@ -284,7 +286,7 @@ def _recording(table: CsvTable, fingerprint: str) -> Recording:
         if row.load or canonical[row.candidate] not in measured:
             answers.setdefault((canonical[row.candidate], row.load), row)
     known = frozenset(name for name in METRICS if name == "latency-p95" or _is_known(name, rows))
-    return Recording(table.name, tuple(rows), space, answers, request_batch_size, known, fingerprint)
+    return Recording(table.name, tuple(rows), space, answers, request_batch_size, known, fingerprint, cpu_count)
 
 
 def _is_known(metric: str, rows: Sequence[RecordedRow]) -> bool:

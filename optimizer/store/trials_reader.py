@@ -18,7 +18,7 @@ from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
 from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS
-from optimizer.options.values import LARGEST_INT32
+from optimizer.options.values import LARGEST_COUNT, LARGEST_INT32
 
 MAX_BYTES = 64 << 20
 MAX_ROWS, MAX_COLUMNS = 50_000, 1_000
@@ -138,7 +138,7 @@ LOAD = ("request_batch_size", "concurrency", "request_rate")
 MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name not in ("reason", "forecast"))
 FORECAST = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
 ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
-OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "fingerprint")
+OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "fingerprint", "cpu_count")
 COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)  # all others are parameters
 DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
@@ -149,6 +149,7 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
     "fingerprint": "Short form of the device and server. Rows of different ones are not ranked together.",
+    "cpu_count": "Number of CPUs of the server; empty if it serves on a GPU or the number is unknown.",
 }
 
 WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
@@ -159,6 +160,7 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
     "concurrency": (1, MOST_CONCURRENCY),
     "requests": (0, LARGEST_INT32),
     "confirmation": (1, LARGEST_INT32),
+    "cpu_count": (1, LARGEST_COUNT),
 }
 _SHARES = ("gpu_utilization", "other_cpu_share", "late_request_share")
 _TEXTS = ("batch_stats", "requests_over_ms", "latency_sketch", "gpu_throttling")
@@ -206,6 +208,7 @@ class TrialRow:
     load_generator: str
     deploy_seconds: float | None
     is_failed: bool
+    cpu_count: int | None
 
 
 def read_rows(table: CsvTable) -> list[TrialRow]:
@@ -247,8 +250,26 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
         load_generators,
         numbers["deploy_seconds"],
         is_failed,
+        wholes["cpu_count"],
     )
     return [TrialRow(*row) for row in zip(*columns, strict=True)]
+
+
+def common_value(table: CsvTable, column: str, values: Sequence[Value | None]) -> Value | None:
+    """Return the value of all rows that have one in ``column``; None if no row has.
+
+    ``values`` are those of the rows; None is an empty cell. Raises BadInputError if two values differ.
+    """
+    known = [(i, value) for i, value in enumerate(values) if value is not None]
+    for i, value in known:
+        if value != known[0][1]:
+            first = f"line {table.lines[known[0][0]]} has {_shown(known[0][1])}"
+            raise table.error(i, f"{column} {_shown(value)}: a table has one {column}, but {first}")
+    return known[0][1] if known else None
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else one_line(str(value), 60)
 
 
 def _measurements(

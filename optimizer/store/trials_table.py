@@ -4,8 +4,8 @@ The table is the record of a run: its trials are rebuilt from it. A row without 
 earlier measurements of that trial do not count. ``confirmation`` is the number of the fresh server on which the
 recommendation was measured again; it is empty for measurements of the search. ``load_generator`` is ``perf_analyzer``
 for a measurement that checks the windows of tune's own client on that server, and empty for all others.
-``fingerprint`` is the short form of the device and server. Columns that trials_reader.COLUMNS does not name are
-parameters, named by their proto path.
+``fingerprint`` is the short form of the device and server, ``cpu_count`` the server's number of CPUs. Columns that
+trials_reader.COLUMNS does not name are parameters, named by their proto path.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError
@@ -32,6 +33,7 @@ from optimizer.store.trials_reader import (
     OUTCOME,
     CsvTable,
     TrialRow,
+    common_value,
     forecast_cells,
     read_csv,
     read_rows,
@@ -49,15 +51,22 @@ class TrialsTable:
 
     ``choices`` has the values of the other parameters by path, because a CSV file does not keep their types.
     ``fingerprint`` is written to each row, and rows of another one are refused; if it is empty, all rows are read.
+    ``cpu_count`` is written to each row: the server's number of CPUs, None if it serves on a GPU or that is unknown.
     ``columns`` are the columns to write: after ``read`` those of the file.
     """
 
     def __init__(
-        self, path: Path, model: str, choices: Mapping[str, Sequence[FieldValue]], fingerprint: str = ""
+        self,
+        path: Path,
+        model: str,
+        choices: Mapping[str, Sequence[FieldValue]],
+        fingerprint: str = "",
+        cpu_count: int | None = None,
     ) -> None:
         self.path = path
         self._model = model
         self._fingerprint = fingerprint
+        self._cpu_count = cpu_count
         self._choices = choices
         self.columns = ("model", "trial", *SETTING_COLUMNS, *choices, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)
 
@@ -117,7 +126,7 @@ class TrialsTable:
                     f"{self._fingerprint}), and the two are not ranked together; begin a separate run on this one "
                     "(`tune --warm-start` learns from the other)",
                 )
-        return _trials(table, self._choices)
+        return _trials(table, read_rows(table), self._choices)
 
     def _row(self, trial: Trial) -> dict[str, object]:
         candidate = trial.candidate
@@ -129,6 +138,7 @@ class TrialsTable:
             **dict(candidate.fields),
             "deploy_seconds": trial.deploy_seconds,
             "fingerprint": self._fingerprint,
+            "cpu_count": self._cpu_count,
         }
 
     def _write(self, row: Mapping[str, object]) -> None:
@@ -154,11 +164,18 @@ class TrialsTable:
                 raise write_error(self.path, error) from error
 
 
-def read_run_table(path: Path) -> tuple[str, list[Trial]] | None:
-    """Return the model and the trials in the table of any run; parameter values are texts.
+class RunTable(NamedTuple):
+    """The table of a run; parameter values are texts. ``cpu_count`` is None if the table does not have it."""
 
-    Returns None if the table is not one of a run. The file is not changed. Raises BadInputError if it cannot be
-    read, has a value out of range, or has rows of several devices or servers.
+    model: str
+    trials: list[Trial]
+    cpu_count: int | None
+
+
+def read_run_table(path: Path) -> RunTable | None:
+    """Return the table of any run; None if the table is not one of a run. The file is not changed.
+
+    Raises BadInputError if it cannot be read, has a value out of range, or has rows of several devices or servers.
     """
     table = read_csv(path, drop_torn_line=True)
     if not table.lines or not set(_REQUIRED) <= set(table.columns):
@@ -168,14 +185,17 @@ def read_run_table(path: Path) -> tuple[str, list[Trial]] | None:
         raise BadInputError(
             f"{table.name}: has rows of {len(fingerprints)} devices or servers; keep only those of one"
         )
-    return min(table.texts("model")), _trials(table, {name: () for name in table.columns if name not in COLUMNS})
+    rows = read_rows(table)
+    trials = _trials(table, rows, {name: () for name in table.columns if name not in COLUMNS})
+    cpu_count = common_value(table, "cpu_count", [row.cpu_count for row in rows])
+    return RunTable(min(table.texts("model")), trials, cpu_count)
 
 
-def _trials(table: CsvTable, choices: Mapping[str, Sequence[FieldValue]]) -> list[Trial]:
+def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Sequence[FieldValue]]) -> list[Trial]:
     values = {path: {_text(choice): choice for choice in reversed(choices[path])} for path in sorted(choices)}
     texts = {path: table.texts(path) for path in values}
     trials: dict[int, Trial] = {}
-    for i, row in enumerate(read_rows(table)):
+    for i, row in enumerate(rows):
         if row.trial is None:
             raise table.error(i, "trial: is empty")
         trial = trials.get(row.trial)

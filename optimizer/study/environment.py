@@ -147,8 +147,13 @@ class Environment:
                 raise EnvironmentFault(NO_POWER)
             if fetch_server:
                 runtime.ensure(self.say)
-        shares_cpus = bool(self.server_resources(task).client_shares_cpus)
-        return replace(task, problem=replace(task.problem, client_shares_cpus=shares_cpus))
+        is_elsewhere = bool(target_factory.remote_address(self.options))  # on an unknown number of CPUs
+        problem = replace(
+            task.problem,
+            cpu_count=None if is_elsewhere else task.problem.cpu_count,
+            client_shares_cpus=bool(self.server_resources(task).client_shares_cpus),
+        )
+        return replace(task, problem=problem)
 
     def fingerprint(self, task: Task) -> Fingerprint:
         """Return the fingerprint of this environment, on which measurements depend.

@@ -24,7 +24,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.search import make_searcher, make_searcher_on
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
-from optimizer.store.trials_table import read_run_table
+from optimizer.store.trials_table import RunTable, read_run_table
 from optimizer.study.task import Task
 
 if TYPE_CHECKING:
@@ -38,12 +38,16 @@ MAX_CONCURRENCY = 1024  # limit of transferred measurements, unless this problem
 
 @dataclass(frozen=True)
 class WarmStartSource:
-    """The trials of the study that ``--warm-start`` names. An unknown ``model`` is empty."""
+    """The trials of the study that ``--warm-start`` names. An unknown ``model`` is empty.
+
+    ``cpu_count`` is the number of the server's CPUs; None if it served on a GPU or the number is unknown.
+    """
 
     name: str
     trials: tuple[Trial, ...]
     model: str = ""
     fingerprint: Fingerprint | None = None
+    cpu_count: int | None = None
 
 
 def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> WarmStartSource:
@@ -102,8 +106,7 @@ def select_fitting(
         notes.append(TransferLeftOut(outside, "configuration", source.name))
     if other_size:
         notes.append(TransferLeftOut(other_size, "measurement", source.name))
-    cpu_count = source.fingerprint.cpu_count if source.fingerprint and not source.fingerprint.gpus else None
-    return TransferredStudy(tuple(fitting), cpu_count or None), tuple(notes)
+    return TransferredStudy(tuple(fitting), source.cpu_count), tuple(notes)
 
 
 def read_transfer(path_or_run: str | None, problem: Problem) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
@@ -116,11 +119,13 @@ def read_transfer(path_or_run: str | None, problem: Problem) -> tuple[Transferre
 
 def _of_table(name: str, table: Path, folder: Path) -> WarmStartSource:
     known = read_run_table(table)
-    fingerprint = _fingerprint(folder / "run.json")
     if known is None:
-        return WarmStartSource(name, tuple(read_recording(table).trials()), fingerprint=fingerprint)
-    model, trials = known
-    return WarmStartSource(name, tuple(trials), model, fingerprint)
+        recording = read_recording(table)
+        known = RunTable("", recording.trials(), recording.cpu_count)
+    fingerprint, cpu_count = _fingerprint(folder / "run.json"), known.cpu_count
+    if cpu_count is None and fingerprint is not None and not fingerprint.gpus:
+        cpu_count = fingerprint.cpu_count or None
+    return WarmStartSource(name, tuple(known.trials), known.model, fingerprint, cpu_count)
 
 
 def _fingerprint(info: Path) -> Fingerprint | None:

@@ -46,6 +46,7 @@ class SweepTables:
         plan: SweepPlan,
         choices: Mapping[str, Sequence[FieldValue]],
         fingerprint: str = "",
+        cpu_count: int | None = None,
     ) -> None:
         self._plan = plan
         sizes = plan.request_batch_sizes
@@ -55,6 +56,7 @@ class SweepTables:
                 model,
                 choices,
                 fingerprint,
+                cpu_count,
             )
             for size in sizes
         }
@@ -170,7 +172,8 @@ def sweep(
         plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
         folder = resumed or RunFolder.create(options.out, task.source.name)
         with folder.locked():
-            table = SweepTables(folder, task.source.name, plan, task.problem.space.fields, fingerprint.id)
+            problem = task.problem
+            table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
             status: SweepStatus = "done"
             facts = {
                 "command": shlex.join(["tune", "sweep", *request.words]),

@@ -172,7 +172,8 @@ def _run(
     transfer, transfer_notes = load_warm_start(options, task, resumed)
     folder = resumed or RunFolder.create(options.out, task.source.name)
     with folder.locked():
-        table = TrialsTable(folder.trials, task.source.name, task.problem.space.fields, fingerprint.id)
+        problem = task.problem
+        table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
         spent = spent_seconds(table.read())
         before = resumed.read_info() if resumed and resumed.info.exists() else {}
         planned, only_confirms = before.get("confirmation_plan"), confirm_share == 1

@@ -62,7 +62,7 @@ def verify(
         planned = verification.verification_candidates(before.recommended, trials, problem)
         folder = RunFolder.create(str(run.path), "verify")
         fingerprint = environment.fingerprint(task)
-        table = TrialsTable(folder.trials, task.source.name, problem.space.fields, fingerprint.id)
+        table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
         if run.reference.exists():
             shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
         fresh = [replace(trial, confirmations=(), cross_checks=()) for trial in trials]

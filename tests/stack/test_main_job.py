@@ -29,6 +29,7 @@ from optimizer.model.builders import build
 from optimizer.model.profile import find_profile, load_profile
 from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model
+from optimizer.options.values import parse_cpus
 from tests.command_fixtures import FOUND, REPORT, Playground, Run, playing_in, run_tune
 from tests.documents import undocumented_keys
 from tests.repositories import write_sleeper
@@ -272,6 +273,8 @@ def test_a_built_model_is_found_by_name_from_any_folder(built: Run) -> None:
     assert document["model"]["precision"] == "fp32"
     assert len(document["model"]["sha256"]) == 64
     assert "input_data.json" in built.info()["problem"]["input_data"]
+    cpu_count = len(parse_cpus(built.info()["server_cpu_list"]))
+    assert {row["cpu_count"] for row in built.rows()} == {str(cpu_count)}
 
 
 def test_the_memory_is_bounded_once_the_simulator_is_compiled(steady_run: Run, built: Run) -> None:

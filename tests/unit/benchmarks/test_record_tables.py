@@ -60,7 +60,7 @@ class Server(RecordedServer):
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set up a quiet machine with ``Server`` and one table, and return the table's folder."""
-    task = SimpleNamespace(problem=Problem("m", SPACE, 1, 32), source=SimpleNamespace(name="m"))
+    task = SimpleNamespace(problem=Problem("m", SPACE, 1, 32, cpu_count=3), source=SimpleNamespace(name="m"))
     monkeypatch.setattr(Server, "made", 0)
     monkeypatch.setattr(Server, "closed", 0)
     monkeypatch.setattr(Server, "seen", set())
@@ -103,7 +103,9 @@ def test_one_configuration_that_never_deploys_does_not_block_the_table(stack: Pa
     assert len(trials) == 2 * len(SPACE)
     assert [(t.candidate, t.reason) for t in trials if t.status == "failed"] == 2 * [(BROKEN, "out of memory")]
     record_tables.write_medians("dlrm")
-    rows = read_recording(stack / "dlrm.csv").rows
+    recording = read_recording(stack / "dlrm.csv")
+    rows = recording.rows
+    assert recording.cpu_count == 3
     assert [row.candidate for row in rows if row.load is None] == [BROKEN]
     assert len(rows) == 1 + len(LOADS) * (len(SPACE) - 1)
     assert {row.measurement.batch_stats for row in rows if row.load} == {"1:20:4000"}

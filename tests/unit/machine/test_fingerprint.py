@@ -87,7 +87,7 @@ def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> 
 
 
 def table(path: Path, one: Fingerprint | None) -> TrialsTable:
-    return TrialsTable(path, "m", {}, one.id if one else "")
+    return TrialsTable(path, "m", {}, one.id if one else "", one.cpu_count if one else None)
 
 
 def append(path: Path, one: Fingerprint | None, number: int = 0, concurrency: int = 1) -> None:
@@ -109,13 +109,14 @@ def test_a_table_with_rows_of_another_is_not_gone_on_with(tmp_path: Path) -> Non
 def test_a_table_without_fingerprints_is_continued_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     append(path, HERE)
-    without = [line.rpartition(",")[0] for line in path.read_text().splitlines()]
+    without = [line.rsplit(",", 2)[0] for line in path.read_text().splitlines()]
     path.write_text("".join(f"{line}\n" for line in without))
     again = table(path, HERE)
     again.read()
     again.append(Trial(0, Candidate(8)), LoadPoint(1, 2), measurement(2, 1))
     assert len(table(path, HERE).read()[0].measurements) == 2
     assert "fingerprint" not in path.read_text()
+    assert "cpu_count" not in path.read_text()
 
 
 def test_a_run_of_another_is_not_resumed(tmp_path: Path) -> None:
@@ -162,6 +163,7 @@ def both(tmp_path: Path) -> Path:
 def test_each_is_a_recording_of_its_own(both: Path) -> None:
     first, second = read_recordings(both)
     assert (first.fingerprint, second.fingerprint) == (HERE.id, THERE.id)
+    assert (first.cpu_count, second.cpu_count) == (2, 4)
     bests = [one.best(recorded_problem(one, {})) for one in (first, second)]
     assert [best and best.measurement.throughput_infer_per_sec for best in bests] == [200, 207]
     assert [best and best.line for best in bests] == [4, 5], "lines are those of the file"

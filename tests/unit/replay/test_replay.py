@@ -186,6 +186,25 @@ def test_requests_of_more_than_one_sample(tmp_path: Path) -> None:
     assert {row.load for row in recording.rows} == {LoadPoint(4, 3)}
 
 
+@pytest.mark.parametrize(("first", "second", "expected"), [("4", "4", 4), ("", "4", 4), ("", "", None)])
+def test_the_search_knows_the_recorded_number_of_cpus(
+    first: str, second: str, expected: int | None, tmp_path: Path
+) -> None:
+    table = write(tmp_path, f"{HEADER},cpu_count", f"8,1,1,100,5,{first}", f"8,2,1,100,5,{second}")
+    recording = read_recording(table)
+    assert recorded_problem(recording, {}).cpu_count == recording.cpu_count == expected
+    assert not recording.space.fields, "the column is no parameter"
+
+
+def test_without_its_column_the_number_of_cpus_is_unknown() -> None:
+    assert recorded_problem(read_recording(KNOWN), {}).cpu_count is None
+
+
+@pytest.mark.parametrize("table", sorted(Path("benchmarks/tables").glob("*.csv")), ids=lambda table: table.stem)
+def test_the_tables_of_the_benchmarks_have_the_number_of_cpus(table: Path) -> None:
+    assert read_recording(table).cpu_count == 2
+
+
 def test_the_batch_statistics_of_the_server_are_kept(tmp_path: Path) -> None:
     rows = ["8,1,2,100,5,1:3:900 8:90:720000,7", "8,1,4,110,6,,8"]
     recording = read_recording(write(tmp_path, f"{HEADER},batch_stats,queue_ms", *rows))
@@ -268,6 +287,9 @@ BAD = {
     ),
     f"{HEADER}\n1,1,1,9\n": "t.csv:2: has 4 cells where the header has 5",
     f'{HEADER}\n1,1,1,9,5\n1,1,"2,9,5\n': "t.csv:3: not a row of a CSV file (unexpected end of data)",
+    f"{HEADER},cpu_count\n1,1,1,9,5,2\n1,2,1,9,5,\n1,3,1,9,5,4\n": (
+        "t.csv:4: cpu_count 4: a table has one cpu_count, but line 2 has 2"
+    ),
     f"{HEADER}\n{'x' * 5000},1,1,9,5\n": (
         f"t.csv:2: max_batch_size: '{'x' * 56}… is not a whole number from 0 to 2147483647"
     ),

@@ -82,6 +82,24 @@ def test_a_run_a_table_and_a_sweep_are_read(tmp_path: Path, known_table: list[Tr
     assert read_warm_start(str(swept), "", 8).trials[0].measurements[0][1].throughput_infer_per_sec == 8
 
 
+@pytest.mark.parametrize("gpus", [(), ("A GPU",)])
+@pytest.mark.parametrize("cpu_count", [None, 3])
+def test_the_number_of_cpus_is_that_of_the_table_or_of_the_machine(
+    tmp_path: Path, cpu_count: int | None, gpus: tuple[str, ...]
+) -> None:
+    run = RunFolder(tmp_path)
+    run.write_info(RunOptions("known"), {"fingerprint": replace(THERE, gpus=gpus).to_document()})
+    TrialsTable(run.trials, "m", {}, cpu_count=cpu_count).append(
+        Trial(0, Candidate(8)), LoadPoint(1, 1), measurement(1, 1)
+    )
+    expected = cpu_count or (None if gpus else THERE.cpu_count)
+    assert read_warm_start(str(tmp_path), "", 1).cpu_count == expected
+
+
+def test_a_recorded_table_has_its_number_of_cpus() -> None:
+    assert read_warm_start(str(TABLES / "wide.csv"), "", 4).cpu_count == 2
+
+
 def test_a_table_of_five_columns_is_read() -> None:
     assert len(read_warm_start(str(DATA / "five_columns.csv"), "", 1).trials) > 1
 
@@ -130,7 +148,7 @@ def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> N
     compared = (Candidate(128, fields=(("x", 1),)), Candidate(16, True))
     inside, outside = trial(0, compared[1], 5.0), trial(1, Candidate(32, True), 6.0)
     other_size = trial(2, compared[1], 7.0, batch=2)
-    source = WarmStartSource("r", (inside, outside, other_size, trial(3, compared[0], 1.0)), "other", THERE)
+    source = WarmStartSource("r", (inside, outside, other_size, trial(3, compared[0], 1.0)), "other", THERE, 16)
     transferred, notes = select_fitting(source, problem, compared)
     assert [one.number for one in transferred.trials] == [0, 3], "what is compared with may lie outside"
     assert transferred.cpu_count == 16

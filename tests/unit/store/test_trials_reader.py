@@ -49,6 +49,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "latency_sketch": (("x", "AAAA", "8:3"), "not a latency sketch that tune wrote"),
     **dict.fromkeys(("stable", "overloaded"), (("maybe",), "neither true nor false")),
     "confirmation": (("0", "-1", "x"), "not a whole number from 1 to 2147483647"),
+    "cpu_count": (("0", "-2", "1.5", "8193", "many"), "not a whole number from 1 to 8192"),
     "deploy_seconds": FIGURE,
     "load_generator": (("wrk",), "neither empty nor perf_analyzer"),
     "forecast_latency": (("p95", "throughput"), "none of latency-avg, latency-p50,"),

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from optimizer.config.model_source import ModelSource
+from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.timing import Stopwatch
-from optimizer.core.trial import SERVER_CPUS
+from optimizer.core.trial import SERVER_CPUS, Candidate
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine import cpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
@@ -66,3 +68,23 @@ def test_cpus_to_choose_from_count_together(environment: Environment) -> None:
 def test_nothing_is_known_of_a_remote_server(environment: Environment) -> None:
     remote = replace(environment, options=RunOptions("m", target="remote", url="192.0.2.1:8001"))
     assert remote.server_resources(task_with()).server_cpus is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (RunOptions("m"), 12),
+        (RunOptions("m", target="remote", url="localhost:8001"), 12),
+        (RunOptions("m", target="remote", url="192.0.2.1:8001"), None),
+    ],
+)
+def test_the_search_knows_the_cpus_of_a_server_on_this_machine(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, options: RunOptions, expected: int | None
+) -> None:
+    def prepared(options: RunOptions, hardware: Hardware, say: object) -> Task:
+        problem = Problem("m", SearchSpace((8,)), 1, 64, cpu_count=hardware.cpu_count)
+        return Task(cast("ModelSource", None), problem, Candidate(8), Candidate(8, True), "random")
+
+    monkeypatch.setattr(environment_module, "prepare_task", prepared)
+    task = replace(environment, options=options).prepare_task(fetch_server=False)
+    assert task.problem.cpu_count == expected
