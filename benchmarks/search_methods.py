@@ -39,6 +39,7 @@ from optimizer.machine import hardware
 from optimizer.replay.noise import Noise
 from optimizer.results import formatting
 
+WHOLE_TABLE = 10_000  # more configurations than a table has
 # about that of the recorded tables
 MADE_UP_NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
 
@@ -50,7 +51,7 @@ def main() -> None:
         cases = list(bounded_tables(arguments.tables, Path(scratch), frozenset(arguments.only)))
         noise = {case.table: _noise(case) if arguments.noise else None for case in cases}
         jobs = [
-            ReplayJob(case, method, seed, arguments.max_trials, noise[case.table])
+            ReplayJob(case, method, seed, _limit(method, arguments.max_trials), noise[case.table])
             for method in methods
             for case in cases
             for seed in range(arguments.seeds)
@@ -68,7 +69,7 @@ def main() -> None:
             print(f"\n## {title}\n")
             if arguments.plots:
                 plot = arguments.plots / f"search_methods_{kind}.svg"
-                write_plot(plot, own, methods, runs)
+                write_plot(plot, own, [method for method in methods if not METHODS[method].is_exhaustive], runs)
                 print(f"![Mean regret]({os.path.relpath(plot, Path(__file__).parent)})\n")
             print_tables(own, methods, runs)
     print("\n## Deployments until within 5 %\n")
@@ -108,6 +109,11 @@ def _arguments() -> argparse.Namespace:
     if min(arguments.seeds, arguments.max_trials, arguments.processes) < 1:
         parser.error("--seeds, --max-trials and --processes are at least 1")
     return arguments
+
+
+def _limit(method: str, max_trials: int) -> int:
+    """Return the largest number of trials of a method."""
+    return WHOLE_TABLE if METHODS[method].is_exhaustive else max_trials
 
 
 def _noise(case: BoundedTable) -> Noise | None:

@@ -57,6 +57,7 @@ after {MAX_TRIALS} deployments |
 | `quick` | the hill climbing of Model Analyzer's quick search over max_batch_size and instances | \
 where no neighbor is better |
 | `expert` | 1, 2 or one instance for each core, delay 100 µs, default preferred sizes | after its list |
+| `grid` | every configuration at every load once: with noise, what one measurement of each can find | at the end |
 
 All methods see the same measurements, begin with the same two baselines and use the same load search.
 
@@ -74,7 +75,7 @@ configuration, the regrets and the bounds are those of the table. A recommendati
 end with; *until within 5 %* counts configurations that were measured, even if noise hid how good they are."""
 WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
 OWN = "simulated"
-NOT_A_RIVAL = (OWN, "expert")
+NOT_A_RIVAL = (OWN, "expert", "grid")
 MOST_OF_BEST_RIVAL = 2 / 3  # target for the restricted mean on the test tables
 
 

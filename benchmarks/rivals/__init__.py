@@ -18,11 +18,13 @@ class Method:
     """A search method of the comparison.
 
     ``rival`` is the module of this package and the class in it that implements the method; empty for one of tritune.
-    ``packages`` are those that tritune does not require.
+    ``packages`` are those that tritune does not require. ``is_exhaustive``: it measures the whole table, whatever the
+    limit on trials.
     """
 
     rival: str = ""
     packages: tuple[str, ...] = ()
+    is_exhaustive: bool = False
 
     def missing_packages(self) -> list[str]:
         """Return the packages of the method that are not installed."""
@@ -30,7 +32,8 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    **{name: Method() for name in SEARCHERS if name != "grid"},
+    **{name: Method() for name in SEARCHERS},
+    "grid": Method(is_exhaustive=True),
     "gp": Method(packages=("torch",)),
     "quick": Method("quick_search.QuickSearcher"),
     "botorch": Method("botorch_search.BotorchSearcher", ("botorch",)),

@@ -84,10 +84,12 @@ class CandidateSelector:
         one that differs most from those running.
         """
         left = [candidate for candidate in self._candidates if candidate not in tried]
-        if not left:
+        if not left and not repeatable:
             return None
         state, measured = self._state(trials)
         if not measured:
+            if not left:
+                return None
             known = self._transferred.best(self._problem) if self._transferred else []
             default = self._most_different(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), default)
@@ -95,6 +97,8 @@ class CandidateSelector:
         fitted = self._fit(state, measured, len(running))
         if fitted.has_feasible:
             left += [candidate for candidate in self._candidates if candidate in repeatable]
+        if not left:
+            return None
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells = self._cells(self._followed(fitted, left))
         if len(cells) > POOL * LOADS:

@@ -155,8 +155,5 @@ def minimum_gain_factor(noise: float, deployments: int, parallel_trials: int = 1
     take the time of one, and the best of them counts, so a smaller expected gain suffices for each.
     """
     rounds = deployments / parallel_trials
-    return (
-        min(max(noise, MIN_NOISE), MAX_NOISE)
-        * max(1.0, rounds / float(os.environ.get("FREE", 6))) ** float(os.environ.get("POW", 2))
-        / math.sqrt(parallel_trials)
-    )
+    free, power, most = (float(os.environ.get(n, d)) for n, d in (("FREE", "6"), ("POW", "2"), ("MAXN", "1.5")))
+    return float(min(max(noise, MIN_NOISE), most) * max(1.0, rounds / free) ** power / math.sqrt(parallel_trials))

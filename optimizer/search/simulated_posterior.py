@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Point, Trial
+from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.search.acquisition import (
     Posterior,
     confirmed_throughput,
@@ -43,6 +43,39 @@ class SearchState:
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
 
 
+@dataclass(frozen=True, eq=False)
+class Achieved:
+    """What the feasible measurements so far achieve, under one component of a posterior.
+
+    Attributes:
+        value: The log of the throughput with which a confirmation is expected to end. The highest measured throughput
+            is biased by noise, and its configuration may miss the bound on another server.
+        throughputs: The expected log throughput of each candidate at its best feasible load.
+    """
+
+    value: float
+    throughputs: Mapping[Candidate, float]
+
+    @classmethod
+    def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bound_s: float) -> Achieved:
+        """Return what the measured ``cells``, which met the bounds, achieve."""
+        throughputs: dict[Candidate, float] = {}
+        for (candidate, _), throughput in zip(cells, posterior.mean[:, 0].tolist(), strict=True):
+            throughputs[candidate] = max(throughput, throughputs.get(candidate, -math.inf))
+        return cls(confirmed_throughput(posterior, bound_s), throughputs)
+
+    def improvements(self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bound_s: float) -> Array:
+        """Return the expected gain in log throughput [cells] of a measurement.
+
+        The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
+        load with a higher throughput, and the errors of the prediction are the same at both loads.
+        """
+        own = np.array([self.throughputs.get(candidate, -math.inf) for candidate, _ in cells])
+        higher = np.maximum(0.0, posterior.mean[:, 0] - np.maximum(own, self.value))
+        again = probability_within_bound(posterior, bound_s) * higher
+        return np.where(np.isinf(own), expected_improvement(posterior, bound_s, self.value), again)
+
+
 class SimulatedPosterior:
     """The posterior of throughput and latency for one server model. Simulations are cached.
 
@@ -65,20 +98,19 @@ class SimulatedPosterior:
             source = SourceResiduals(state.source.correction, expected)
         self.correction = Correction(learned.residuals, model.error, source)
         feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
-        # The value of the measurements so far, one for each component. The highest measured throughput is biased by
-        # noise, and its configuration may miss the bound on another server.
-        predictions = self.correction.predict(learned.residuals.inputs, source.expected if source else None)
         places = list({learned.cells[i]: i for i in feasible}.values())
-        loads = log_loads(learned.cells, self._problem.space.request_batch_size)
-        self._best = None
-        if places:
-            means = learned.simulated + self._longer_tail
-            self._best = [
-                confirmed_throughput(
-                    Posterior((mean + means)[places], deviation[places], loads[places]), self._bound_s
-                )
-                for mean, deviation in predictions
-            ]
+        cells, loads = (
+            [learned.cells[i] for i in places],
+            log_loads(learned.cells, self._problem.space.request_batch_size),
+        )
+        simulated = learned.simulated + self._longer_tail
+        self._achieved = [
+            Achieved.of(cells, Posterior((mean + simulated)[places], deviation[places], loads[places]), self._bound_s)
+            for mean, deviation in self.correction.predict(
+                learned.residuals.inputs, source.expected if source else None
+            )
+            if cells
+        ]
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> SimulatedPosterior:
         """Return the posterior as if ``running`` had been measured with their predictions."""
@@ -89,10 +121,10 @@ class SimulatedPosterior:
         loads = log_loads(running, self._problem.space.request_batch_size)
         feasible = tail - throughput + loads <= math.log(self._bound_s)
         if feasible.any():
-            best = self._best or [-math.inf] * len(posteriors)
-            other._best = [
-                max(before, float(max(posterior.mean[feasible, 0])))
-                for before, posterior in zip(best, posteriors, strict=True)
+            achieved = self._achieved or [Achieved(-math.inf, {})] * len(posteriors)
+            other._achieved = [
+                Achieved(max(before.value, float(max(posterior.mean[feasible, 0]))), before.throughputs)
+                for before, posterior in zip(achieved, posteriors, strict=True)
             ]
         return other
 
@@ -103,10 +135,10 @@ class SimulatedPosterior:
     def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the acquisition function [cells] without the probability of other failures; see ``Surrogate``."""
         posteriors = self.posteriors(cells)
-        if self._best is not None:
+        if self._achieved:
             return self._average(
-                expected_improvement(posterior, self._bound_s, best)
-                for posterior, best in zip(posteriors, self._best, strict=True)
+                achieved.improvements(cells, posterior, self._bound_s)
+                for posterior, achieved in zip(posteriors, self._achieved, strict=True)
             )
         return self._average(
             probability_within_bound(posterior, self._bound_s) * np.exp(posterior.mean[:, 0])

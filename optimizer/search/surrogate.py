@@ -36,11 +36,7 @@ class Surrogate:
         self._state, self._measured = state, measured
         self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
         self.bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
-        self._feasible_cells = {
-            (state.problem.space.canonical(point.candidate), point.load.concurrency)
-            for point in measured
-            if is_feasible(point, state.problem)
-        }
+        self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
         self._model = fit(measured, state.problem, state.latency, state.seed)
         self._usual = SimulatedPosterior(state, measured, self._model)
         bounds = state.problem.sla.without(*LATENCY_FIELDS, "throughput")
@@ -70,11 +66,6 @@ class Surrogate:
         return surrogate
 
     @property
-    def has_feasible(self) -> bool:
-        """Whether a measurement meets the bounds."""
-        return bool(self._feasible_cells)
-
-    @property
     def latency(self) -> str:
         """The binding latency metric, which is predicted."""
         return self._state.latency
@@ -96,16 +87,14 @@ class Surrogate:
     def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
         """Return the acquisition function [cells], the mean over the first ``samples`` samples (None: over all).
 
-        It is the expected gain in log throughput over the value of the feasible measurements so far. A cell that was
-        measured as feasible promises none, because the confirmation tests it anyway. While nothing is feasible, it is
-        the expected throughput within the bounds, on a scale of its own.
+        It is the expected gain in log throughput over what the feasible measurements achieve. While nothing is
+        feasible, it is the expected throughput within the bounds, on a scale of its own.
         """
         if not cells:
             return np.zeros(0)
         weights, posteriors = zip(*self._posteriors[:samples], strict=True)
         improvements = [posterior.improvements(cells) for posterior in posteriors]
-        is_new = np.array([cell not in self._feasible_cells for cell in cells])
-        return np.asarray(is_new * self._success(cells) * np.average(improvements, axis=0, weights=weights))
+        return np.asarray(self._success(cells) * np.average(improvements, axis=0, weights=weights))
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
         """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
