@@ -1,4 +1,4 @@
-"""The surrogate of the search: the posterior of every configuration, averaged over samples of the service times."""
+"""The surrogate of the search: the posterior of every configuration, averaged over samples of the server model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad
 from optimizer.simulator.scenario import Array
 from optimizer.simulator.server_model import fit, sample_models
 
-SAMPLES = 8  # of the service times
+SAMPLES = 8  # of the server model
 
 
 class Surrogate:
     """The posterior of throughput and latency after some measurements.
 
-    It is a mixture over samples of the service times. ``simulated`` and ``forecast`` use only the server model that
+    It is a mixture over samples of the server model. ``simulated`` and ``forecast`` use only the server model that
     is closest to the measurements.
     """
 
@@ -131,13 +131,13 @@ class Surrogate:
     def _posteriors(self) -> list[SimulatedPosterior]:
         """The posterior of each sample.
 
-        It is only that of the closest model if the server has no statistics, or if another study was transferred,
-        because its residuals are of one model.
+        It is only that of the closest model if another study was transferred, because its residuals are of one model.
         """
-        if self._state.source:
+        state = self._state
+        if state.source:
             return [self._usual]
-        models = sample_models(self._model, self._measured, self._state.problem, SAMPLES)
-        return [SimulatedPosterior(self._state, self._measured, model) for model in models] or [self._usual]
+        models = sample_models(self._model, self._measured, state.problem, state.latency, SAMPLES)
+        return [SimulatedPosterior(state, self._measured, model) for model in models]
 
     def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
