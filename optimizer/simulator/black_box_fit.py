@@ -1,14 +1,14 @@
-"""Parameters of a server that reports no statistics, fitted to throughput and latency alone, and samples of them.
+"""Parameters of a server without statistics, fitted to throughput and latency, and samples of them.
 
-The parameters are the time of a batch of one request alone, the share of it that does not depend on the batch size,
-the contention (the share of its time that each further busy instance adds to a batch), the network time of a request
-and the jitter. A vector has the logarithm of each, and of the share the log-odds, so that a normal distribution can
-be their prior.
+The parameters are the time of one request alone, the share of it that does not depend on the batch size, the
+contention, the network time of a request, and the jitter. Each further busy instance adds the contention to a batch,
+as a share of its time. A vector has the logarithm of each parameter, and the log-odds of the share, so that a normal
+distribution can be their prior.
 
-The samples are of the posterior, by randomized maximum likelihood (Oliver, He and Reynolds 1996): each is the
-parameters closest to a sample of the prior and to the measurements with a sample of their errors added. It is found
-by Gauss-Newton steps whose Jacobian, of finite differences at the fitted parameters, is kept up to date by Broyden's
-rank-one formula (Broyden 1965), so that a step costs one simulation of the measured points.
+The samples are of the posterior, by randomized maximum likelihood (Oliver, He and Reynolds 1996). Each is the vector
+closest to a sample of the prior and to the measurements with a sample of their errors added. It is found by
+Gauss-Newton steps. The Jacobian of finite differences at the fitted parameters is updated by Broyden's rank-one
+formula (1965), so that a step costs one simulation of the measured points.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BlackBoxParameters:
 
     @classmethod
     def of(cls, vector: Array) -> BlackBoxParameters:
-        """Return the parameters of a ``vector`` [5], limited to what a server may have."""
+        """Return the parameters of a ``vector`` [5], each within LOWEST and HIGHEST."""
         request, odds, contention, network, jitter = np.clip(vector, LOWEST, HIGHEST).tolist()
         return cls(*map(math.exp, (request, -math.log1p(math.exp(-odds)), contention, network, jitter)))
 
@@ -121,22 +121,17 @@ def sample_parameters(
         return np.asarray(whiten @ np.concatenate([of_throughput, of_throughput + of_latency]))
 
     start = np.clip((fitted - medians) / DEVIATIONS, -FARTHEST, FARTHEST)
-    at_start = residuals(start)
+    values = residuals(start)
     steps = DIFFERENCE * np.eye(len(start))
-    jacobian = np.stack([(residuals(start + step) - at_start) / DIFFERENCE for step in steps], axis=1)
+    jacobian = np.stack([(residuals(start + step) - values) / DIFFERENCE for step in steps], axis=1)
     # where the simulation cannot agree with the measurements, its errors are larger than usual
-    scale = max(1.0, float(np.sqrt(np.mean(at_start**2))))
-    return [
-        medians
-        + DEVIATIONS
-        * _closest(
-            lambda place: residuals(place) / scale,
-            (start, at_start / scale, jacobian / scale),
-            prior,
-            rng.standard_normal(len(at_start)),
-        )
+    scale = max(1.0, float(np.sqrt(np.mean(values**2))))
+    begin = start, values / scale, jacobian / scale
+    places = [
+        _closest(lambda place: residuals(place) / scale, begin, prior, rng.standard_normal(len(values)))
         for prior in _latin_hypercube(count, len(start), rng)
     ]
+    return [medians + DEVIATIONS * place for place in places]
 
 
 def _latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Array:
@@ -162,7 +157,8 @@ def _closest(
     shrink = 1.0
     for _ in range(STEPS):
         gradient = place - prior + jacobian.T @ (values - errors)
-        step = -shrink * np.linalg.solve(np.eye(len(place)) + jacobian.T @ jacobian, gradient)
+        newton = np.linalg.solve(np.eye(len(place)) + jacobian.T @ jacobian, gradient)
+        step = np.asarray(-shrink * newton, dtype=np.float64)
         if _squared(step) < SMALLEST_STEP**2:
             break
         there = residuals(place + step)

@@ -1,4 +1,4 @@
-"""Samples of a server without statistics agree with the measurements, and vary where there are none."""
+"""Samples of a server without statistics agree with the measurements, and vary in other configurations."""
 
 from __future__ import annotations
 
