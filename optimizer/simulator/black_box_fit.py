@@ -1,9 +1,8 @@
 """Parameters of a server without statistics, fitted to throughput and latency, and samples of them.
 
 The parameters are the time of one request alone, the share of it that does not depend on the batch size, the
-contention, the network time of a request, and the jitter. Each further busy instance adds the contention to a batch,
-as a share of its time. A vector has the logarithm of each parameter, and the log-odds of the share, so that a normal
-distribution can be their prior.
+contention between instances (a factor on the usual one), the network time of a request, and the jitter.
+A vector has the logarithm of each parameter, and the log-odds of the share, so that its prior can be normal.
 
 The samples are of the posterior, by randomized maximum likelihood (Oliver, He and Reynolds 1996). Each is the vector
 closest to a sample of the prior and to the measurements with a sample of their errors added. It is found by
@@ -15,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from optimizer.simulator.fitted_parameters import SMALLEST_S
+from optimizer.config.search_space import Problem
+from optimizer.simulator.fitted_parameters import SMALLEST_S, USUAL_CONTENTION, GroupServiceTimes
 from optimizer.simulator.scenario import Array
 
 # from a vector [5] of parameters to log throughput and log latency of the measured points [points, 2]
@@ -31,10 +31,10 @@ Simulation: TypeAlias = Callable[[Array], Array]
 # of the share have a standard deviation of 2.1. Instances may share a device fully or hardly at all. Requests may
 # take longer on the network than on the server. Service times may vary by 5 % to 80 %. The median of the network time
 # is relative to a request.
-FIXED_SHARE, CONTENTION, NETWORK_SHARE, JITTER = 0.5, 0.5, 0.25, 0.2
+FIXED_SHARE, CONTENTION, NETWORK_SHARE, JITTER = 0.5, 1.0, 0.25, 0.2
 DEVIATIONS = np.array([1.5, 2.1, 1.0, 1.5, 0.7])
-LOWEST = np.array([math.log(SMALLEST_S), -7.0, math.log(1e-3), math.log(SMALLEST_S), math.log(0.01)])
-HIGHEST = np.array([math.log(10.0), 7.0, math.log(3.0), 0.0, 0.0])
+LOWEST = np.array([math.log(SMALLEST_S), -7.0, math.log(2e-3), math.log(SMALLEST_S), math.log(0.01)])
+HIGHEST = np.array([math.log(10.0), 7.0, math.log(6.0), 0.0, 0.0])
 EVALUATIONS = 120
 ROBUST = 0.3  # log ratios beyond it count linearly: one noisy measurement must not distort the fit
 # Standard deviations of the errors of log throughput and log tail ratio at the true parameters. They include what
@@ -50,7 +50,11 @@ STEPS = 6  # of a sample; with the Jacobian 8 samples take 54 simulations
 
 @dataclass(frozen=True, slots=True)
 class BlackBoxParameters:
-    """The parameters of a server. Attributes ending in ``_s`` are in seconds."""
+    """The parameters of a server.
+
+    ``request_s`` is the time on one instance of one thread. ``contention`` is a factor on the slowdown by further
+    instances in USUAL_CONTENTION.
+    """
 
     request_s: float
     fixed_share: float
@@ -64,10 +68,12 @@ class BlackBoxParameters:
         request, odds, contention, network, jitter = np.clip(vector, LOWEST, HIGHEST).tolist()
         return cls(*map(math.exp, (request, -math.log1p(math.exp(-odds)), contention, network, jitter)))
 
-    def seconds(self, requests: Array, instances: int) -> Array:
-        """Return the times [sizes, instances] of batches of ``requests`` on 1 to ``instances`` busy ones."""
-        alone = self.request_s * (self.fixed_share + (1 - self.fixed_share) * requests)
-        return np.outer(alone, 1 + self.contention * np.arange(instances))
+    def service_times(self, largest: int, problem: Problem) -> GroupServiceTimes:
+        """Return the service times of batches of up to ``largest`` requests."""
+        shape = self.request_s * (self.fixed_share + (1 - self.fixed_share) * np.arange(1.0, largest + 1))
+        usual, factor = USUAL_CONTENTION, self.contention
+        contention = replace(usual, slowdown=factor * usual.slowdown, unknown=factor * usual.unknown)
+        return GroupServiceTimes(shape, {(1, ()): 1.0}, problem, contention)
 
 
 def prior_medians(request_s: float) -> Array:

@@ -199,11 +199,8 @@ class _BlackBox:
     def model(self, vector: Array) -> ServerModel:
         """Return the model of a vector of parameters."""
         parameters, batch = BlackBoxParameters.of(vector), self.problem.space.request_batch_size
-        requests = np.arange(1.0, largest_batch(self.points, self.problem) // batch + 1)
-
-        def times(settings: ExecutionSettings) -> ServiceTimes:
-            return ServiceTimes(parameters.seconds(requests, settings[0]), step=batch)
-
+        largest = largest_batch(self.points, self.problem) // batch
+        times = functools.cache(parameters.service_times(largest, self.problem).times)
         gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
         overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
         return ServerModel(times, batch, overheads, self.seed, ERROR, self.problem.fixed_shapes, vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.black_box_fit import DEVIATIONS, THROUGHPUT_ERROR, sample_parameters
-from optimizer.simulator.fitted_parameters import ExecutionSettings, FittedOverheads
+from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, FittedOverheads
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.scenario import Array, ServiceTimes
 from optimizer.simulator.server_model import ServerModel, fit, sample_models
@@ -86,6 +87,15 @@ def test_instances_never_measured_may_share_the_device() -> None:
     models = samples(points(SERVER, [(SINGLE, 4), (BATCHED, 4), (BATCHED, 32)]))
     gain = throughputs(models, (FOUR, 32)) / throughputs(models, (BATCHED, 32))
     assert np.quantile(gain, 0.9) / np.quantile(gain, 0.1) > 1.8
+
+
+def test_threads_that_exceed_the_cores_slow_all_samples_down() -> None:
+    """Only one thread was measured. Two instances of four threads have two cores."""
+    problem = replace(PROBLEM, space=replace(PROBLEM.space, fields={THREADS: ("1", "4")}), cpu_count=2)
+    one, four = (Candidate(16, True, instance_count=2, fields=((THREADS, count),)) for count in "14")
+    measured = points(SERVER, [(one, 4), (one, 32)])
+    models = sample_models(fit(measured, problem, LATENCY), measured, problem, LATENCY, COUNT)
+    assert (throughputs(models, (four, 32)) < throughputs(models, (one, 32))).all()
 
 
 def test_further_measurements_narrow_the_samples() -> None:
