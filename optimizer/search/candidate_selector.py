@@ -25,7 +25,7 @@ from optimizer.store.trials_reader import MOST_MS
 
 LOADS = 9  # concurrencies at which each candidate is predicted
 FINE_LOADS, FINALISTS = 12, 4  # concurrencies around the best one, for the most promising candidates
-# The most promising candidates are predicted with all samples of the service times. They are selected with the first
+# The most promising candidates are predicted with all samples of the server model. They are selected with the first
 # of these samples, at every second load.
 POOL, SCREENING_SAMPLES = 24, 3
 SHORTLIST = 160  # candidates that are followed after the whole space has been ranked

@@ -1,4 +1,4 @@
-"""The surrogate of the search: the posterior of every configuration, averaged over samples of the service times."""
+"""The surrogate of the search: the posterior of every configuration, averaged over samples of the server model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad
 from optimizer.simulator.scenario import Array
 from optimizer.simulator.server_model import fit, sample_models
 
-# Samples of the service times that are drawn, and the most probable ones of them, which forecasts are made with.
+# Samples of the server model that are drawn, and the most probable ones of them, which forecasts are made with.
 DRAWN, SAMPLES = 24, 8
 TEMPER = 0.5  # exponent of the likelihood
 
@@ -27,7 +27,7 @@ TEMPER = 0.5  # exponent of the likelihood
 class Surrogate:
     """The posterior of throughput and latency after some measurements.
 
-    It is a mixture over samples of the service times. ``simulated`` and ``forecast`` use only the server model that
+    It is a mixture over samples of the server model. ``simulated`` and ``forecast`` use only the server model that
     is closest to the measurements.
     """
 
@@ -137,17 +137,17 @@ class Surrogate:
     def _posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
         """The probability and the posterior of each sample, the most probable one first.
 
-        Samples of the service times are resampled by the likelihood of the measurements (systematic resampling,
-        Kitagawa 1996). It is tempered, because the samples were conditioned on the server's statistics of the same
-        measurements.
+        Samples of the server model are resampled by the likelihood of the measurements (systematic resampling, Kitagawa
+        1996). It is tempered, because the samples were conditioned on the same measurements or the server's
+        statistics of them.
 
-        There is only the closest model if the server has no statistics, or if another study was transferred, because
-        its residuals are of one model.
+        There is only the closest model if another study was transferred, because its residuals are of one model.
         """
-        if self._state.source:
+        state = self._state
+        if state.source:
             return [(1.0, self._usual)]
-        models = sample_models(self._model, self._measured, self._state.problem, DRAWN)
-        posteriors = [SimulatedPosterior(self._state, self._measured, model) for model in models] or [self._usual]
+        models = sample_models(self._model, self._measured, state.problem, state.latency, DRAWN)
+        posteriors = [SimulatedPosterior(state, self._measured, model) for model in models]
         likelihoods = TEMPER * np.array([posterior.log_likelihood for posterior in posteriors])
         weights = np.cumsum(np.exp(likelihoods - likelihoods.max()))
         places = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)

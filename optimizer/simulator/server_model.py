@@ -12,10 +12,15 @@ import numpy as np
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
+from optimizer.simulator.black_box_fit import (
+    BlackBoxParameters,
+    fit_parameters,
+    prior_medians,
+    sample_parameters,
+)
 from optimizer.simulator.calibration import Observation, observe_point
 from optimizer.simulator.fitted_parameters import (
     FITTED_POINTS,
-    SMALLEST_S,
     USUAL_GAP_S,
     ExecutionSettings,
     FittedOverheads,
@@ -50,7 +55,7 @@ class ServerModel:
     """The parameters of a simulated server, which refuses no request, because a measurement with a failure is void.
 
     ``times`` returns the service times of an execution setting. ``error`` is the expected relative error of the
-    simulated throughput.
+    simulated throughput. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics.
     """
 
     times: Callable[[ExecutionSettings], ServiceTimes]
@@ -59,6 +64,7 @@ class ServerModel:
     seed: int = 0
     error: float = 0.1
     fixed_shapes: bool = True
+    black_box: Array | None = None
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
         """Return the simulated performance of each (candidate, concurrency)."""
@@ -126,7 +132,7 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
     groups = _observations(points, problem)
     network_s = estimate_network_s([point for point in points if observe_point(point)])
     if network_s is None:
-        return fit_without_statistics(points, problem, latency, seed)
+        return _BlackBox(points, problem, latency, seed).fit()
     times = functools.cache(fit_service_times(groups, problem, largest_batch(points, problem)).times)
     model = ServerModel(
         times, problem.space.request_batch_size, FittedOverheads(network_s), seed, fixed_shapes=problem.fixed_shapes
@@ -137,15 +143,16 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
     return replace(model, overheads=overheads)
 
 
-def sample_models(model: ServerModel, points: Sequence[Point], problem: Problem, count: int) -> list[ServerModel]:
-    """Return ``count`` server models that differ from ``model`` in their service times.
+def sample_models(
+    model: ServerModel, points: Sequence[Point], problem: Problem, latency: str, count: int
+) -> list[ServerModel]:
+    """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latency``.
 
-    ``model`` was fitted to ``points``. The service times are samples of their posterior; without the server's
-    statistics there are no samples.
+    They differ in their service times. Without the server's statistics they also differ in their overheads.
     """
+    if model.black_box is not None:
+        return _BlackBox(points, problem, latency, model.seed).sample(model.black_box, count)
     groups = _observations(points, problem)
-    if not groups:
-        return []
     samples = sample_service_times(groups, problem, largest_batch(points, problem), count, model.seed)
     return [replace(model, times=functools.cache(sample.times)) for sample in samples]
 
@@ -167,62 +174,49 @@ def largest_batch(points: Sequence[Point], problem: Problem) -> int:
     return batch * max(1, min(size // batch, load))
 
 
-EVALUATIONS = 120
 ERROR = 0.2  # error of the throughput: twice that of a model with known service times
-CONTENTION, JITTER = 0.5, 0.2  # prior medians
-ROBUST = 0.3  # log ratios beyond it count linearly: one noisy measurement must not distort the fit
 
 
-def fit_without_statistics(points: Sequence[Point], problem: Problem, latency: str, seed: int) -> ServerModel:
-    """Return the model of five parameters that is closest in throughput and latency (Nelder-Mead, robust loss)."""
-    from scipy.optimize import minimize
+@dataclass(frozen=True, eq=False)
+class _BlackBox:
+    """The simulation of measured points by the vectors of ``black_box_fit``."""
 
-    used = list(points)[-FITTED_POINTS:]
-    largest = largest_batch(points, problem)
-    gap = min(USUAL_GAP_S, longest_gap_s(points))
-    cells = [(point.candidate, point.load.concurrency) for point in used]
-    measured = np.array([log_measured(point, latency) for point in used])
-    start = _start(used, latency)
+    points: Sequence[Point]
+    problem: Problem
+    latency: str
+    seed: int
 
-    def misfit(vector: Array) -> float:
-        model = _to_model(vector, problem, largest, gap, seed)
-        simulated = np.array([log_simulated(result, latency) for result in model.simulate(cells)])
-        errors = np.abs(simulated - measured)
-        losses = np.where(errors < ROBUST, errors**2, 2 * ROBUST * errors - ROBUST**2)
-        return float(losses.sum()) + _prior_penalty(vector)
+    def fit(self) -> ServerModel:
+        """Return the model that is closest in throughput and latency."""
+        return self.model(fit_parameters(self._simulate, self._measured(), self._medians()))
 
-    simplex = np.vstack([start, start + 0.7 * np.eye(len(start))])
-    options = {"maxfev": EVALUATIONS, "initial_simplex": simplex, "xatol": 0.02, "fatol": 1e-4}
-    vector = minimize(misfit, start, method="Nelder-Mead", options=options).x
-    return _to_model(vector, problem, largest, gap, seed)
+    def sample(self, fitted: Array, count: int) -> list[ServerModel]:
+        """Return ``count`` samples of the posterior."""
+        settings = [execution_settings(self.problem.space.canonical(point.candidate)) for point in self._used]
+        arguments = self._measured(), settings, fitted, self._medians(), count, self.seed
+        return [self.model(vector) for vector in sample_parameters(self._simulate, *arguments)]
 
+    def model(self, vector: Array) -> ServerModel:
+        """Return the model of a vector of parameters."""
+        parameters, batch = BlackBoxParameters.of(vector), self.problem.space.request_batch_size
+        largest = largest_batch(self.points, self.problem) // batch
+        times = functools.cache(parameters.service_times(largest, self.problem).times)
+        gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
+        overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
+        return ServerModel(times, batch, overheads, self.seed, ERROR, self.problem.fixed_shapes, vector)
 
-def _to_model(vector: Array, problem: Problem, largest: int, gap: float, seed: int) -> ServerModel:
-    """Return the model of the logarithms of (fixed_s, per_sample_s, contention, network_s, jitter).
+    @property
+    def _used(self) -> list[Point]:
+        return list(self.points)[-FITTED_POINTS:]
 
-    A batch of b samples takes ``fixed_s + per_sample_s * b``; each further busy instance adds ``contention`` of it.
-    """
-    low = np.log([SMALLEST_S, 1e-9, 1e-3, SMALLEST_S, 0.01])
-    high = np.log([10.0, 1.0, 3.0, 1.0, 1.0])
-    fixed_s, per_sample_s, contention, network_s, jitter = np.exp(np.clip(vector, low, high)).tolist()
-    batch = problem.space.request_batch_size
-    uncontended = fixed_s + per_sample_s * np.arange(batch, largest + batch, batch, dtype=np.float64)
+    def _measured(self) -> Array:
+        return np.array([log_measured(point, self.latency) for point in self._used])
 
-    def times(settings: ExecutionSettings) -> ServiceTimes:
-        return ServiceTimes(np.outer(uncontended, 1 + contention * np.arange(settings[0])), step=batch)
+    def _simulate(self, vector: Array) -> Array:
+        cells = [(point.candidate, point.load.concurrency) for point in self._used]
+        return np.array([log_simulated(result, self.latency) for result in self.model(vector).simulate(cells)])
 
-    overheads = FittedOverheads(network_s, gap_s=gap, jitter=jitter)
-    return ServerModel(times, batch, overheads, seed, ERROR, problem.fixed_shapes)
-
-
-def _prior_penalty(vector: Array) -> float:
-    """Return the penalty of a weak prior on contention and jitter, which few points determine."""
-    contention, jitter = float(vector[2]), float(vector[4])
-    return 0.02 * (contention - math.log(CONTENTION)) ** 2 + 0.02 * (jitter - math.log(JITTER)) ** 2
-
-
-def _start(points: Sequence[Point], latency: str) -> Array:
-    """Return the initial vector, from the shortest latency and the highest throughput."""
-    samples_per_s = max(math.exp(log_measured(point, latency)[0]) for point in points)
-    single_s = min(math.exp(log_measured(point, latency)[1]) / point.load.concurrency for point in points)
-    return np.log([single_s / 2, 0.7 / samples_per_s, CONTENTION, single_s / 4 + SMALLEST_S, JITTER])
+    def _medians(self) -> Array:
+        """Return the medians of the prior, for the shortest latency of a request."""
+        latencies_s = np.exp(self._measured()[:, 1])
+        return prior_medians(float((latencies_s / [point.load.concurrency for point in self._used]).min()))

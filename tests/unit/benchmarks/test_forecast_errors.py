@@ -11,7 +11,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.replay.engine import recorded_problem
-from optimizer.search.candidate_selector import forecast
+from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import read_recording
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import known_server, measurement
@@ -54,9 +54,10 @@ def test_each_stable_measurement_is_forecast_from_the_trials_before() -> None:
     ]
     made = forecast_errors.checks("m", "run", PROBLEM, trials, 0)
     assert len(made.throughput) == len(made.latency) == 2
-    throughputs, latencies_s = forecast(PROBLEM, [trials[1]], [(Candidate(8, True), 4), (Candidate(8, True), 8)])
-    for own, expected in ((made.throughput, throughputs), (made.latency, latencies_s)):
-        assert [one.quantiles[0] for one in own] == pytest.approx(expected.tolist())
+    cells = [(Candidate(8, True), 4), (Candidate(8, True), 8)]
+    medians = fit_surrogate(PROBLEM, [trials[1]]).measurement_quantiles(cells, [0.5])
+    for own, expected in zip((made.throughput, made.latency), medians, strict=True):
+        assert [one.quantiles[0] for one in own] == pytest.approx(expected[0].tolist())
         for one in own:
             low, low_80, middle, high_80, high = sorted(one.quantiles)
             assert one.quantiles == (middle, low_80, high_80, low, high)
