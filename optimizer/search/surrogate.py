@@ -137,8 +137,8 @@ class Surrogate:
     def _posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
         """The probability and the posterior of each sample, the most probable one first.
 
-        Samples of the server model are resampled by the likelihood of the measurements (systematic resampling, Kitagawa
-        1996). It is tempered, because the samples were conditioned on the same measurements or the server's
+        Samples of the server model are resampled by the likelihood of the measurements (systematic resampling,
+        Kitagawa 1996). It is tempered, because the samples were conditioned on the same measurements or the server's
         statistics of them.
 
         There is only the closest model if another study was transferred, because its residuals are of one model.

@@ -94,7 +94,8 @@ class _Ensemble:
         """
         slowest = self.log_seconds[:, -1] + np.log(_contention(self.contention).relative_duration(most))
         order = np.argsort(slowest, kind="stable")
-        return order[((np.arange(count) + 0.5) / count * len(order)).astype(int)].tolist()
+        places = ((np.arange(count) + 0.5) / count * len(order)).astype(int)
+        return [int(member) for member in order[places]]
 
 
 def _contention(values: Array) -> Contention:

@@ -20,7 +20,6 @@ from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import (
-    DEPLOY_SECONDS,
     NEVER,
     WINDOW_SECONDS,
     Comparison,
@@ -36,7 +35,7 @@ from optimizer.replay.noise import Noise
 from optimizer.results.watchers import QuietWatcher
 from optimizer.search import installed_methods, make_searcher
 from optimizer.store import trials_reader
-from optimizer.store.recording import RecordedServer, Recording, read_recording
+from optimizer.store.recording import DEPLOY_SECONDS, RecordedServer, Recording, read_recording
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.study import Tuner
 from tests.command_fixtures import Playground, Tune, called_tune, playground
