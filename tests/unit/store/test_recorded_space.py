@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib.util import find_spec
 
 import pytest
@@ -11,7 +12,7 @@ from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.search import installed_methods, make_searcher
-from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.search.simulated import SimulatedSearcher
 from optimizer.store.optuna_study import open_study
@@ -142,7 +143,7 @@ def test_a_space_that_was_not_recorded_has_both() -> None:
 
 
 @pytest.mark.parametrize("method", SEARCHERS)
-def test_every_method_proposes_each_recorded_candidate_once_and_no_other(method: str) -> None:
+def test_every_method_proposes_each_recorded_candidate_and_no_other(method: str) -> None:
     if method not in installed_methods():
         pytest.skip("not installed")
     problem = Problem("m", space(), 1, 64, (METRICS["throughput"],))
@@ -154,7 +155,8 @@ def test_every_method_proposes_each_recorded_candidate_once_and_no_other(method:
     while (candidate := searcher.suggest()) is not None:
         searcher.observe(Trial(len(candidates), candidate, ((LoadPoint(1, 1), measurement(100, 5)),)))
         candidates.append(candidate)
-    assert len(candidates) == len(SPARSE)
+    deployments = MAX_DEPLOYMENTS if method == "simulated" else 1
+    assert max(Counter(candidates).values()) <= deployments
     assert set(candidates) == set(SPARSE)
 
 

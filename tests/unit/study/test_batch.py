@@ -342,7 +342,7 @@ def test_expectation_falls_while_nothing_meets_the_bounds() -> None:
 
 
 def test_the_simulated_search_has_its_own_estimate() -> None:
-    """The search of the kept run converged, so little is expected. Fewer candidates make the test faster."""
+    """The kept run converged, by an earlier stopping rule, so little is expected. Fewer candidates are faster."""
     run = read_run("results/dlrm/sample")
     few = replace(run.problem.space, max_queue_delay_us=(0,), preferred_batch_sizes=("none",))
-    assert 0 < expected_improvement(replace(run, problem=replace(run.problem, space=few))) < 0.02
+    assert 0 < expected_improvement(replace(run, problem=replace(run.problem, space=few))) < 0.05
