@@ -2,11 +2,10 @@
 
     python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
 
-Replays each tables/*.csv (real measurements, see record_tables.py) and each server of simulated_tables.py (without
-noise) as `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to
-standard error. A method whose packages are missing is left out: install rivals/requirements.txt for all of them.
-With --noise each measurement of a recorded table differs from the recorded one, as repeated recordings do. With
---runs a killed comparison is continued.
+Replays each tables/*.csv (see record_tables.py) and each server of simulated_tables.py (without noise) as
+`tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to standard
+error. A method whose packages are missing is left out: see rivals/requirements.txt. With --noise measurements differ
+from the recorded ones as repeated recordings do. With --runs a killed comparison is continued.
 """
 
 from __future__ import annotations

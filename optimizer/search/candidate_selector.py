@@ -13,7 +13,7 @@ from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.search.correction import setting_features
-from optimizer.search.simulated_posterior import SearchState
+from optimizer.search.simulated_posterior import SearchState, is_feasible
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.search.trial_costs import TrialCosts
@@ -84,21 +84,17 @@ class CandidateSelector:
         one that differs most from those running.
         """
         left = [candidate for candidate in self._candidates if candidate not in tried]
-        if not left and not repeatable:
-            return None
         state, measured = self._state(trials)
+        if any(is_feasible(point, self._problem) for point in measured):
+            left += [candidate for candidate in self._candidates if candidate in repeatable]
+        if not left:
+            return None
         if not measured:
-            if not left:
-                return None
             known = self._transferred.best(self._problem) if self._transferred else []
             default = self._most_different(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), default)
             return Decision(first, self._loads(first)[0], math.inf)
         fitted = self._fit(state, measured, len(running))
-        if fitted.has_feasible:
-            left += [candidate for candidate in self._candidates if candidate in repeatable]
-        if not left:
-            return None
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells = self._cells(self._followed(fitted, left))
         if len(cells) > POOL * LOADS:

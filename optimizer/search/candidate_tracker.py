@@ -34,7 +34,7 @@ from optimizer.store.optuna_storage import enter_trial, set_trial_attribute
 WORKER, EXPECTED = "worker", "expected_concurrency"
 ABANDONED = "its worker is gone"
 ABANDONED_AFTER = timedelta(hours=1)  # running time after which a trial of another host has lost its worker
-UNKNOWN_NUMBER = -1  # of a trial
+UNKNOWN_NUMBER = -1  # of the first trial of a candidate, which another process recorded
 MAX_DEPLOYMENTS = 3  # of a candidate by the search
 MAX_ABANDONED = 3  # attempts at a candidate, which may be what its workers died of
 
@@ -175,7 +175,7 @@ class CandidateTracker:
             return None
         self._started[canonical] = trial
         if again:
-            self._observed.setdefault(canonical, UNKNOWN_NUMBER)  # by another process: the next trial is a second one
+            self._observed.setdefault(canonical, UNKNOWN_NUMBER)
         return candidate
 
     def running(self) -> list[tuple[Candidate, int]]:

@@ -45,7 +45,7 @@ class SearchState:
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """What the feasible measurements so far achieve, under one component of a posterior.
+    """The throughput that the feasible measurements so far achieve, under one component of a posterior.
 
     Attributes:
         value: The log of the throughput with which a confirmation is expected to end. The highest measured throughput
@@ -58,7 +58,7 @@ class Achieved:
 
     @classmethod
     def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bound_s: float) -> Achieved:
-        """Return what the measured ``cells``, which met the bounds, achieve."""
+        """Return the throughput that the measured ``cells``, which met the bounds, achieve."""
         throughputs: dict[Candidate, float] = {}
         for (candidate, _), throughput in zip(cells, posterior.mean[:, 0].tolist(), strict=True):
             throughputs[candidate] = max(throughput, throughputs.get(candidate, -math.inf))
