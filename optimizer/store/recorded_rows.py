@@ -40,9 +40,10 @@ class RecordedRow:
 def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | None]:
     """Return the rows, and the request batch size and the server's CPU count (None: unknown) that all of them share.
 
-    A row that repeats the configuration and the load of an earlier row of the same trial replaces it. Measurements
-    that confirm a recommendation are left out, because they are not part of the search. Raises BadInputError for a
-    value out of range, a repetition in another trial, and rows of several models or request batch sizes.
+    A row that repeats the configuration and the load of an earlier row of the same trial replaces it. If several
+    trials deployed one configuration, the row with their median throughput counts at each load. Measurements that
+    confirm a recommendation are left out, because they are not part of the search. Raises BadInputError for a value
+    out of range, a repetition in a table without trials, and rows of several models or request batch sizes.
     """
     rows = read_rows(table)
     request_batch_size = _request_batch_size(table, rows)
@@ -50,7 +51,7 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | N
     parameters = _parameters(table)
     has_delays = any(table.texts("max_queue_delay_us"))
     candidates: dict[Hashable, Candidate] = {}
-    latest: dict[Hashable, tuple[int, RecordedRow]] = {}
+    recorded: dict[Hashable, dict[int | None, RecordedRow]] = {}  # keys are a configuration with a load, and trials
     for i, row in enumerate(rows):
         measurement, load = _measurement(table, i, row, request_batch_size)
         if row.confirmation is not None:
@@ -64,13 +65,22 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | N
                 size = candidate.max_batch_size
                 raise table.error(i, f"max_batch_size {size} takes no requests of {request_batch_size} samples")
         key = configuration, load
-        before, _ = latest.get(key, (i, None))
-        if before != i and (row.trial is None or row.trial != rows[before].trial):
+        deployments = recorded.pop(key, {})  # put back, so that the last row of a candidate is last in the result
+        if deployments and (row.trial is None or None in deployments):
+            before = next(iter(deployments.values())).line
             repeated = f"at concurrency {load.concurrency}" if load else "failing to deploy"
-            raise table.error(i, f"repeats line {table.lines[before]}: the same configuration {repeated}")
-        latest.pop(key, None)  # so that the last row of a candidate is the last one in the result, too
-        latest[key] = i, RecordedRow(row.line, candidate, load, measurement, row.deploy_seconds)
-    return [row for _, row in latest.values()], request_batch_size, cpu_count
+            raise table.error(
+                i, f"repeats line {before}: the same configuration {repeated}; number deployments in a column trial"
+            )
+        deployments[row.trial] = RecordedRow(row.line, candidate, load, measurement, row.deploy_seconds)
+        recorded[key] = deployments
+    return [_median(list(rows.values())) for rows in recorded.values()], request_batch_size, cpu_count
+
+
+def _median(rows: Sequence[RecordedRow]) -> RecordedRow:
+    """Return the row with the median throughput, the lower one of two."""
+    ascending = sorted(rows, key=lambda row: row.measurement.throughput_infer_per_sec or 0.0)
+    return ascending[(len(rows) - 1) // 2]
 
 
 def _candidate(row: TrialRow, fields: tuple[tuple[str, FieldValue], ...], *, has_delays: bool) -> Candidate:

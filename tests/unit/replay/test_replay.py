@@ -179,6 +179,13 @@ def test_configurations_that_behave_the_same_are_one(tmp_path: Path) -> None:
     assert replayed(path).recommended == recording.rows[0]
 
 
+def test_of_several_deployments_of_a_configuration_the_median_counts(tmp_path: Path) -> None:
+    rows = ["4,1,1,100,5,0", "4,1,2,150,9,0", "4,1,1,80,7,1", "4,1,1,90,6,2", "4,1,1,70,6,2", "4,1,2,140,9,2"]
+    recording = read_recording(write(tmp_path, f"{HEADER},trial", *rows))
+    assert {row.line for row in recording.rows} == {4, 7}, "80 of 100, 80 and 70; the lower of two"
+    assert len(recording.space) == 1
+
+
 def test_requests_of_more_than_one_sample(tmp_path: Path) -> None:
     recording = read_recording(write(tmp_path, f"{HEADER},request_batch_size", "8,1,3,100,5,4", "8,2,3,100,5,"))
     assert recorded_problem(recording, {}).request_batch_size == 4
@@ -268,13 +275,13 @@ BAD = {
         f"t.csv:2: batch_stats: '1:1:{10**14}' is more than 1e+07 ms for a batch of 1 samples"
     ),
     f"{HEADER}\n1,1,1,9,5\n2,1,1,9,5\n1,1,1,8,5\n": (
-        "t.csv:4: repeats line 2: the same configuration at concurrency 1"
+        "t.csv:4: repeats line 2: the same configuration at concurrency 1; number deployments in a column trial"
     ),
-    f"{HEADER},trial\n1,1,1,9,5,0\n1,1,1.0,8,5,1\n": (
-        "t.csv:3: repeats line 2: the same configuration at concurrency 1"
+    f"{HEADER},trial\n1,1,1,9,5,0\n1,1,1.0,8,5,\n": (
+        "t.csv:3: repeats line 2: the same configuration at concurrency 1; number deployments in a column trial"
     ),
     f"{HEADER},status\n1,1,,,,failed\n1,1,,,,failed\n": (
-        "t.csv:3: repeats line 2: the same configuration failing to deploy"
+        "t.csv:3: repeats line 2: the same configuration failing to deploy; number deployments in a column trial"
     ),
     f"{HEADER},request_batch_size\n8,1,1,9,5,4\n8,1,2,9,5,8\n": (
         "t.csv:3: request_batch_size 8: a table has one request_batch_size, but line 2 has 4"
