@@ -140,6 +140,13 @@ def test_a_day_is_planned_for_its_peak(run: Path, capsys: pytest.CaptureFixture[
 
 
 def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (run / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (run / "trials.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        # The sample has 13 deployments with equal computation; after those, further ones save less than a replica.
+        writer.writerows(row for row in rows if row["trial"] in ("0", "1", "10"))
     words = (run, "--rate", "900000/s", "--gpu-hour-cost", "2")
     (answer,) = planned(capsys, *words)["answers"]
     further, errors = answer["further_measuring"], answer["forecast_errors"]
