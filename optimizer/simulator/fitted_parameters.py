@@ -149,7 +149,7 @@ def occupancy(fields: Fields, busy: float, problem: Problem) -> Occupancy:
     """
     known = _cpu_count(fields) or problem.cpu_count
     cores = known or _most_threads(problem)
-    threads = _threads(fields)
+    threads = _threads(fields, problem)
     return Occupancy(max(1.0, busy / _gpu_count(fields)), cores if threads == 0 else threads, cores, not known)
 
 
@@ -170,9 +170,14 @@ def _scale(
     return math.exp(float(np.average(ratios, weights=weights)))
 
 
-def _threads(fields: Fields) -> float | None:
-    """Return the threads of an instance; 0 means one for each core, None that the fields do not set them."""
-    return next((_number(value) for path, value in fields if THREADS in path), None)
+def _threads(fields: Fields, problem: Problem) -> float | None:
+    """Return the threads of an instance; 0 means one for each core, None that they are unknown.
+
+    ONNX Runtime, whose parameter the space offers, uses a thread for each core if it is not set.
+    """
+    chosen = next((_number(value) for path, value in fields if THREADS in path), None)
+    is_offered = any(THREADS in path for path in problem.space.fields)
+    return 0.0 if chosen is None and is_offered else chosen
 
 
 def _cpu_count(fields: Fields) -> float | None:

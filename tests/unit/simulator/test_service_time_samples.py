@@ -94,6 +94,15 @@ def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
     assert np.quantile(two_cores, 0.2) > linear(8)
 
 
+def test_threads_that_are_not_set_are_one_for_each_core() -> None:
+    """The baseline does not set ONNX Runtime's parameter, which the space offers."""
+    offered = replace(PROBLEM, space=replace(PROBLEM.space, fields={THREADS: ("1", "2")}), cpu_count=2)
+    one, two = ((1, ((THREADS, threads),)) for threads in ("1", "2"))
+    from_default = samples({ALONE: [observed([1, 8])]}, offered)
+    assert np.array_equal(seconds(from_default, 8, two), seconds(from_default, 8, ALONE))
+    assert np.median(seconds(from_default, 8, one)) > np.median(seconds(from_default, 8, ALONE))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_intervals_cover_servers_of_many_kinds(seed: int) -> None:
     """The true time of a batch of 16 lies within 80 % intervals for about 80 % of made-up servers."""
