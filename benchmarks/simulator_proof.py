@@ -378,6 +378,7 @@ class CalibratedServer:
     overheads: Overheads
     gap_s: float  # mean of the exponential gaps between arrivals
     jitter: float
+    missed_share: float = 0.0  # as in Scenario; it matters only to configurations with a queue policy
 
     def predict(self, wanted: Sequence[Cell], seeds: int = SEEDS) -> list[SimulationResult]:
         """Return medians over seeds of jitter and gaps, over about as long an interval as on the real server."""
@@ -386,7 +387,7 @@ class CalibratedServer:
         ]
         results: list[SimulationResult] = []
         for cell in wanted:
-            job = cell.scenario(self.services[cell.sizes], self.overheads)
+            job = replace(cell.scenario(self.services[cell.sizes], self.overheads), missed_share=self.missed_share)
             window = MeasurementInterval(0)
             if cell.arrivals == "closed":
                 (glance,) = simulate_many([job], jitter=draws[0][0], gaps_s=draws[0][1], window=GLANCE)
@@ -447,11 +448,11 @@ def _fitted(
 ) -> tuple[float, CalibratedServer]:
     """Search at random over the logarithms of overheads, mean gap and jitter. Return the misfit and the server."""
     rng = np.random.default_rng(seed)
-    best, least = start, _misfit(_server(start, services), medians)
+    best, least = start, mean_error(_server(start, services), medians)
     scale, failures = 0.5, 0
     for _ in range(steps):
         tried = best + scale * rng.standard_normal(len(best)) * (rng.random(len(best)) < 0.35)
-        misfit = _misfit(_server(tried, services), medians)
+        misfit = mean_error(_server(tried, services), medians)
         if misfit < least:
             best, least, failures = tried, misfit, 0
         else:
@@ -467,7 +468,7 @@ def _server(logarithms: Array, services: Mapping[int | str, ServiceTimes]) -> Ca
     return CalibratedServer(services, overheads, gap_s, jitter)
 
 
-def _misfit(server: CalibratedServer, medians: Mapping[Cell, Measurement]) -> float:
+def mean_error(server: CalibratedServer, medians: Mapping[Cell, Measurement]) -> float:
     """Return the mean error of throughput, p95 and, with half their weight, the mean batch size."""
     total = 0.0
     for measured, simulated in zip(medians.values(), server.predict(list(medians), FIT_SEEDS), strict=True):

@@ -164,6 +164,13 @@ SIZES_CALIBRATION = [
     *cells(batching(28, 0), 1, 3, 12, mix=TWO_SIZES),
     *cells(batching(28, 0), 1, 3, 12, mix=MANY_SIZES),
 ]
+# The share of notifications that the batcher misses without prefetch (Scenario.missed_share) is fitted to these.
+POLICY_CALIBRATION = [
+    *cells(limited(batching(12, 0), queue=10), constant=0.9, poisson=0.8),
+    *cells(limited(batching(10, 0), timeout_us=30_000, action="DELAY"), poisson=0.75),
+    *cells(limited(batching(6, 1000), queue=100), 9, poisson=0.85),
+]
+MISSED_SHARES = tuple(np.arange(0.0, 1.0, 0.05).round(2).tolist())
 HALVES, THREE_SHAPES = (1.0, 1.0), (6.0, 3.0, 1.0)
 HELD_OUT = {
     "sizes": [
@@ -199,7 +206,12 @@ HELD_OUT = {
 
 
 def calibration(sections: Sequence[str]) -> list[QueueCell]:
-    return [*CALIBRATION, *(SIZES_CALIBRATION if "sizes" in sections else ())]
+    has_policies = not {"rejects", "timeouts"}.isdisjoint(sections)
+    return [
+        *CALIBRATION,
+        *(SIZES_CALIBRATION if "sizes" in sections else ()),
+        *(POLICY_CALIBRATION if has_policies else ()),
+    ]
 
 
 # -- measuring --------------------------------------------------------------------------------------------------
@@ -446,9 +458,18 @@ def summary(compared: Sequence[ComparedQueue]) -> str:
 def calibrate(
     recorded: Mapping[QueueCell, Sequence[Recording]], by: Sequence[QueueCell], *, steps: int = proof.FIT_STEPS
 ) -> proof.CalibratedServer:
-    """Return the server calibrated on the cells of ``by``. Raises KeyError if one of them was not recorded."""
+    """Return the server calibrated on the cells of ``by``. Raises KeyError if one of them was not recorded.
+
+    The cells with a queue policy only determine the share of missed notifications.
+    """
     measurements: dict[Cell, list[Measurement]] = {cell: [one.measurement for one in recorded[cell]] for cell in by}
-    return proof.calibrate(measurements, by, alone=ALONE, saturated=SATURATED, steps=steps)
+    usual = [cell for cell in by if not cell.candidate.fields]
+    server = proof.calibrate(measurements, usual, alone=ALONE, saturated=SATURATED, steps=steps)
+    medians: dict[Cell, Measurement] = {cell: median(measurements[cell]) for cell in by if cell.candidate.fields}
+    if not medians:
+        return server
+    servers = [replace(server, missed_share=share) for share in MISSED_SHARES]
+    return min(servers, key=lambda server: proof.mean_error(server, medians))
 
 
 def report(
@@ -477,6 +498,7 @@ The cells below were not used for the calibration. {on}
 
 ## Calibration
 
+The batcher misses {server.missed_share:.0%} of the notifications by ended executions.
 Errors of the {len(own)} cells of the calibration: {summary(own)}
 
 {table(own)}

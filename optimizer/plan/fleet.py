@@ -130,7 +130,7 @@ def bisected(failed: int, met: int, meets: Callable[[int], bool]) -> int:
 class ReplicaCount:
     """Replicas at three quantiles of the slowness.
 
-    ``safe`` is too few in one plan of 200; it is the number to deploy. ``likely`` is too few in one of two, ``low``
+    ``safe`` is too few in one plan of 100; it is the number to deploy. ``likely`` is too few in one of two, ``low``
     is enough in one of 40.
     """
 
@@ -143,7 +143,7 @@ class ReplicaCount:
 class RateEstimate:
     """Requests per second of the fleet at three quantiles of the slowness.
 
-    ``safe`` is served in 199 of 200 plans, ``likely`` in one of two, ``high`` in one of 40.
+    ``safe`` is served in 99 of 100 plans, ``likely`` in one of two, ``high`` in one of 40.
     """
 
     safe: float

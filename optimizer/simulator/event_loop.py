@@ -80,7 +80,8 @@ MIX_TO = 24
 QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
 TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
 REJECTS = 27  # expired requests are rejected, otherwise they are moved behind those that have not expired
-COLUMNS = 28
+MISSED = 28  # millionths of the ended executions of which the batcher learns before the instance is idle
+COLUMNS = 29
 
 # columns of ``results``
 DURATION = 0
@@ -358,7 +359,8 @@ def _simulate_point(
                 state[j] = RELEASING
                 when[j] = now + release
             if state[j] == RELEASING and when[j] == now:
-                notified = batching
+                missed = not prefetch and _is_missed(run[j], point[MISSED])
+                notified = batching and (not missed or _slot(n, state, head, tail, prefetch))  # others may be idle
                 taker = j
         elif due == now:  # a request arrives
             i, units = arrived & mask, 1
@@ -628,6 +630,15 @@ def _slot(n: int, state: Ints, head: int, tail: int, prefetch: bool) -> bool:
         if state[j] == SLEEPING or state[j] == WAKING:
             idle += 1
     return tail - head < idle
+
+
+@compiled
+def _is_missed(run: int, missed: int) -> bool:
+    """Return whether the batcher finds no idle instance when it is notified of the end of this execution.
+
+    A hash of the number of the execution decides. Its modulus is a prime next to a million.
+    """
+    return (run * run * 7919 + run * 104729) % 1_000_003 < missed
 
 
 @compiled

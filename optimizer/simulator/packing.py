@@ -139,6 +139,7 @@ class PackedScenarios:
             *(round(NS * getattr(scenario.overheads, name)) for name in Overheads.__slots__),
             *self._add_mix(scenario),
             *_queue_policy(scenario),
+            round(1e6 * scenario.missed_share),
         ]
 
     def _add_service_times(self, service: ServiceTimes, size: int, largest: int, busiest: int) -> tuple[int, int]:

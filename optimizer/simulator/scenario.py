@@ -130,6 +130,9 @@ class Scenario:
         mix_seed: Determines the order of sizes and shapes.
         refuses: The candidate's queue policy applies: ``max_queue_size``, the default timeout and its action.
             Otherwise it only decides about ``prefetch``.
+        missed_share: Without prefetch Triton notifies the batcher of the end of an execution before the instance
+            counts as idle. In this share of cases the batcher checks too early. It then sleeps until the next
+            request is accepted, or for half a second. benchmarks/simulator_queue_proof.md has a measured share.
     """
 
     candidate: Candidate
@@ -143,6 +146,7 @@ class Scenario:
     shape_shares: tuple[float, ...] = (1.0,)
     mix_seed: int = 0
     refuses: bool = True
+    missed_share: float = 0.0
 
     @property
     def has_mix(self) -> bool:

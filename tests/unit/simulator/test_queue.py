@@ -42,6 +42,7 @@ def run(
     shapes: Sequence[int] = (0,),
     fixed_shapes: bool = True,
     overheads: Overheads = Overheads(),  # noqa: B008
+    missed_share: float = 0.0,
 ) -> SimulationTrace:
     """Return the trace of an open loop whose requests have the given sizes and shapes; a batch takes 10 ms."""
 
@@ -61,6 +62,7 @@ def run(
         fixed_shapes=fixed_shapes,
         request_mix=mix,
         shape_shares=shares,
+        missed_share=missed_share,
     )
     return trace(job, window=ALL)
 
@@ -121,6 +123,19 @@ def test_a_full_queue_rejects_arrivals() -> None:
     log = run(with_policy(batcher(4), max_queue_size=2), [0, 1, 2, 3, 4, 11])
     assert schedule(log) == [(0, [0]), (10, [1, 2]), (20, [5])]
     assert log.execution.tolist() == [0, 1, 1, REJECTED, REJECTED, 2]
+
+
+def test_a_batcher_that_misses_the_end_of_an_execution_waits_for_the_next_request() -> None:
+    full, roomy = (with_policy(batcher(4), max_queue_size=size) for size in (2, 3))
+    arrivals = [0, 1, 2, 3, 14, 15]
+    assert schedule(run(roomy, [0, 1, 2, 14], missed_share=1.0)) == [(0, [0]), (14, [1, 2, 3])]
+    # a full queue accepts none, so the batcher sleeps for half a second after the start at 0
+    log = run(full, arrivals, missed_share=1.0)
+    assert schedule(log) == [(0, [0]), (500, [1, 2])]
+    assert log.execution.tolist() == [0, 1, 1, REJECTED, REJECTED, REJECTED]
+    # another instance that ends later finds the batcher notified
+    two = replace(full, instance_count=2)
+    assert schedule(run(two, [0, 5, 6, 7], missed_share=1.0)) == [(0, [0]), (5, [1]), (15, [2, 3])]
 
 
 def test_expired_requests_are_rejected_as_the_next_batch_is_formed() -> None:
