@@ -17,7 +17,7 @@ from optimizer.store.recording import Recording, read_recording
 
 TABLES = Path(__file__).with_name("tables")
 MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
-# No constant of the search may be chosen on these. A table that is not recorded yet is left out.
+# No constant of the search may be chosen on these. A table that the folder lacks is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")
 FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 0.70}
 # tables whose published results use another loose bound
