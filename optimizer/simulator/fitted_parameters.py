@@ -28,9 +28,13 @@ SLOWDOWN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How busy a device is: instances that compute, threads of each, and its cores; None if unknown."""
+    """How busy a device is: instances that compute, threads of each, and its cores; None if unknown.
+
+    The threads of the ``idle`` instances may spin while they wait for their next batch.
+    """
 
     busy: float
+    idle: float
     threads: float | None
     cores: float | None
     cores_are_guessed: bool
@@ -45,13 +49,16 @@ class Contention:
         oversubscription: With twice as many threads as cores a batch takes 2 to this power times as long, because
             threads spin and displace each other.
         threads_gain: Twice the threads of a single instance divide its time by 2 to this power.
+        spinning: Share of the cores that the threads of an idle instance use compared with a busy one, because they
+            spin. An instance of one thread has none that could.
         unknown: As ``slowdown``, if the number of threads or cores is unknown.
         spare: Factor on the number of cores, if that is only a guess.
     """
 
     slowdown: float | Array = SLOWDOWN
     oversubscription: float | Array = 1.6
-    threads_gain: float | Array = 0.4
+    threads_gain: float | Array = 0.5
+    spinning: float | Array = 0.4
     unknown: float | Array = 0.5
     spare: float | Array = 1.0
 
@@ -61,12 +68,13 @@ class Contention:
         if threads is None or occupancy.cores is None:
             return 1 + self.unknown * (busy - 1)
         cores = occupancy.cores * (self.spare if occupancy.cores_are_guessed else 1.0)
-        oversubscribed = (busy * threads / cores) ** self.oversubscription
+        active = busy + (self.spinning * occupancy.idle if threads > 1 else 0.0)
+        oversubscribed = (active * threads / cores) ** self.oversubscription
         single = threads**-self.threads_gain
         return single * np.maximum(1 + self.slowdown * (busy - 1), oversubscribed)
 
 
-USUAL_CONTENTION = Contention()  # holds for both models with varied threads in benchmarks/tables
+USUAL_CONTENTION = Contention()
 
 
 def execution_settings(candidate: Candidate) -> ExecutionSettings:
@@ -92,7 +100,7 @@ class GroupServiceTimes:
         """Return the service times of ``settings``, with the scale of the nearest measured settings."""
         scale = self.scales[min(self.scales, key=lambda other: _distance(settings, other))]
         counts = range(1, settings[0] + 1)
-        busy = [relative_duration(settings[1], k, self.problem, self.contention) for k in counts]
+        busy = [relative_duration(settings, k, self.problem, self.contention) for k in counts]
         return ServiceTimes(np.outer(self.shape * scale, busy), step=self.problem.space.request_batch_size)
 
 
@@ -102,11 +110,11 @@ def fit_service_times(
     """Return service times for batches of up to ``largest`` samples, from the statistics of each setting."""
     sizes = {group: {b.batch_size for seen in observed for b in seen.batches} for group, observed in groups.items()}
     base = max(groups, key=lambda group: (_doublings(groups[group]), len(sizes[group]), -group[0]))
-    instances, fields = base
+    instances = base[0]
     seconds = service_times(
         groups[base], largest, instances, step=problem.space.request_batch_size, contention=SLOWDOWN
     ).seconds
-    shape = seconds[:, instances - 1] / relative_duration(fields, instances, problem)
+    shape = seconds[:, instances - 1] / relative_duration(base, instances, problem)
     return scaled_to_groups(shape, groups, problem)
 
 
@@ -131,26 +139,31 @@ def _doublings(observed: Sequence[Observation]) -> int:
 
 
 def relative_duration(
-    fields: Fields, busy: float, problem: Problem, contention: Contention = USUAL_CONTENTION
+    settings: ExecutionSettings, busy: float, problem: Problem, contention: Contention = USUAL_CONTENTION
 ) -> float:
     """Return how long a batch takes with ``busy`` instances, relative to one instance of one thread.
 
     Instances on different GPUs do not slow each other down. When all cores are in use, further instances only take
     time from the others.
     """
-    return float(contention.relative_duration(occupancy(fields, busy, problem)))
+    return float(contention.relative_duration(occupancy(settings, busy, problem)))
 
 
-def occupancy(fields: Fields, busy: float, problem: Problem) -> Occupancy:
-    """Return the occupancy of a device by ``busy`` instances.
+def occupancy(settings: ExecutionSettings, busy: float, problem: Problem) -> Occupancy:
+    """Return the occupancy of a device by ``busy`` instances of those of ``settings``.
 
     If the number of cores is unknown, the guess is the largest number of threads that the space offers for one
     instance.
     """
+    instances, fields = settings
     known = _cpu_count(fields) or problem.cpu_count
     cores = known or _most_threads(problem)
     threads = _threads(fields, problem)
-    return Occupancy(max(1.0, busy / _gpu_count(fields)), cores if threads == 0 else threads, cores, not known)
+    gpus = _gpu_count(fields)
+    active = max(1.0, busy / gpus)
+    return Occupancy(
+        active, max(0.0, instances / gpus - active), cores if threads == 0 else threads, cores, not known
+    )
 
 
 def _scale(
@@ -164,7 +177,7 @@ def _scale(
     for seen in observed:
         for b in seen.batches:
             row = min(max(round(b.batch_size / problem.space.request_batch_size), 1), len(shape)) - 1
-            expected = shape[row] * relative_duration(group[1], seen.busy, problem, contention)
+            expected = shape[row] * relative_duration(group, seen.busy, problem, contention)
             ratios.append(math.log(b.compute_ns / 1e9 / b.executions / expected))
             weights.append(b.executions)
     return math.exp(float(np.average(ratios, weights=weights)))

@@ -34,7 +34,8 @@ FIXED_SHARE = 0.8  # both parameters of a beta distribution
 POWER, POWER_SPREAD = 1.0, 0.15
 BENT_SHARE, BEND, ROUGHNESS = 0.5, 0.5, 0.05
 LEVEL_SPREAD = 3.0  # of the logarithm of the time of one request
-CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD = 1.0, 0.5, 0.3
+CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD, SPINNING_SPREAD = 1.0, 0.5, 0.45, 0.4
+MOST_GAIN = 1.25  # more than 1, because threads also have more cache
 GUESS_IS_RIGHT, MOST_SPARE = 0.5, 8.0  # probability that a guessed number of cores is right; otherwise a larger one
 # Standard deviations of the logarithm of a measured mean: common to all batches of an execution setting, common to
 # all of one size in it, and of a single execution.
@@ -48,7 +49,7 @@ class _Ensemble:
 
     knots: Array
     log_seconds: Array
-    contention: Array  # [samples, 5], as in _contention
+    contention: Array  # [samples, 6], as in _contention
 
     @classmethod
     def of_prior(cls, largest: int, rng: np.random.Generator) -> _Ensemble:
@@ -69,6 +70,7 @@ class _Ensemble:
                 rng.normal(usual.oversubscription, EXPONENT_SPREAD, MEMBERS),
                 rng.normal(usual.threads_gain, GAIN_SPREAD, MEMBERS),
                 usual.unknown * rng.normal(1, CONTENTION_SPREAD, MEMBERS),
+                rng.normal(usual.spinning, SPINNING_SPREAD, MEMBERS),
                 rng.uniform(0, math.log(MOST_SPARE), MEMBERS) * (rng.uniform(size=MEMBERS) > GUESS_IS_RIGHT),
             ],
             axis=1,
@@ -99,11 +101,15 @@ class _Ensemble:
 
 
 def _contention(values: Array) -> Contention:
-    """Return the contention of one sample [5], or of all [samples, 5]."""
-    slowdown, oversubscription, gain, unknown, spare = values.T
-    exponent, gain = np.maximum(oversubscription, 1.0), np.clip(gain, 0.0, 1.0)
+    """Return the contention of one sample [6], or of all [samples, 6]."""
+    slowdown, oversubscription, gain, unknown, spinning, spare = values.T
     return Contention(
-        np.maximum(slowdown, 0.0), exponent, gain, np.maximum(unknown, 0.0), np.exp(np.maximum(spare, 0.0))
+        slowdown=np.maximum(slowdown, 0.0),
+        oversubscription=np.maximum(oversubscription, 1.0),
+        threads_gain=np.clip(gain, 0.0, MOST_GAIN),
+        spinning=np.clip(spinning, 0.0, 1.0),
+        unknown=np.maximum(unknown, 0.0),
+        spare=np.exp(np.maximum(spare, 0.0)),
     )
 
 
@@ -151,8 +157,8 @@ def sample_service_times(
     measured = _measured_batches(groups, problem)
     prior = _Ensemble.of_prior(max(1, largest // step), rng)
     posterior = _conditioned(prior, measured, rng)
-    fields = next(iter(groups))[1]
-    chosen = posterior.spread_out(occupancy(fields, max(problem.space.instance_count), problem), count)
+    most = max(problem.space.instance_count)
+    chosen = posterior.spread_out(occupancy((most, next(iter(groups))[1]), most, problem), count)
     sizes = np.arange(1, max(1, largest // step) + 1, dtype=np.float64)
     shapes = np.exp(np.maximum.accumulate(posterior.log_times(sizes), axis=1))
     return [
@@ -170,7 +176,7 @@ def _measured_batches(
         for number, (settings, observed) in enumerate(groups.items())
         for seen in observed
         for batch in seen.batches
-        for place in [occupancy(settings[1], seen.busy, problem)]
+        for place in [occupancy(settings, seen.busy, problem)]
     ]
     sizes, seconds, executions, occupancies, settings = zip(*rows, strict=True)
     numbers = (np.array(column, dtype=np.float64) for column in (sizes, np.log(seconds), executions, settings))

@@ -145,8 +145,8 @@ def test_the_simulation_knows_how_many_instances_there_are() -> None:
     apart, together = execution_settings(placed("0,1", count=1)), execution_settings(placed("0", count=2))
     assert apart[0] == together[0] == 2
     problem = Problem("m", SearchSpace((8,)), 1, 8, ())
-    assert relative_duration(apart[1], 2, problem) == 1
-    assert relative_duration(together[1], 2, problem) > 1
+    assert relative_duration(apart, 2, problem) == 1
+    assert relative_duration(together, 2, problem) > 1
     served = linear_times(0.010, 0.0, 8, instances=2)
     one, two = (simulate(placed(gpus, count=1), ClosedLoopLoad(4), served) for gpus in ("0", "0,1"))
     assert two.throughput_infer_per_s == pytest.approx(2 * one.throughput_infer_per_s, rel=0.05)

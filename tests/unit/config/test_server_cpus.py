@@ -74,5 +74,5 @@ def test_a_profile_with_others_names_the_line(tmp_path: Path, choices: str) -> N
 def test_more_cpus_are_more_cores() -> None:
     threads = ("parameters.intra_op_thread_count.string_value", "1")
     problem = Problem("m", SearchSpace((8,)), 1, 64, (METRICS["throughput"],), cpu_count=8)
-    few, many = (relative_duration((threads, (SERVER_CPUS, chosen)), 4, problem) for chosen in ("0-1", "0-7"))
-    assert few > many == relative_duration((threads,), 4, problem)
+    few, many = (relative_duration((4, (threads, (SERVER_CPUS, chosen))), 4, problem) for chosen in ("0-1", "0-7"))
+    assert few > many == relative_duration((4, (threads,)), 4, problem)

@@ -134,10 +134,10 @@ def test_more_threads_than_cores_slow_each_other_down(counted: bool) -> None:
 
 def test_the_effect_of_unmeasured_thread_counts_stays_unknown() -> None:
     single = problem(SearchSpace((8,), (0,), instance_count=(1, 2), fields={THREADS: ("1",)}))
-    assert relative_duration(((THREADS, "1"),), 2, single) == relative_duration((), 2, problem())
+    assert relative_duration((2, ((THREADS, "1"),)), 2, single) == relative_duration((2, ()), 2, problem())
     many = replace(single, cpu_count=16)
-    assert relative_duration(((THREADS, "0"),), 1, many) == relative_duration(((THREADS, "16"),), 1, many)
-    assert math.isfinite(relative_duration(((THREADS, "inf"),), 2, many))
+    assert relative_duration((1, ((THREADS, "0"),)), 1, many) == relative_duration((1, ((THREADS, "16"),)), 1, many)
+    assert math.isfinite(relative_duration((2, ((THREADS, "inf"),)), 2, many))
 
 
 # -- correction ---------------------------------------------------------------------------------------------------

@@ -282,13 +282,15 @@ def tuned(
 
 def test_the_simulated_search_needs_fewer_deployments() -> None:
     recording = read_recording(TABLES / "wide.csv")
-    problem = recorded_problem(recording, {"p95": 16.0})
+    problem = recorded_problem(recording, {"p95": 20.0})
     best = recording.best(problem)
     assert best is not None
     there = slower(recording.trials()[::3], 2.5)
-    alone, warm = (replay(recording, problem, best, "simulated", 0, 30, one) for one in (None, there))
-    assert warm.effort.deployments <= 0.75 * alone.effort.deployments
-    assert warm.regret <= alone.regret
+    alone, warm = (
+        [replay(recording, problem, best, "simulated", seed, 30, one) for seed in range(3)] for one in (None, there)
+    )
+    assert sum(one.effort.deployments for one in warm) <= 0.75 * sum(one.effort.deployments for one in alone)
+    assert max(one.regret for one in warm) <= 0.01
 
 
 def test_the_first_suggestion_is_the_best_transferred_candidate(problem: Problem, known_table: list[Trial]) -> None:
