@@ -16,6 +16,8 @@ import shlex
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
@@ -45,7 +47,8 @@ MADE_UP_NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05)
 
 def main() -> None:
     arguments = _arguments()
-    methods = _installed(arguments.methods)
+    seeds = {method: arguments.methods[method] for method in _installed(tuple(arguments.methods))}
+    methods = tuple(seeds)
     with tempfile.TemporaryDirectory() as scratch:
         cases = list(bounded_tables(arguments.tables, Path(scratch), frozenset(arguments.only)))
         noise = {case.table: _noise(case) if arguments.noise else None for case in cases}
@@ -53,7 +56,8 @@ def main() -> None:
             ReplayJob(case, method, seed, _limit(method, arguments.max_trials), noise[case.table])
             for method in methods
             for case in cases
-            for seed in range(arguments.seeds)
+            if case.kind == "test" or not METHODS[method].is_slow
+            for seed in range(seeds[method])
         ]
         runs = run_all(jobs, arguments.processes, arguments.runs)
     if not runs:
@@ -68,7 +72,8 @@ def main() -> None:
             print(f"\n## {title}\n")
             if arguments.plots:
                 plot = arguments.plots / f"search_methods_{kind}.svg"
-                write_plot(plot, own, [method for method in methods if not METHODS[method].is_exhaustive], runs)
+                plotted = [job.method for job in runs if job.case in own and not METHODS[job.method].is_exhaustive]
+                write_plot(plot, own, list(dict.fromkeys(plotted)), runs)
                 print(f"![Mean regret]({os.path.relpath(plot, Path(__file__).parent)})\n")
             print_tables(own, methods, runs)
     print("\n## Deployments until within 5 %\n")
@@ -77,17 +82,17 @@ def main() -> None:
         print(f"\n## Targets of `{OWN}`\n")
         print_targets(cases, runs)
     machine = hardware.detect()
-    print(
-        f"\n{formatting.count(arguments.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; "
-        f"{time.strftime('%Y-%m-%d')}"
-    )
+    print(f"\n{_seeds(seeds)}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="use seeds 0 to N-1 for each method (20)")
     parser.add_argument(
-        "--methods", default=",".join(METHODS), metavar="S[,S...]", help=f"methods ({','.join(METHODS)})"
+        "--methods",
+        default=",".join(METHODS),
+        metavar="S[:N][,...]",
+        help=f"methods, and their number of seeds if it is not --seeds ({','.join(METHODS)})",
     )
     parser.add_argument(
         "--max-trials", type=int, default=MAX_TRIALS, metavar="N", help=f"maximum number of trials ({MAX_TRIALS})"
@@ -101,13 +106,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, metavar="FILE", help="keep every run in it, and continue from there")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots (*.svg) to it")
     arguments = parser.parse_args()
-    arguments.methods = tuple(arguments.methods.split(","))
-    for method in arguments.methods:
-        if method not in METHODS:
-            parser.error(f"--methods {method}: give some of {', '.join(METHODS)}")
-    if min(arguments.seeds, arguments.max_trials, arguments.processes) < 1:
-        parser.error("--seeds, --max-trials and --processes are at least 1")
+    seeds = dict[str, int]()
+    for given in arguments.methods.split(","):
+        method, _, own = given.partition(":")
+        if method not in METHODS or not (own or "1").isdecimal():
+            parser.error(f"--methods {given}: give some of {', '.join(METHODS)}, such as smac:2 for two seeds")
+        seeds[method] = int(own or arguments.seeds)
+    arguments.methods = seeds
+    if min(*seeds.values(), arguments.seeds, arguments.max_trials, arguments.processes) < 1:
+        parser.error("numbers of seeds, --max-trials and --processes are at least 1")
     return arguments
+
+
+def _seeds(seeds: Mapping[str, int]) -> str:
+    """Return the numbers of seeds as text, such as "20 seeds; smac: 2 seeds"."""
+    usual = Counter(seeds.values()).most_common(1)[0][0]
+    others = [f"{method}: {formatting.count(own, 'seed')}" for method, own in seeds.items() if own != usual]
+    return "; ".join([formatting.count(usual, "seed"), *others])
 
 
 def _limit(method: str, max_trials: int) -> int:

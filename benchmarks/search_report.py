@@ -98,6 +98,7 @@ def print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Ru
     """Print a row for each table, bound and method, and one for each method over all of them."""
     print(row(*COLUMNS))
     print(row("---", "---", "---", *["--:"] * (len(COLUMNS) - 3)))
+    methods = [method for method in methods if runs_of(runs, method, cases)]
     for case in cases:
         for method in methods:
             bound = f"{case.bound_ms:g} ms ({case.sla})"
@@ -111,12 +112,15 @@ def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str]
     by_kind: dict[Kind, list[BoundedTable]] = {}
     for case in cases:
         by_kind.setdefault(case.kind, []).append(case)
-    means = {kind: {m: restricted_mean(runs_of(runs, m, own)) for m in methods} for kind, own in by_kind.items()}
+    means = {
+        kind: {method: restricted_mean(found) for method in methods if (found := runs_of(runs, method, own))}
+        for kind, own in by_kind.items()
+    }
     print(f"Mean number of deployments until within 5 %; a search that has not reached it counts as {MAX_TRIALS}.\n")
     print(row("search", *(KINDS[kind] for kind in means)))
     print(row("---", *["--:"] * len(means)))
     for method in methods:
-        print(row(method, *(f"{own[method]:.1f}" for own in means.values())))
+        print(row(method, *(f"{own[method]:.1f}" if method in own else "" for own in means.values())))
     for kind, own in means.items():
         rivals = {method: mean for method, mean in own.items() if method not in NOT_A_RIVAL}
         if OWN in own and rivals:

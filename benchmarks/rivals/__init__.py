@@ -19,12 +19,13 @@ class Method:
 
     ``rival`` is the module of this package and the class in it that implements the method; empty for one of tritune.
     ``packages`` are those that tritune does not require. ``is_exhaustive``: it measures the whole table, whatever the
-    limit on trials.
+    limit on trials. ``is_slow``: a search takes 8 to 60 s, so it is compared on the test tables only.
     """
 
     rival: str = ""
     packages: tuple[str, ...] = ()
     is_exhaustive: bool = False
+    is_slow: bool = False
 
     def missing_packages(self) -> list[str]:
         """Return the packages of the method that are not installed."""
@@ -34,10 +35,10 @@ class Method:
 METHODS: dict[str, Method] = {
     **{name: Method() for name in SEARCHERS},
     "grid": Method(is_exhaustive=True),
-    "gp": Method(packages=("torch",)),
+    "gp": Method(packages=("torch",), is_slow=True),
     "quick": Method("quick_search.QuickSearcher"),
-    "botorch": Method("botorch_search.BotorchSearcher", ("botorch",)),
-    "smac": Method("smac_search.SmacSearcher", ("smac",)),
+    "botorch": Method("botorch_search.BotorchSearcher", ("botorch",), is_slow=True),
+    "smac": Method("smac_search.SmacSearcher", ("smac",), is_slow=True),
     "expert": Method("expert_defaults.ExpertSearcher"),
 }
 
