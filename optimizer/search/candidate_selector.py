@@ -77,7 +77,8 @@ class CandidateSelector:
         """Return the most promising candidate that is not in ``tried``, or None if there is none.
 
         Once a measurement meets the bounds it may be one of ``repeatable``, because deployments differ: another one
-        may show that a candidate does meet the bound.
+        may show that a candidate does meet the bound at a measured load. Loads below the measured ones are not
+        considered for it, because the load search of its trial did not find them worth a measurement.
 
         Cells of ``running`` are being measured and count as measured with their predictions. Before the first
         measurement the best candidate of a transferred study is selected, or else the first one of the space, or the
@@ -99,11 +100,16 @@ class CandidateSelector:
         cells = self._cells(self._followed(fitted, left))
         if len(cells) > POOL * LOADS:
             cells = self._cells(list(_best_loads(*self._screened(fitted, surrogate, left)))[:POOL])
+        lowest = self._lowest_loads(measured)
+        cells = [(candidate, load) for candidate, load in cells if load >= lowest.get(candidate, 1)]
+        if not cells:
+            return None
         gains = surrogate.improvements(cells)
         finer = [
             (candidate, near)
             for candidate, load in list(_best_loads(cells, gains).items())[:FINALISTS]
             for near in self._loads_around(candidate, load)
+            if near >= lowest.get(candidate, 1)
         ]
         gains, cells = np.concatenate([gains, surrogate.improvements(finer)]), cells + finer
         costs = TrialCosts(trials)
@@ -239,6 +245,14 @@ class CandidateSelector:
             return possible or (1,)  # a recorded candidate without loads: its deployment failed
         steps = np.geomspace(1, self._problem.max_concurrency, LOADS)
         return tuple(dict.fromkeys(round(step) for step in steps.tolist()))
+
+    def _lowest_loads(self, measured: Sequence[Point]) -> dict[Candidate, int]:
+        """Return the lowest measured concurrency of each candidate."""
+        lowest: dict[Candidate, int] = {}
+        for point in measured:
+            candidate, concurrency = self._problem.space.canonical(point.candidate), point.load.concurrency
+            lowest[candidate] = min(concurrency, lowest.get(candidate, concurrency))
+        return lowest
 
     def _loads_around(self, candidate: Candidate, load: int) -> list[int]:
         """Return concurrencies around ``load`` on a finer grid, or none if only some can be measured."""
