@@ -220,7 +220,7 @@ class RunningBatch:
 
 
 def check_request(ids: Tokens, max_tokens: Tokens, limits: Mapping[str, int]) -> None:
-    """Raise ValueError if the model cannot answer a request. ``ids`` is [batch, tokens], ``max_tokens`` [batch, 1]."""
+    """Raise ValueError if the model cannot answer a request: ``ids`` [batch, tokens], ``max_tokens`` [batch, 1]."""
     if len(ids) != 1:
         raise ValueError(f"the request has {len(ids)} prompts; send one prompt a request")
     positions, vocabulary = limits["positions"], limits["vocabulary"]

@@ -115,6 +115,10 @@ def empty_cache(sequences: int, room: int) -> dict[str, Array]:
     }
 
 
+def test_the_decoder_passes_the_checker(small: ModelSource) -> None:
+    onnx.checker.check_model(str(model_file(small)), full_check=True)
+
+
 def test_one_pass_computes_gpt_2(session: Any, weights: dict[str, Array]) -> None:
     rng = np.random.default_rng(1)
     counts = [7, 12, 1]
