@@ -1,9 +1,9 @@
 """The language model ``tinygpt`` as a decoupled Triton Python model with continuous batching.
 
 A request holds one prompt. Its responses are the most likely next tokens, one a response, exactly MAX_TOKENS of them.
-``execute`` only queues the requests. A thread admits up to ``max_batch_size`` sequences of this instance at a time,
-computes the prompts of new sequences in one pass, and then one token of every running sequence in another. A sequence
-that ends frees its place for the next one at once. Others wait in the instance in the order of their arrival.
+``execute`` only queues the requests. A thread admits up to ``max_batch_size`` sequences of this instance at a time. It
+computes prompts of new sequences in one pass, and then one token of every running sequence in another. A sequence
+that ends frees its slot for the next one at once. Others wait in the instance in the order of their arrival.
 
 Triton's batcher is in front of this queue: with ``max_queue_delay_microseconds`` above 0, prompts wait there for
 others and are then computed in the same pass, which interrupts the running sequences less often.
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,8 @@ import onnxruntime as ort
 INPUT_IDS, MAX_TOKENS, OUTPUT_ID = "INPUT_IDS", "MAX_TOKENS", "OUTPUT_ID"
 CACHE_STEP = 64  # the cache has room for a multiple of this number of tokens
 CANCELLATION_SECONDS = 0.1  # between two checks for cancelled requests, which take a call to the server each
-CANCELLED = "the request is cancelled"
+PROMPT_TOKENS = 256  # of several prompts in a pass with their filling; running sequences wait for a pass to end
+CANCELLED, UNLOADED = "the request is cancelled", "the model is unloaded"
 # The stub of tritonserver 2.51 was built for numpy 1 and misreads the arrays of numpy 2; see the onnxruntime backend.
 NUMPY_1 = np.__version__.startswith("1.")
 
@@ -251,7 +252,8 @@ class Scheduler:
     def __init__(self, batch: RunningBatch, log: Callable[[str], None]) -> None:
         self._batch = batch
         self._log = log
-        self._waiting: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
+        self._waiting: deque[Generation] = deque()
+        self._changed = threading.Condition()
         self._is_stopping = False
         self._next_check = 0.0
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -259,17 +261,24 @@ class Scheduler:
 
     def submit(self, generation: Generation) -> None:
         """Add a sequence to the end of the queue."""
-        self._waiting.put(generation)
+        with self._changed:
+            self._waiting.append(generation)
+            self._changed.notify()
 
     def stop(self) -> None:
         """End the thread after its present pass; sequences that are not finished get an error."""
-        self._is_stopping = True
-        self._waiting.put(None)  # wakes the thread if it is idle
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
         batch = self._batch
-        while not self._is_stopping:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopping or self._waiting or batch.running)
+            if self._is_stopping:
+                break
             try:
                 if new := self._admit():
                     batch.add(new)
@@ -279,22 +288,19 @@ class Scheduler:
             except Exception as error:
                 self._log(f"tinygpt: {error}")
                 self._fail_running(f"tinygpt: {error}")
-        self._fail_running("the model is unloaded")
-        while not self._waiting.empty():
-            if generation := self._waiting.get():
-                generation.client.fail("the model is unloaded")
+        self._fail_running(UNLOADED)
+        for generation in self._waiting:
+            generation.client.fail(UNLOADED)
 
     def _admit(self) -> list[Generation]:
-        """Return the next sequences for the free slots; wait for one if none is running."""
+        """Return the next sequences whose prompts are computed in one pass."""
         new: list[Generation] = []
-        is_idle = not self._batch.running
-        while len(new) < self._batch.free:
-            try:
-                generation = self._waiting.get(block=is_idle and not new)
-            except queue.Empty:
+        longest = 0
+        while self._waiting and len(new) < self._batch.free:
+            longest = max(longest, len(self._waiting[0].prompt))
+            if new and longest * (len(new) + 1) > PROMPT_TOKENS:
                 break
-            if generation is None:  # the thread is asked to stop
-                break
+            generation = self._waiting.popleft()
             if generation.client.is_cancelled():
                 generation.client.fail(CANCELLED)
             else:
