@@ -1,7 +1,7 @@
 """The language model ``tinygpt`` as a decoupled Triton Python model with continuous batching.
 
 A request holds one prompt. Its responses are the most likely next tokens, one a response, exactly MAX_TOKENS of them.
-``execute`` only queues the requests. A thread admits up to ``max_batch_size`` sequences of this instance at a time. It
+``execute`` queues the requests. A thread admits up to ``max_batch_size`` sequences of its instance at a time. It
 computes prompts of new sequences in one pass, and then one token of every running sequence in another. A sequence
 that ends frees its slot for the next one at once. Others wait in the instance in the order of their arrival.
 
