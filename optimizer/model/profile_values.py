@@ -245,9 +245,9 @@ def _parse_lengths(value: object, info: ValidationInfo) -> SizeDistribution:
     if not isinstance(value, str) and not _is_whole(value):
         raise ValueError(f"{format_value(value)} is not a length; {FORMS}")
     text = str(value)
+    if names_file(text):
+        text = str(_resolve(text, info, "file"))
     try:
-        if names_file(text):
-            return parse_token_lengths(str(_resolve(text, info, "file")))
         return parse_token_lengths(text)
     except ValueError as error:
         raise ValueError(f"{format_value(value)}: {error}") from None

@@ -260,7 +260,7 @@ class _Inputs:
         if plain and len(fixed) == len(self.shapes):
             return Requests(self.kind, _shape_texts(fixed), unbounded, fixed)
         samples = self._generate(batching)
-        batching.check(f"shapes {', '.join(text for text, _ in self.shapes.values())}", samples)
+        batching.check(f"shapes {', '.join(dict.fromkeys(text for text, _ in self.shapes.values()))}", samples)
         largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
         return Requests(str(_store(input_data.to_json(samples), cache)), (), unbounded, largest)
 

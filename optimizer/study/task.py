@@ -23,7 +23,7 @@ from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import quote
+from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 
 MAX_CONCURRENCY = 256
@@ -244,7 +244,7 @@ def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOpt
         )
     if requests.is_recorded:
         return None
-    prompt, output = (None if text is None else parse_token_lengths(text) for text in texts.values())
+    prompt, output = (parse_optional(flag, text, parse_token_lengths) for flag, text in texts.items())
     try:
         tokens = section.requests(prompt, output)
     except ValueError as error:
