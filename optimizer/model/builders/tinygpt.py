@@ -1,6 +1,6 @@
 """A small language model that streams tokens: a decoder like GPT-2's (Radford et al. 2019) with random weights.
 
-``decoder.onnx`` is one step of the decoder for a batch of sequences, with these inputs and outputs:
+The file ``decoder.onnx`` computes one step of a batch of sequences. It has these inputs and outputs:
 
     input_ids        INT64  [batch, tokens]                  new tokens, filled up at the end
     token_counts     INT64  [batch]                          number of new tokens, at least 1
@@ -136,7 +136,7 @@ class DecoderStep:
         return graph.op("Add", token_rows, position_rows, to="embedded")
 
     def _biases(self, ids: str, past_counts: str, past_key: str) -> _Attention:
-        """Return terms of the attention scores: 0 where a token may look, a large negative number elsewhere."""
+        """Return terms of the attention scores: 0 where a token may look, otherwise a large negative number."""
         graph = self._graph
         past_numbers = self._range(past_key, 3, "past_numbers")
         axes = graph.constant("axes_1_2_3", np.array([1, 2, 3], np.int64))
