@@ -36,6 +36,7 @@ from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
 from optimizer.measure.output_check import BaselineOutputCheck, CombinedOutputCheck, NoOutputCheck
 from optimizer.measure.score import read_scorer
+from optimizer.measure.streamed_output_check import StreamedOutputCheck
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.model.requests import Requests
@@ -267,8 +268,10 @@ class Environment:
         if not self.options.output_check:
             return NoOutputCheck(OutputsNotCompared())
 
+        check_type = StreamedOutputCheck if task.source.is_streaming else BaselineOutputCheck
+
         def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
-            return BaselineOutputCheck(
+            return check_type(
                 file,
                 input_data=requests.input_data,
                 shapes=requests.shapes,

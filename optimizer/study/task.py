@@ -22,6 +22,7 @@ from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
@@ -76,6 +77,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
+    _check_protocol(source, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -177,6 +179,18 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+
+
+def _check_protocol(source: ModelSource, options: RunOptions) -> None:
+    """Raise BadInputError if the model streams and the load would be sent over HTTP."""
+    is_remote = options.target == "remote"
+    protocol = server_address(options.url).protocol if is_remote else options.protocol
+    if source.is_streaming and protocol != "grpc":
+        option = f"--url {options.url}" if is_remote else "--protocol http"
+        raise BadInputError(
+            f"{option}: {source.name} is decoupled, and Triton sends several responses to a request over gRPC only; "
+            f"give {'the gRPC port' if is_remote else '--protocol grpc'}"
+        )
 
 
 def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:
