@@ -75,7 +75,8 @@ class Candidate:
         return None if chosen is None else str(chosen)
 
     def __str__(self) -> str:
-        batching = "no dynamic batching"
+        stateful = any(path.startswith("sequence_batching.") for path, _ in self.fields)
+        batching = "sequence batching" if stateful else "no dynamic batching"
         if self.dynamic_batching:
             preferred = (
                 f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""

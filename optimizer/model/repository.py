@@ -6,7 +6,7 @@ import importlib.util
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,13 +121,7 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
-    """Raise BadInputError if the model does not answer single requests with one response. ``path``: of ``config``."""
-    if config.HasField("sequence_batching"):
-        raise BadInputError(
-            f"{show_path(path)}: sequence_batching: a stateful model takes sequences of requests, and tune sends "
-            "single ones; tune a copy without it if the state does not matter to its speed, or measure it with "
-            "perf_analyzer's --sequence-length"
-        )
+    """Raise BadInputError if the model does not answer each request with one response. ``path``: of ``config``."""
     if config.model_transaction_policy.decoupled:
         raise BadInputError(
             f"{show_path(path)}: decoupled: such a model sends any number of responses to a request, and tune counts "
@@ -283,6 +277,7 @@ def read_source(
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
+    _check_stateful(top, parts, composing, variants, concurrent)
     if variants and parts:
         raise BadInputError(
             f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
@@ -304,6 +299,30 @@ def read_source(
         concurrent=tuple(dict.fromkeys(concurrent)),
         variants=kinds,
     )
+
+
+def _check_stateful(
+    top: ModelSource,
+    parts: Mapping[str, ModelSource],
+    composing: Sequence[str],
+    variants: Sequence[str],
+    concurrent: Sequence[str],
+) -> None:
+    """Raise BadInputError if a stateful model is not the only one: ``tune`` sends sequences to one model."""
+    for name, part in parts.items():
+        if part.is_stateful:
+            role = "a concurrent model" if name in concurrent else f"a part of {top.name}"
+            raise BadInputError(
+                f"{one_line(name)}: sequence_batching: a stateful model is measured alone, not as {role}; "
+                "tune it itself"
+            )
+    others = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
+    for flag, names in others.items():
+        if names and top.is_stateful:
+            raise BadInputError(
+                f"--{flag} {one_line(','.join(names))}: {one_line(top.name)} is stateful (sequence_batching) and is "
+                "measured alone; leave the option out"
+            )
 
 
 def _steps(config: ModelConfig) -> list[str]:

@@ -13,7 +13,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.output_comparison import Tolerance
@@ -21,10 +21,12 @@ from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.study.model_finder import NamedModel, find_model
 
 MAX_CONCURRENCY = 256
+DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
 DEFAULT_TOLERANCE = Tolerance()
 NO_OPTIONS = RequestOptions()
 
@@ -37,7 +39,8 @@ class Task:
     ``input_data`` and ``shapes`` are arguments of perf_analyzer. ``tolerance`` is the allowed difference from the
     baseline's outputs, ``score`` how outputs are scored. ``unbounded`` are inputs that get any integer of their type.
     ``concurrent`` are the requests to models that get load at the same time. ``notes`` and ``request_note`` are for
-    the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
+    the user. ``on_gpu`` says whether any instance of any model runs on a GPU. ``sequence_length`` are the requests in
+    a sequence to a stateful model; None for other models.
     """
 
     source: ModelSource
@@ -53,6 +56,7 @@ class Task:
     notes: tuple[str, ...] = ()
     request_note: SamplesLeftOut | None = None
     on_gpu: bool = False
+    sequence_length: SizeDistribution | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """Return the roles and configurations that are measured first; one if both behave the same."""
@@ -72,6 +76,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
+    sequence_length = _sequence_length(named, score, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -91,7 +96,9 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         source = replace(source, warm_up=requests.largest)
     baseline = configured_candidate(source, space.fields)
     dynamic_batching = baseline
-    if source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
+    if source.is_stateful:
+        pass  # Triton allows no dynamic batching next to the sequence batcher
+    elif source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
         dynamic_batching = replace(baseline, dynamic_batching=True)
     elif baseline.dynamic_batching:
         dynamic_batching = replace(baseline, max_queue_delay_us=0, preferred_batch_sizes=())
@@ -112,6 +119,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         named.notes,
         requests.note,
         on_gpu,
+        sequence_length,
     )
 
 
@@ -171,6 +179,41 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+
+
+def _sequence_length(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> SizeDistribution | None:
+    """Return the distribution of the requests in a sequence; None if the model is not stateful.
+
+    Raises BadInputError for options that do not fit.
+    """
+    of_profile = named.profile.request.sequence_length if named.profile else None
+    name, length = named.source.name, options.sequence_length or of_profile
+    option = "--sequence-length" if options.sequence_length else "request.sequence_length"
+    if not named.source.is_stateful:
+        if length is not None:
+            raise BadInputError(f"{option}: {name} is not stateful (no sequence_batching); leave it out")
+        return None
+    if named.batch.largest > 1:
+        size = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+        raise BadInputError(
+            f"{size} {named.batch.largest}: {name} is stateful, and Triton takes one sample a request"
+        )
+    if options.load == "rate":
+        raise BadInputError(
+            f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
+        )
+    if options.protocol != "grpc" or (options.target == "remote" and server_address(options.url).protocol != "grpc"):
+        flag = "--url" if options.target == "remote" else "--protocol"
+        raise BadInputError(f"{flag}: {name} is stateful, and its sequences are sent over gRPC only; use gRPC")
+    if options.perf_analyzer_image is not None:
+        raise BadInputError(f"--perf-analyzer-image: tune's own client sends the sequences to {name}; leave it out")
+    if options.model_warmup:
+        raise BadInputError(
+            f"--model-warmup: {name} is stateful, and Triton warms up without sequences; leave it out"
+        )
+    if score is not None:
+        raise BadInputError(f"score: {name} is stateful, and scores are those of single requests; leave it out")
+    return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
 
 
 def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:

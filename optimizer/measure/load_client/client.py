@@ -157,11 +157,15 @@ class LoadClient:
     def _now_ns(self) -> int:
         return time.monotonic_ns() - self._start_ns
 
+    def _warm_up_messages(self) -> list[bytes]:
+        """Return the requests that are sent alone before the load."""
+        return [self._messages[0]] * WARM_UPS
+
     def _warm_up(self) -> float:
         """Send WARM_UPS requests, each alone, and return the latency of the last one in seconds."""
-        for number in range(WARM_UPS):
+        for number, message in enumerate(self._warm_up_messages()):
             started = time.monotonic()
-            self._connection.request(self._messages[0])
+            self._connection.request(message)
             while self._answers == number:
                 if time.monotonic() - started > WARM_UP_SECONDS:
                     raise TimeoutError(f"the server did not answer a single request within {WARM_UP_SECONDS:g} s")
@@ -182,6 +186,9 @@ class LoadClient:
     def _send(self, now_ns: int) -> None:
         """Append the next request to the outbox and record ``now_ns`` as its time."""
         self._connection.request(self._messages[len(self._sent_ns) % len(self._messages)])
+        self._record_sent(now_ns)
+
+    def _record_sent(self, now_ns: int) -> None:
         self._sent_ns.append(now_ns)
         self._answered_ns.append(NEVER)
 
@@ -203,7 +210,11 @@ class LoadClient:
             self._error = self._error or error
             self._answers += 1
             if call >= WARM_UPS:
-                self._answered_ns[call - WARM_UPS] = now_ns
+                self._record_answer(call - WARM_UPS, now_ns)
+
+    def _record_answer(self, number: int, now_ns: int) -> None:
+        """Record that request ``number`` was answered at ``now_ns``."""
+        self._answered_ns[number] = now_ns
 
     def _flush(self) -> None:
         outbox = self._connection.outbox
@@ -315,11 +326,15 @@ def main() -> None:
     # otherwise the kernel wakes a sleeping process up to 50 µs late, to wake several at once
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     plan, messages, planned_ns = SendPlan.read(folder)
-    client = (
-        ClosedLoopClient(plan, messages, headers)
-        if plan.concurrency
-        else OpenLoopClient(plan, messages, planned_ns, headers)
-    )
+    client: LoadClient
+    if plan.sequence_lengths:
+        from optimizer.measure.load_client.sequences import SequenceClient  # which imports this module
+
+        client = SequenceClient(plan, messages, headers)
+    elif plan.concurrency:
+        client = ClosedLoopClient(plan, messages, headers)
+    else:
+        client = OpenLoopClient(plan, messages, planned_ns, headers)
     client.run(folder)
 
 

@@ -186,7 +186,12 @@ class LoadClientGenerator:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
                 plan = SendPlan(
-                    connection.address, self.sla.latency_bound_ms(default=0.0), tls_files, concurrency, seconds
+                    connection.address,
+                    self.sla.latency_bound_ms(default=0.0),
+                    tls_files,
+                    concurrency,
+                    seconds,
+                    self._sequence_lengths(),
                 )
                 plan.write(folder, messages, planned_ns)
                 with (self.stopwatch or Stopwatch()).count("load_generator"):
@@ -206,6 +211,10 @@ class LoadClientGenerator:
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with (self.stopwatch or Stopwatch()).count("server"):
             return read_statistics(endpoint)
+
+    def _sequence_lengths(self) -> tuple[int, ...]:
+        """Return the requests of each sequence, in turn; nothing for requests that are independent of each other."""
+        return ()
 
     def _wanted_messages(self, load: LoadPoint) -> int:
         """Return how many distinct requests are sent in turn, if they are not too large."""

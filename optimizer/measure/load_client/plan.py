@@ -30,7 +30,8 @@ class SendPlan:
 
     ``tls`` maps the field names of ``Tls`` to paths; None sends unencrypted requests. Headers are secrets: they are
     passed in the environment and written to no file. A closed loop keeps ``concurrency`` requests in flight for
-    ``seconds``. If ``concurrency`` is 0, the load is an open loop.
+    ``seconds``. If ``concurrency`` is 0, the load is an open loop. With ``sequence_lengths`` the requests belong to
+    sequences of these numbers of requests, in turn, and ``concurrency`` of them are in flight.
     """
 
     address: str
@@ -38,6 +39,7 @@ class SendPlan:
     tls: dict[str, str | None] | None = None
     concurrency: int = 0
     seconds: float = 0.0
+    sequence_lengths: tuple[int, ...] = ()
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
         """Write the plan; the serialized ``messages`` are sent in turn.

@@ -110,7 +110,9 @@ def _sequence_config(name: str, interface: Interface, max_batch_size: int, kind:
     batching.max_sequence_idle_microseconds = IDLE_MICROSECONDS
     control = pb.ModelSequenceBatching.Control
     for signal in ("START", "END", "READY"):
-        flag = batching.control_input.add(name=signal).control.add(kind=control.Kind.Value(f"CONTROL_SEQUENCE_{signal}"))
+        flag = batching.control_input.add(name=signal).control.add(
+            kind=control.Kind.Value(f"CONTROL_SEQUENCE_{signal}")
+        )
         flag.int32_false_true.extend([0, 1])
     batching.control_input.add(name="CORRID").control.add(
         kind=control.CONTROL_SEQUENCE_CORRID, data_type=pb.TYPE_UINT64
