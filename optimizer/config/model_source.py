@@ -71,11 +71,6 @@ class ModelSource:
         """The config.pbtxt of every model that may be served, by name."""
         return {**self.composing, **self.variants, self.name: self.config}
 
-    @property
-    def is_stateful(self) -> bool:
-        """Whether the model has the sequence batcher, so that it takes sequences of requests."""
-        return bool(self.config.HasField("sequence_batching"))
-
     def folder(self, model: str) -> Path:
         """Return the folder with the versions of a model."""
         return self.repository / model
