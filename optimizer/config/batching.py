@@ -10,7 +10,7 @@ import re
 from collections.abc import Hashable, Iterable
 
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import SEQUENCE_PREFIX, Candidate
 
 _TERM = re.compile(r"max(?:/([1-9][0-9]*))?|([1-9][0-9]*)")
 POLICY_GRAMMAR = 'write "none", or sizes such as "max", "max/2" or 8, joined by commas: "max/2,max"'
@@ -19,6 +19,8 @@ UNBATCHED: Hashable = "no batch dimension"
 ONE_BY_ONE: Hashable = "one request at a time"
 ONE_BY_ONE_QUEUED: Hashable = "one request at a time, through the batcher's queue"
 SEQUENCES = "sequences"
+DIRECT_DELAY = "sequence_batching.direct.max_queue_delay_microseconds"
+SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
 SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # its value is a policy
 
 
@@ -157,4 +159,4 @@ def is_batcher_field(path: str) -> bool:
 
 def is_sequence_field(path: str) -> bool:
     """Return whether a path in ModelConfig is inside ``sequence_batching``, which makes a model stateful."""
-    return path.startswith("sequence_batching.")
+    return path.startswith(SEQUENCE_PREFIX)

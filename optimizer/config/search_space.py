@@ -13,8 +13,10 @@ from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
 from optimizer.config import gpu_placement, model_config
 from optimizer.config.batching import (
+    DIRECT_DELAY,
     ONE_BY_ONE,
     SEQUENCE_PREFERRED,
+    SLOT_UTILIZATION,
     behaviour,
     is_batcher_field,
     is_sequence_field,
@@ -134,13 +136,13 @@ class SearchSpace:
             batching = Candidate(min(self._admitted, default=candidate.max_batch_size))
         else:
             batching = candidate
-        fields = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
+        fields = self._effective(tuple((path, self._choice(path, value)) for path, value in candidate.fields))
         return normalize(replace(batching, instance_count=candidate.instance_count, fields=fields))
 
     def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
         """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
         known = self._batchings.get(self._key(candidate))
-        fields = {path: self._choice(path, value) for path, value in candidate.fields}
+        fields = dict(self._effective(tuple((path, self._choice(path, value)) for path, value in candidate.fields)))
         if known is not None and not known[0].dynamic_batching:
             # without dynamic batching its fields do not exist: any choice gives the candidate
             fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
@@ -176,7 +178,8 @@ class SearchSpace:
             for count in self.instance_count:
                 for values in product(*(self.fields[path] for path in paths)):
                     fields = tuple(zip(paths, values, strict=True))
-                    if not _prefers_possible_sizes(batching.max_batch_size, fields):
+                    possible = _prefers_possible_sizes(batching.max_batch_size, fields)
+                    if not possible or self._effective(fields) != fields:
                         continue
                     yield replace(batching, instance_count=count, fields=fields)
 
@@ -219,6 +222,20 @@ class SearchSpace:
     def _key(self, candidate: Candidate) -> object:
         queued = any(map(is_batcher_field, self.fields))
         return behaviour(candidate, self.request_batch_size, queued=queued, stateful=self.is_stateful)
+
+    def _effective(self, fields: tuple[tuple[str, FieldValue], ...]) -> tuple[tuple[str, FieldValue], ...]:
+        """Return ``fields`` with the first choice of a setting of the sequence batcher that has no effect.
+
+        With the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
+        """
+        chosen = dict(fields)
+        if not {DIRECT_DELAY, SLOT_UTILIZATION} <= chosen.keys() & self.fields.keys():
+            return fields
+        for path, other in ((DIRECT_DELAY, SLOT_UTILIZATION), (SLOT_UTILIZATION, DIRECT_DELAY)):
+            if float(chosen[path]) == 0:
+                chosen[other] = self.fields[other][0]
+                break
+        return tuple((path, chosen[path]) for path, _ in fields)
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:
         """Return the choice of ``path`` that equals ``value``: config.pbtxt has "4" for a 4 in the profile."""

@@ -7,7 +7,13 @@ from typing import Literal
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer.config.batching import SEQUENCE_PREFERRED, is_batcher_field, is_sequence_field, preferred_text
+from optimizer.config.batching import (
+    SEQUENCE_PREFERRED,
+    SLOT_UTILIZATION,
+    is_batcher_field,
+    is_sequence_field,
+    preferred_text,
+)
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import ParameterError
 from optimizer.core.safe_text import one_line
@@ -15,7 +21,6 @@ from optimizer.core.trial import FieldValue
 from optimizer.model.profile_schema import SpaceSection
 
 CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
-SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
 DELAYS_US = (0, 500, 2000)
 SEQUENCES = (16, 64, 256)
 UTILIZATIONS = (0.5, 1.0)  # with 0, Triton's default, the delay has no effect

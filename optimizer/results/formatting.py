@@ -222,7 +222,7 @@ def configuration(candidate: Candidate) -> str:
     if candidate.dynamic_batching:
         parts.append(f"delay {candidate.max_queue_delay_us:,} µs")
     else:
-        parts.append("no dynamic batching")
+        parts.append("sequence batching" if candidate.is_stateful else "no dynamic batching")
     if candidate.preferred_batch_sizes:
         parts.append(f"preferred {', '.join(map(str, candidate.preferred_batch_sizes))}")
     fields = [(path, value) for path, value in candidate.fields if path != INSTANCE_GPUS]
