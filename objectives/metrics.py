@@ -83,8 +83,6 @@ class Measurement:
         latency_sketch: Mergeable sketch of all latencies, see ``objectives.latency_sketch``; empty if there is none.
         ttft_sketch: The same for the times to first response.
         itl_sketch: The same for the inter-token latencies.
-        response_times_ms: Times of the responses of the request with the median latency, in ms after it was sent,
-            separated by spaces, at most 256 (see ``objectives.response_times``); empty unless the model streams.
         stable: Whether the windows of the measurement agree. ``reason`` says why not.
         gpu_utilization: Share of the time in which a kernel ran, 0 to 1: mean over the server's GPUs.
         gpu_memory_bytes: Largest memory in use: sum over the server's GPUs.
@@ -140,7 +138,6 @@ class Measurement:
     latency_sketch: str = ""
     ttft_sketch: str = ""
     itl_sketch: str = ""
-    response_times_ms: str = ""
     stable: bool = False
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
