@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, Validatio
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
-from optimizer.config.batching import is_sequence_field
+from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
@@ -59,6 +59,7 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     "max_batch_size": "max_batch_size",
     "max_queue_delay_us": "max_queue_delay_microseconds",
     "preferred_batch_sizes": "preferred_batch_size",
+    SEQUENCE_PREFERRED: "preferred_batch_size",
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
     INSTANCE_GPUS: "instance_group_gpus",

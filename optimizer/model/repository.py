@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import TYPE_STRING, ModelConfig, ModelSequenceBatching
 
 from optimizer.config import field_path, model_config
 from optimizer.config.model_source import ModelSource
@@ -121,7 +121,17 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
-    """Raise BadInputError if the model does not answer each request with one response. ``path``: of ``config``."""
+    """Raise BadInputError if the model does not answer each request with one response. ``path``: of ``config``.
+
+    A sequence has a number, which Triton cannot pass to a model that takes texts.
+    """
+    kind = ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+    for control_input in config.sequence_batching.control_input:
+        if any(control.kind == kind and control.data_type == TYPE_STRING for control in control_input.control):
+            raise BadInputError(
+                f"{show_path(path)}: control input {format_value(control_input.name)} is TYPE_STRING, but tune and "
+                "perf_analyzer number the sequences; make it TYPE_UINT64"
+            )
     if config.model_transaction_policy.decoupled:
         raise BadInputError(
             f"{show_path(path)}: decoupled: such a model sends any number of responses to a request, and tune counts "
@@ -149,6 +159,11 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
             f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
         )
     refuse_unmeasurable(config, path)
+    if config.sequence_batching.state and not any_backend:
+        raise BadInputError(
+            f"{show_path(path)}: sequence_batching.state: the backends of the embedded server are based on Python, "
+            "which has no implicit state; use --target local, docker or remote, or keep the state in a Python model"
+        )
     if any_backend:
         if backend == "onnxruntime" and not (config.input and config.output):
             file = _newest(config, backend, path, versions)
@@ -362,6 +377,8 @@ def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelCon
     """Raise BadInputError if requests to the model are not valid requests to the variant."""
     if is_ensemble(variant):
         raise BadInputError(f"{other}: an ensemble cannot be a variant; give the variants to its own steps")
+    if variant.HasField("sequence_batching"):
+        raise BadInputError(f"{other}: sequence_batching: a stateful model cannot be a variant; tune it itself")
 
     def inputs(model: ModelConfig) -> dict[str, tuple[int, tuple[int, ...]]]:
         return {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.input}

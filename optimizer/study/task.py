@@ -189,10 +189,12 @@ def _sequence_length(named: NamedModel, score: ScoreSection | None, options: Run
     """
     of_profile = named.profile.request.sequence_length if named.profile else None
     name, length = named.source.name, options.sequence_length or of_profile
-    option = "--sequence-length" if options.sequence_length else "request.sequence_length"
     if not named.source.is_stateful:
         if length is not None:
-            raise BadInputError(f"{option}: {name} is not stateful (no sequence_batching); leave it out")
+            problem = f"{name} is not stateful (no sequence_batching); leave it out"
+            if named.profile and not options.sequence_length:
+                raise named.profile.fault("request", "sequence_length", problem=problem)
+            raise BadInputError(f"--sequence-length: {problem}")
         return None
     if named.batch.largest > 1:
         size = "--request-batch-size" if options.request_batch_size else "request.batch_size"
