@@ -149,7 +149,7 @@ class TestOpenLoop(LoadGeneratorContract):
 
 @dataclass(frozen=True)
 class Step:
-    """What the model ``sums`` saw of a step, and what it answered."""
+    """A step as the model ``sums`` received and answered it."""
 
     sequence: int
     is_start: bool
