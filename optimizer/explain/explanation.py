@@ -113,8 +113,8 @@ class Explanation:
     """Explanation of ``run``.
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``simulation`` is None for a stateful
-    model, and if no measurement has both a throughput and a latency. ``unfinished`` says why the run is incomplete; it
-    is empty if the run ended.
+    model, and if no measurement has both a throughput and a latency. ``unfinished`` says why the run is incomplete;
+    it is empty if the run ended.
     """
 
     run: FinishedRun

@@ -121,7 +121,7 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
-    """Raise BadInputError if the model does not answer each request with one response. ``path``: of ``config``.
+    """Raise BadInputError if tune cannot send requests to the model. ``path`` is the file of ``config``.
 
     A sequence has a number, which Triton cannot pass to a model that takes texts.
     """
@@ -132,11 +132,6 @@ def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
                 f"{show_path(path)}: control input {format_value(control_input.name)} is TYPE_STRING, but tune and "
                 "perf_analyzer number the sequences; make it TYPE_UINT64"
             )
-    if config.model_transaction_policy.decoupled:
-        raise BadInputError(
-            f"{show_path(path)}: decoupled: such a model sends any number of responses to a request, and tune counts "
-            "one; tune a copy that responds once, or measure it with perf_analyzer's --streaming"
-        )
 
 
 def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
@@ -289,6 +284,11 @@ def read_source(
     if set(variants) == {name}:
         raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
     top = read(name)
+    if concurrent and top.is_streaming:
+        raise BadInputError(
+            f"--concurrent-models {one_line(concurrent[0])}: {name} is decoupled, and only models with one response "
+            "to a request get load at the same time; tune the models one after another"
+        )
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
@@ -356,6 +356,11 @@ def _gather(
         part = read(name)
     except BadInputError as error:
         raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
+    if part.is_streaming:
+        raise BadInputError(
+            f"{one_line(path[-1])}: decoupled: {format_value(name)} sends any number of responses to a request, and "
+            "such a model is measured only on its own: tune it itself, or use a copy that responds once"
+        )
     for step in _steps(part.config):
         _gather(step, read, parts, (*path, name))
     parts[name] = part
@@ -387,5 +392,7 @@ def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelCon
         raise BadInputError(
             f"{other}: its inputs differ from those of {name}, so one load cannot measure both; tune them separately"
         )
+    if config.model_transaction_policy.decoupled != variant.model_transaction_policy.decoupled:
+        raise BadInputError(f"{other}: only one of {name} and {other} is decoupled; tune them separately")
     if (config.max_batch_size > 0) != (variant.max_batch_size > 0):
         raise BadInputError(f"{other}: only one of {name} and {other} takes batches; give both a max_batch_size")

@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.99  # quantiles of the slowness
 # The longest plausible times of unmeasured batch sizes are bounds. A slow server with slow unmeasured sizes is less
 # likely than either, so a plan allows for UNMEASURED of the way to the bounds together with a less extreme quantile.
-UNMEASURED, UNMEASURED_QUANTILE = 0.5, 0.8
+UNMEASURED, UNMEASURED_QUANTILE = 0.75, 0.8
 # Deployments of one configuration on one machine differ by 3 to 10 % (relative standard deviation). The prior of
 # this deviation is log-normal with median USUAL_DEVIATION and factor USUAL_FACTOR. Student's t, which has no prior,
 # would need margins of 40 % for the few deployments of a run.

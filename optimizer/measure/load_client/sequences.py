@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
-from optimizer.measure.load_client.client import WARM_UPS, WATCH_SECONDS, ClosedLoopClient, OverloadDetector
+from optimizer.measure.load_client.client import WARM_UPS, WATCH_SECONDS, ClosedLoopClient, OverloadDetector, main
 from optimizer.measure.load_client.plan import SendPlan
 
 LARGEST_ID = 2**31 - 1  # the control input CORRID may be TYPE_INT32
@@ -132,3 +132,7 @@ class SequenceClient(ClosedLoopClient):
             self._exchange(WATCH_SECONDS)
             self._check_progress(self._now_ns(), detector)
         self._write_record(folder)
+
+
+if __name__ == "__main__":
+    main(SequenceClient)
