@@ -81,6 +81,7 @@ def make_load_generators(
         "sla": task.problem.sla.latencies,
         "seed": options.seed,
         "streams": task.source.is_streaming,
+        "token_output": task.token_output,
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)

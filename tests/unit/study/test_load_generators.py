@@ -31,7 +31,13 @@ def task_with(
         open_loop=open_loop, request_mix=None, sla=Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
     )
     source = SimpleNamespace(concurrent=concurrent, name="m", is_streaming=streaming)
-    requests: dict[str, Any] = {"input_data": input_data, "shapes": (), "unbounded": (), "concurrent": {}}
+    requests: dict[str, Any] = {
+        "input_data": input_data,
+        "shapes": (),
+        "unbounded": (),
+        "concurrent": {},
+        "token_output": "ids",
+    }
     requests["sequence_length"] = None
     return cast("Task", SimpleNamespace(problem=problem, source=source, **requests))
 
@@ -113,7 +119,7 @@ def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(streaming=True), folder)
     assert isinstance(made.search, IndexHintLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
-    assert made.search.load_generator.streams
+    assert (made.search.load_generator.streams, made.search.load_generator.token_output) == (True, "ids")
     assert made.confirmation is made.search
     assert made.cross_checking is None
     assert made.reason is None
