@@ -44,6 +44,7 @@ class RunKeywords(TypedDict, total=False):
     request_distribution: Literal["poisson", "constant"]
     request_intervals: str | Path
     request_batch_size: str | int
+    sequence_length: str | int
     input_data: str | Path
     shape: list[str]
     input_range: list[str]

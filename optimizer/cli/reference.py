@@ -86,6 +86,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "model.onnx": "onnx-file.md",
     "model.builder": "reference-models.md",
     "request.batch_size": "input-data.md#requests-of-different-sizes",
+    "request.sequence_length": "stateful.md#the-load",
     "request.input_data": "input-data.md#recorded-requests",
     "request.shapes": "input-data.md#sizes",
     "request.ranges": "input-data.md#generated-requests",

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, Validatio
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
+from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
@@ -59,6 +60,7 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     "max_batch_size": "max_batch_size",
     "max_queue_delay_us": "max_queue_delay_microseconds",
     "preferred_batch_sizes": "preferred_batch_size",
+    SEQUENCE_PREFERRED: "preferred_batch_size",
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
     INSTANCE_GPUS: "instance_group_gpus",
@@ -346,10 +348,11 @@ def _check_space(profile: Profile) -> None:
             for path, values in config.items():
                 for value in values:
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
+        stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher
         SearchSpace(
             max_batch_size=space.max_batch_size or (INT32_MAX,),
-            max_queue_delay_us=space.max_queue_delay_microseconds or ("off",),
-            preferred_batch_sizes=(space.max_batch_size and space.preferred_batch_size) or ("none",),
+            max_queue_delay_us=(not stateful and space.max_queue_delay_microseconds) or ("off",),
+            preferred_batch_sizes=(not stateful and space.max_batch_size and space.preferred_batch_size) or ("none",),
             instance_count=space.instance_group_count or (1,),
             fields=space.fields(),
             request_batch_size=sizes.fixed or 1,

@@ -225,6 +225,11 @@ class RequestSection(ProfileSection):
         description="Samples in a request; with --load rate also a mix of sizes such as 1*9|8*1",
         examples=[1],
     )
+    sequence_length: RequestSize | None = Field(
+        default=None,
+        description="Requests in a sequence to a stateful model, or a mix of lengths such as 10..30 (default: 20)",
+        examples=[20],
+    )
     input_data: InputData = Field(
         default=None,
         description="Values of the inputs: random, zero, or a file or folder of samples (default: random)",

@@ -314,6 +314,12 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             is_common=True,
         ),
         Option(
+            "sequence-length",
+            ValueType("N", values.parse_batch_size, annotation="str | int"),
+            "Requests in each sequence to a stateful model, or a mix of lengths such as 10..30",
+            default="20",
+        ),
+        Option(
             "input-data",
             ValueType("DATA", values.parse_input_data, annotation="str | Path", move=values.move_input_data),
             "random, zero, JSON file or folder of perf_analyzer, or a .npz, .npy, .csv or .parquet file",

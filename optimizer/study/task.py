@@ -13,7 +13,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
@@ -22,11 +22,13 @@ from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 
 MAX_CONCURRENCY = 256
+DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
 DEFAULT_TOLERANCE = Tolerance()
 NO_OPTIONS = RequestOptions()
 
@@ -41,6 +43,7 @@ class Task:
     ``token_output`` is the output whose elements are the tokens of a model that streams; empty if each response is
     one token. ``concurrent`` are the requests to models that get load at the same time. ``notes`` and
     ``request_note`` are for the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
+    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models.
     """
 
     source: ModelSource
@@ -57,6 +60,7 @@ class Task:
     request_note: SamplesLeftOut | None = None
     on_gpu: bool = False
     token_output: str = ""
+    sequence_length: SizeDistribution | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """Return the roles and configurations that are measured first; one if both behave the same."""
@@ -76,6 +80,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
+    sequence_length = _sequence_length(named, score, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -96,7 +101,9 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         source = replace(source, warm_up=requests.largest)
     baseline = configured_candidate(source, space.fields)
     dynamic_batching = baseline
-    if source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
+    if source.is_stateful:
+        pass  # Triton allows no dynamic batching next to the sequence batcher
+    elif source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
         dynamic_batching = replace(baseline, dynamic_batching=True)
     elif baseline.dynamic_batching:
         dynamic_batching = replace(baseline, max_queue_delay_us=0, preferred_batch_sizes=())
@@ -118,6 +125,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         requests.note,
         on_gpu,
         (profile.tokens.output_tensor if profile else None) or "",
+        sequence_length,
     )
 
 
@@ -182,6 +190,43 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+
+
+def _sequence_length(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> SizeDistribution | None:
+    """Return the distribution of the requests in a sequence; None if the model is not stateful.
+
+    Raises BadInputError for options that do not fit.
+    """
+    of_profile = named.profile.request.sequence_length if named.profile else None
+    name, length = named.source.name, options.sequence_length or of_profile
+    if not named.source.is_stateful:
+        if length is not None:
+            problem = f"{name} is not stateful (no sequence_batching); leave it out"
+            if named.profile and not options.sequence_length:
+                raise named.profile.fault("request", "sequence_length", problem=problem)
+            raise BadInputError(f"--sequence-length: {problem}")
+        return None
+    if named.batch.largest > 1:
+        size = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+        raise BadInputError(
+            f"{size} {named.batch.largest}: {name} is stateful, and Triton takes one sample a request"
+        )
+    if options.load == "rate":
+        raise BadInputError(
+            f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
+        )
+    if options.protocol != "grpc" or (options.target == "remote" and server_address(options.url).protocol != "grpc"):
+        flag = "--url" if options.target == "remote" else "--protocol"
+        raise BadInputError(f"{flag}: {name} is stateful, and its sequences are sent over gRPC only; use gRPC")
+    if options.perf_analyzer_image is not None:
+        raise BadInputError(f"--perf-analyzer-image: tune's own client sends the sequences to {name}; leave it out")
+    if options.model_warmup:
+        raise BadInputError(
+            f"--model-warmup: {name} is stateful, and Triton warms up without sequences; leave it out"
+        )
+    if score is not None:
+        raise BadInputError(f"score: {name} is stateful, and scores are those of single requests; leave it out")
+    return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
 
 
 def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:

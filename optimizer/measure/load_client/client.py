@@ -167,11 +167,15 @@ class LoadClient:
         """Send the warm-up requests and return the acceptable latency for the overload detector."""
         return max(self._plan.latency_bound_ms / 1000, self._warm_up())
 
+    def _warm_up_messages(self) -> list[bytes]:
+        """Return the requests that are sent alone before the load."""
+        return [self._messages[0]] * self._warm_ups
+
     def _warm_up(self) -> float:
         """Send the warm-up requests, each alone, and return the latency of the last one in seconds."""
-        for number in range(self._warm_ups):
+        for number, message in enumerate(self._warm_up_messages()):
             started = time.monotonic()
-            self._connection.request(self._messages[0])
+            self._connection.request(message)
             while self._answers == number:
                 if time.monotonic() - started > WARM_UP_SECONDS:
                     raise TimeoutError(f"the server did not answer a single request within {WARM_UP_SECONDS:g} s")
@@ -192,6 +196,9 @@ class LoadClient:
     def _send(self, now_ns: int) -> None:
         """Append the next request to the outbox and record ``now_ns`` as its time."""
         self._connection.request(self._messages[len(self._sent_ns) % len(self._messages)])
+        self._record_sent(now_ns)
+
+    def _record_sent(self, now_ns: int) -> None:
         self._sent_ns.append(now_ns)
         self._answered_ns.append(NEVER)
 
@@ -217,7 +224,11 @@ class LoadClient:
             self._error = self._error or error
             self._answers += 1
             if call >= warm_ups:
-                self._answered_ns[call - warm_ups] = now_ns
+                self._record_answer(call - warm_ups, now_ns)
+
+    def _record_answer(self, number: int, now_ns: int) -> None:
+        """Record that request ``number`` was answered at ``now_ns``."""
+        self._answered_ns[number] = now_ns
 
     def _flush(self) -> None:
         outbox = self._connection.outbox

@@ -11,6 +11,7 @@ import numpy as np
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.timing import (
     FIRST_WINDOW_MS,
     MAX_WINDOW_MS,
@@ -36,6 +37,7 @@ from optimizer.model.input_data import count_entries
 MAX_PLANNED = 2_000_000  # requests of one measurement
 GENERATED_INPUT = ("random", "zero")  # input data without a file
 MAX_SENT_ENTRIES = 65_536  # of a data file, in the closed loop
+DRAWN_LENGTHS = 1024  # of sequences; then they start over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +126,20 @@ class ClosedLoopGenerator(LoadClientGenerator):
             return super()._wanted_messages(load)
         entries = min(count_entries(Path(self.input_data)), MAX_SENT_ENTRIES)
         return entries // math.gcd(entries, round(load.request_batch_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceGenerator(ClosedLoopGenerator):
+    """Keeps ``concurrency`` sequences in flight, each with one request at a time, for stateful models.
+
+    The latency is that of a request, and the throughput counts requests. The sequences have ``sequence_length``
+    requests; their inputs are consecutive entries of the data file.
+    """
+
+    sequence_length: SizeDistribution
+
+    def _sequence_lengths(self) -> tuple[int, ...]:
+        fixed = self.sequence_length.fixed
+        if fixed is not None:
+            return (fixed,)
+        return tuple(self.sequence_length.draw(DRAWN_LENGTHS, np.random.default_rng(self.seed)).tolist())

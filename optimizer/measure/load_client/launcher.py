@@ -44,6 +44,7 @@ MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
 CLIENT_SECONDS = 90.0  # time limit of the client beyond the plan: its start, warm-up and the end of an overload
 SCRATCH = "load-client-"  # prefix of the folders with the client's files, in the folder of the log
 CLIENT = "optimizer.measure.load_client.client"
+SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
 STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
 FEWEST_STREAMED = 20  # requests of a model that streams, in each window
 PACKAGES = Path(__file__).parents[3]
@@ -182,6 +183,7 @@ class LoadClientGenerator:
                 longest_seconds=max(seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
                 lead_in_requests=lead_in_requests,
             )
+        plan = replace(plan, sequence_lengths=self._sequence_lengths())
         record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns)
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
@@ -223,7 +225,7 @@ class LoadClientGenerator:
                 replace(plan, tls=tls_files).write(folder, messages, planned_ns)
                 with (self.stopwatch or Stopwatch()).count("load_generator"):
                     done = run_command(
-                        [sys.executable, "-P", "-m", STREAMING_CLIENT if plan.streams else CLIENT, folder],
+                        [sys.executable, "-P", "-m", _client_module(plan), folder],
                         timeout_seconds=max(plan.seconds, plan.longest_seconds) + CLIENT_SECONDS,
                         log=self.log,
                         env=environment,
@@ -238,6 +240,10 @@ class LoadClientGenerator:
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with (self.stopwatch or Stopwatch()).count("server"):
             return read_statistics(endpoint)
+
+    def _sequence_lengths(self) -> tuple[int, ...]:
+        """Return the requests of each sequence, in turn; nothing for requests that are independent of each other."""
+        return ()
 
     def _wanted_messages(self, load: LoadPoint) -> int:
         """Return how many distinct requests are sent in turn, if they are not too large."""
@@ -274,6 +280,12 @@ class LoadClientGenerator:
                 sizes = mix.draw(count, np.random.default_rng(self.seed))
             self._messages[key] = Messages(make(sizes.tolist()), sizes)
         return self._messages[key]
+
+
+def _client_module(plan: SendPlan) -> str:
+    if plan.sequence_lengths:
+        return SEQUENCE_CLIENT
+    return STREAMING_CLIENT if plan.streams else CLIENT
 
 
 def _client_failure(done: FinishedProcess) -> str:

@@ -43,6 +43,8 @@ class SendPlan:
         longest_seconds: Limit for the time after the lead-in.
         lead_in_requests: The first planned times are those of the lead-in of a model that streams; the others count
             from its end.
+        sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
+            which are in flight.
     """
 
     address: str
@@ -55,6 +57,7 @@ class SendPlan:
     fewest_requests: int = 0
     longest_seconds: float = 0.0
     lead_in_requests: int = 0
+    sequence_lengths: tuple[int, ...] = ()
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
         """Write the plan; the serialized ``messages`` are sent in turn.
