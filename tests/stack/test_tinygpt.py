@@ -191,7 +191,7 @@ def test_a_cancelled_request_leaves_its_place(target: EmbeddedTarget, tinygpt: M
 
 
 def test_the_load_client_counts_its_tokens(target: EmbeddedTarget, tinygpt: ModelSource, tmp_path: Path) -> None:
-    """In a closed loop the time of a request is its time to first response and the times between its tokens."""
+    """The latency of a request is its time to first response and the times between its tokens."""
     generator = ClosedLoopGenerator(
         log=tmp_path / "client.log", input_data=str(tinygpt.input_data), streams=True, token_output="OUTPUT_ID"
     )
