@@ -184,6 +184,11 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
             f"{option} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends requests of "
             "one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)"
         )
+    if source.is_streaming and options.model_warmup:
+        raise BadInputError(
+            f"--model-warmup: its requests hold zeros, which ask {source.name} for no tokens; leave it out, since "
+            "each load warms up a model that streams"
+        )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
 
