@@ -284,6 +284,7 @@ class Problem:
         fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
+        is_simulated: Whether the simulator of the dynamic batcher applies to the model.
     """
 
     model: str
@@ -298,6 +299,7 @@ class Problem:
     fixed_shapes: bool = True
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
+    is_simulated: bool = True
 
     def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
         """Return the best stable point within the SLA, see ``Sla.best_point``."""

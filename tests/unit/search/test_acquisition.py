@@ -20,7 +20,7 @@ def posterior(*cells: tuple[float, float]) -> Posterior:
 
 
 def value(*cells: tuple[float, float]) -> float:
-    return math.exp(confirmed_throughput(posterior(*cells), bound_s=0.02))
+    return math.exp(confirmed_throughput(posterior(*cells), bounds_s=np.array([0.02])))
 
 
 def test_a_certain_cell_counts_fully() -> None:
@@ -41,4 +41,4 @@ def test_slower_cells_count_nothing_if_the_first_is_certain() -> None:
 
 
 def test_hopeless_cells_have_a_finite_value() -> None:
-    assert math.isfinite(confirmed_throughput(posterior((500.0, 5.0)), bound_s=0.02))
+    assert math.isfinite(confirmed_throughput(posterior((500.0, 5.0)), bounds_s=np.array([0.02])))
