@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from objectives.confidence import mean_bounds, next_look, pool_server_spread
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS, Measurement, timing_of
 from objectives.sequential import look_error
 from objectives.sla import Sla
 from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, pooled_quantile_ms
@@ -179,8 +179,8 @@ def _ratio(pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float) -> 
 
 def _pooled(windows: Sequence[Measurement], metric: str) -> float:
     """Return the own client's value over all windows of a server, which have the same length; nan if unknown."""
-    level = QUANTILE_LEVELS.get(metric)
-    if level is not None:
-        return pooled_quantile_ms(windows, level)
+    level, timing = QUANTILE_LEVELS.get(metric), timing_of(metric)
+    if level is not None and timing is not None:
+        return pooled_quantile_ms(windows, level, timing)
     known = [value for window in windows if (value := METRICS[metric].value(window)) is not None]
     return statistics.fmean(known) if known else math.nan

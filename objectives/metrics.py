@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
 
 
@@ -45,11 +46,25 @@ class Measurement:
     Attributes:
         throughput_infer_per_sec: Inferences (samples) per second: requests times request batch size. None if the
             measurement failed.
-        latency_avg_ms: Mean latency.
+        latency_avg_ms: Mean latency: until the last response of a request.
         latency_p50_ms: Median of the latency.
         latency_p90_ms: 90th percentile of the latency.
         latency_p95_ms: 95th percentile of the latency.
         latency_p99_ms: 99th percentile of the latency.
+        ttft_avg_ms: Mean time to first response of a request. Models that do not stream have no values in this field
+            and the following ones.
+        ttft_p50_ms: Median of the time to first response.
+        ttft_p90_ms: 90th percentile of the time to first response.
+        ttft_p95_ms: 95th percentile of the time to first response.
+        ttft_p99_ms: 99th percentile of the time to first response.
+        itl_avg_ms: Mean inter-token latency. That of a request is the mean time between its responses. A request with
+            a single response has none.
+        itl_p50_ms: Median of the inter-token latency over requests.
+        itl_p90_ms: 90th percentile of the inter-token latency.
+        itl_p95_ms: 95th percentile of the inter-token latency.
+        itl_p99_ms: 99th percentile of the inter-token latency.
+        responses_per_sec: Responses per second of a model that streams.
+        output_tokens_per_sec: Tokens per second in these responses.
         client_send_ms: Mean time in which the client sends a request.
         network_ms: Mean time of a request in the network, and in the server's sending and receiving.
         queue_ms: Mean time of a request in the server's queue.
@@ -63,7 +78,11 @@ class Measurement:
         requests: Number of measured requests.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
+        requests_over_ttft_ms: The same for the bounds of the time to first response.
+        requests_over_itl_ms: The same for the bounds of the inter-token latency.
         latency_sketch: Mergeable sketch of all latencies, see ``objectives.latency_sketch``; empty if there is none.
+        ttft_sketch: The same for the times to first response.
+        itl_sketch: The same for the inter-token latencies.
         stable: Whether the windows of the measurement agree. ``reason`` says why not.
         gpu_utilization: Share of the time in which a kernel ran, 0 to 1: mean over the server's GPUs.
         gpu_memory_bytes: Largest memory in use: sum over the server's GPUs.
@@ -91,6 +110,18 @@ class Measurement:
     latency_p90_ms: float | None = None
     latency_p95_ms: float | None = None
     latency_p99_ms: float | None = None
+    ttft_avg_ms: float | None = None
+    ttft_p50_ms: float | None = None
+    ttft_p90_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_avg_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p90_ms: float | None = None
+    itl_p95_ms: float | None = None
+    itl_p99_ms: float | None = None
+    responses_per_sec: float | None = None
+    output_tokens_per_sec: float | None = None
     client_send_ms: float | None = None
     network_ms: float | None = None
     queue_ms: float | None = None
@@ -102,7 +133,11 @@ class Measurement:
     batch_stats: str = ""
     requests: int | None = None
     requests_over_ms: str = ""
+    requests_over_ttft_ms: str = ""
+    requests_over_itl_ms: str = ""
     latency_sketch: str = ""
+    ttft_sketch: str = ""
+    itl_sketch: str = ""
     stable: bool = False
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
@@ -131,6 +166,48 @@ class Measured(Protocol):
 
 
 PointT = TypeVar("PointT", bound=Measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A time that every request has, and where a ``Measurement`` keeps its distribution over the requests.
+
+    Attributes:
+        name: Prefix of the metrics (``ttft-p95``) and of the fields with statistics (``ttft_p95_ms``).
+        over_field: Field with the exact numbers of requests above the bounds.
+        sketch_field: Field with the sketch.
+        needs_streaming: Whether only a model that streams its responses has this time.
+    """
+
+    name: str
+    over_field: str
+    sketch_field: str
+    needs_streaming: bool = False
+
+    def field_of(self, statistic: str) -> str:
+        """Return the field of Measurement with ``statistic``, one of STATISTICS, in ms."""
+        return f"{self.name}_{statistic}_ms"
+
+    def requests_over(self, measurement: Measurement) -> str:
+        """Return the exact numbers of requests above the bounds, as ``Measurement.requests_over_ms``."""
+        return str(getattr(measurement, self.over_field))
+
+    def sketch(self, measurement: Measurement) -> str:
+        """Return the sketch of all requests' times; empty if there is none."""
+        return str(getattr(measurement, self.sketch_field))
+
+
+LATENCY = Timing("latency", "requests_over_ms", "latency_sketch")
+TTFT = Timing("ttft", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
+ITL = Timing("itl", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
+TIMINGS = (LATENCY, TTFT, ITL)
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # statistic -> level
+STATISTICS = ("avg", *QUANTILES)
+
+
+def timing_of(metric: str) -> Timing | None:
+    """Return the timing of a metric such as ``ttft-p95``; None for metrics that are not times of a request."""
+    return next((timing for timing in TIMINGS if metric.startswith(f"{timing.name}-")), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +241,13 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("throughput", "infer/s", "higher", lambda m: m.throughput_infer_per_sec),
-        Metric("latency-avg", "ms", "lower", lambda m: m.latency_avg_ms),
-        Metric("latency-p50", "ms", "lower", lambda m: m.latency_p50_ms),
-        Metric("latency-p90", "ms", "lower", lambda m: m.latency_p90_ms),
-        Metric("latency-p95", "ms", "lower", lambda m: m.latency_p95_ms),
-        Metric("latency-p99", "ms", "lower", lambda m: m.latency_p99_ms),
+        # tokens of a model that streams its responses
+        Metric("output-throughput", "tokens/s", "higher", lambda m: m.output_tokens_per_sec),
+        *(
+            Metric(f"{timing.name}-{statistic}", "ms", "lower", attrgetter(timing.field_of(statistic)))
+            for timing in TIMINGS
+            for statistic in STATISTICS
+        ),
         # the memory of the GPUs if the model is served on GPUs, otherwise that of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
         # unknown if no GPU serves the model or the driver does not report it

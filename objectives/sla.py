@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import METRICS, Measurement, Metric, PointT
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, timing_of
 
 CONFIDENCE = 0.99  # default confidence of a verdict
 
@@ -98,8 +98,8 @@ class Sla:
 
     @property
     def latencies(self) -> Sla:
-        """The upper bounds on latencies, which a lower load can meet."""
-        return Sla(tuple(constraint for constraint in self if constraint.metric.startswith("latency-")))
+        """The upper bounds on times of a request (see ``metrics.TIMINGS``), which a lower load can meet."""
+        return Sla(tuple(constraint for constraint in self if timing_of(constraint.metric)))
 
     @property
     def judged_latency(self) -> str:
@@ -112,9 +112,15 @@ class Sla:
         return max((constraint.bound for constraint in self if constraint.metric == "throughput"), default=0.0)
 
     def latency_bound_ms(self, metric: str | None = None, default: float = math.inf) -> float:
-        """Return the tightest bound on ``metric``, or on any latency without it; ``default`` if there is none."""
-        bounds = (constraint.bound for constraint in self.latencies if metric in (None, constraint.metric))
-        return min(bounds, default=default)
+        """Return the tightest bound on ``metric``; ``default`` if there is none.
+
+        Without a metric, it is the tightest bound on the latency of a request.
+        """
+
+        def is_meant(constraint: Constraint) -> bool:
+            return constraint.metric == metric or (metric is None and timing_of(constraint.metric) is LATENCY)
+
+        return min((constraint.bound for constraint in self.latencies if is_meant(constraint)), default=default)
 
     def share_of_bound(self, measurement: Measurement) -> float:
         """Return the largest ratio of a latency to its bound, at least 0.01; inf if a bounded latency is unknown."""

@@ -23,14 +23,14 @@ from objectives.confidence import (
     mean_bounds,
     pool_server_spread,
 )
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing, timing_of
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE, Constraint, Sla
 
-HIGHEST_LEVEL = 0.99  # the highest known quantile: nothing is known about the latencies above it
+HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
 # metric name -> level of the quantile
-QUANTILE_LEVELS = {"latency-p50": 0.5, "latency-p90": 0.9, "latency-p95": 0.95, "latency-p99": HIGHEST_LEVEL}
+QUANTILE_LEVELS = {f"{timing.name}-{name}": level for timing in TIMINGS for name, level in QUANTILES.items()}
 
 
 def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
@@ -57,22 +57,22 @@ def order_statistic_levels(effective: float, quantile: float, confidence: float)
     return float(low), float(1 - most[-1] / effective) if most.size else math.inf
 
 
-def latency_quantiles(measurement: Measurement) -> dict[float, float]:
-    """Return the known latency quantiles of the measurement in ms, by level."""
-    quantiles_ms = {level: METRICS[name].value(measurement) for name, level in QUANTILE_LEVELS.items()}
+def latency_quantiles(measurement: Measurement, timing: Timing = LATENCY) -> dict[float, float]:
+    """Return the known quantiles of ``timing`` in ms, by level."""
+    quantiles_ms = {level: METRICS[f"{timing.name}-{name}"].value(measurement) for name, level in QUANTILES.items()}
     return {level: ms for level, ms in quantiles_ms.items() if ms is not None and math.isfinite(ms)}
 
 
-def pooled_quantile_ms(windows: Sequence[Measurement], level: float) -> float:
-    """Return the latency quantile of all requests of ``windows`` together in ms; nan if no quantile is known.
+def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Timing = LATENCY) -> float:
+    """Return the quantile of ``timing`` over all requests of ``windows`` in ms; nan if no quantile is known.
 
     If all windows have sketches, these are merged, so the error is at most ``latency_sketch.RELATIVE_ACCURACY``.
     Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
     ``_tail_shares``, and the result is inf above ``HIGHEST_LEVEL``.
     """
-    known = [(window, own) for window in windows if (own := latency_quantiles(window))]
-    if known and all(window.latency_sketch for window, _ in known):
-        return latency_sketch.pooled_quantile_ms([window.latency_sketch for window, _ in known], level)
+    known = [(window, own) for window in windows if (own := latency_quantiles(window, timing))]
+    if known and all(timing.sketch(window) for window, _ in known):
+        return latency_sketch.pooled_quantile_ms([timing.sketch(window) for window, _ in known], level)
     if level > HIGHEST_LEVEL:
         return math.inf
     if not known:
@@ -84,12 +84,12 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float) -> float:
     return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
 
 
-def _counted_misses(window: Measurement, bound_ms: float) -> float | None:
+def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:
     """Return the requests above ``bound_ms``: exact, or by the sketch; None if the window has only quantiles."""
-    exact = latency_sketch.requests_over(window.requests_over_ms, bound_ms)
-    if exact is not None or not window.latency_sketch:
+    exact, sketch = latency_sketch.requests_over(timing.requests_over(window), bound_ms), timing.sketch(window)
+    if exact is not None or not sketch:
         return exact
-    return (window.requests or 1) * latency_sketch.share_over(window.latency_sketch, bound_ms)
+    return (window.requests or 1) * latency_sketch.share_over(sketch, bound_ms)
 
 
 def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:
@@ -248,7 +248,7 @@ def _combine(
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
     slow = next((own for constraint, own in judged if constraint.metric in QUANTILE_LEVELS), None)
-    latencies = [own for constraint, own in judged if constraint.metric.startswith("latency-")]
+    latencies = [own for constraint, own in judged if timing_of(constraint.metric)]
     return SlaVerdict(
         verdict,
         "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
@@ -305,9 +305,9 @@ def _judge_constraint(
     - The average latency and the throughput: Student's t on the logs of the servers' means.
     - Any other metric: each window must meet the bound.
     """
-    level = QUANTILE_LEVELS.get(bound.metric)
-    if level is not None:
-        counts = count_misses(servers, bound.bound, level)
+    level, timing = QUANTILE_LEVELS.get(bound.metric), timing_of(bound.metric)
+    if level is not None and timing is not None:
+        counts = count_misses(servers, bound.bound, level, timing)
         return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
     if bound.metric in spreads:
         return judge_mean(
@@ -321,30 +321,30 @@ def _judge_constraint(
     return _judge_each_window([METRICS[bound.metric].value(window) for own in servers for window in own], bound)
 
 
-def count_misses(servers: ServerWindows, bound_ms: float, level: float) -> MissCounts:
-    """Return the requests, those above ``bound_ms`` and those above the quantile of all together.
+def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: Timing = LATENCY) -> MissCounts:
+    """Return the requests, those whose ``timing`` is above ``bound_ms`` and those above the quantile of all together.
 
     They are counted where the load generator did so, otherwise estimated from a window's quantiles.
     """
     windows = [window for own in servers for window in own]
-    own_ms = pooled_quantile_ms(windows, level)
+    own_ms = pooled_quantile_ms(windows, level, timing)
     return MissCounts(
         [np.array([float(window.requests or 1) for window in own]) for own in servers],
-        [np.array([_misses(window, bound_ms) for window in own]) for own in servers],
-        [np.array([_misses(window, own_ms) for window in own]) for own in servers],
-        _slope(windows, level),
+        [np.array([_misses(window, bound_ms, timing) for window in own]) for own in servers],
+        [np.array([_misses(window, own_ms, timing) for window in own]) for own in servers],
+        _slope(windows, level, timing),
         math.log(bound_ms / own_ms) if 0 < own_ms < math.inf else -math.inf,
     )
 
 
-def _slope(windows: Sequence[Measurement], level: float) -> float:
+def _slope(windows: Sequence[Measurement], level: float, timing: Timing) -> float:
     """Return by how much the normal quantile of the share over a bound rises with the log of latency."""
     from scipy import special
 
     shares = [(1 - level) * SLOPE_LEVELS, (1 - level) / SLOPE_LEVELS]
-    low, high = (pooled_quantile_ms(windows, 1 - share) for share in shares)
+    low, high = (pooled_quantile_ms(windows, 1 - share, timing) for share in shares)
     if not math.isfinite(high):  # beyond the highest known quantile
-        shares[1], high = 1 - level, pooled_quantile_ms(windows, level)
+        shares[1], high = 1 - level, pooled_quantile_ms(windows, level, timing)
     if not 0 < low < high < math.inf:
         return LARGEST_SLOPE
     return min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), LARGEST_SLOPE)
@@ -402,8 +402,8 @@ def latency_interval_ms(
 
     Quantiles are bounded by order statistics of all requests, the average by Student's t.
     """
-    level = QUANTILE_LEVELS.get(metric)
-    if level is None:
+    level, timing = QUANTILE_LEVELS.get(metric), timing_of(metric)
+    if level is None or timing is None:
         logs = _logs(servers, metric)
         if not logs:
             return UNBOUNDED
@@ -413,7 +413,7 @@ def latency_interval_ms(
         return UNBOUNDED
     windows = [window for own in servers for window in own]
     low, high = order_statistic_levels(effective_requests, level, confidence)
-    return ConfidenceInterval(pooled_quantile_ms(windows, low), pooled_quantile_ms(windows, high))
+    return ConfidenceInterval(pooled_quantile_ms(windows, low, timing), pooled_quantile_ms(windows, high, timing))
 
 
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
@@ -427,9 +427,10 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         known = [value for w in windows if isinstance(value := getattr(w, field.name), (int, float))]
         if known and field.name not in ("stable", "overloaded", "requests"):
             values[field.name] = round(statistics.median(known), 4)
-    for name, level in QUANTILE_LEVELS.items():
-        if all(level in latency_quantiles(window) for window in windows):
-            values[f"{name.replace('-', '_')}_ms"] = round(pooled_quantile_ms(windows, level), 4)
+    for timing in TIMINGS:
+        for name, level in QUANTILES.items():
+            if all(level in latency_quantiles(window, timing) for window in windows):
+                values[timing.field_of(name)] = round(pooled_quantile_ms(windows, level, timing), 4)
     requests = sum(window.requests or 0 for window in windows)
     stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     reason = next((window.reason for window in windows if window.reason), "")
@@ -438,11 +439,11 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     return replace(medians, requests=requests or None, stable=stable, overloaded=overloaded, reason=reason)
 
 
-def _misses(window: Measurement, bound_ms: float) -> float:
+def _misses(window: Measurement, bound_ms: float, timing: Timing) -> float:
     """Return the requests above ``bound_ms``: counted where possible, else estimated; all if nothing is known."""
-    counted = _counted_misses(window, bound_ms)
+    counted = _counted_misses(window, bound_ms, timing)
     if counted is None:
-        quantiles_ms, requests = latency_quantiles(window), window.requests or 1
+        quantiles_ms, requests = latency_quantiles(window, timing), window.requests or 1
         counted = requests * float(_tail_shares(quantiles_ms, bound_ms)) if quantiles_ms else float(requests)
     return counted
 

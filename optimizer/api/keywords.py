@@ -17,6 +17,16 @@ class RunKeywords(TypedDict, total=False):
     sla_p90: str
     sla_p95: str
     sla_p99: str
+    sla_ttft_avg: str
+    sla_ttft_p50: str
+    sla_ttft_p90: str
+    sla_ttft_p95: str
+    sla_ttft_p99: str
+    sla_itl_avg: str
+    sla_itl_p50: str
+    sla_itl_p90: str
+    sla_itl_p95: str
+    sla_itl_p99: str
     min_throughput: str
     max_memory: str
     min_score: str | int | float

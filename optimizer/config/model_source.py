@@ -47,6 +47,16 @@ class ModelSource:
     warm_up: Mapping[str, tuple[int, ...]] | None = None
 
     @property
+    def is_streaming(self) -> bool:
+        """Whether the model sends any number of responses to a request (a decoupled model)."""
+        return bool(self.config.model_transaction_policy.decoupled)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the model takes sequences of requests, which Triton's sequence batcher routes to one instance."""
+        return bool(self.config.HasField("sequence_batching"))
+
+    @property
     def tuned_model(self) -> str:
         """The model that the candidate configures."""
         return self.batcher or self.name

@@ -284,7 +284,8 @@ class Problem:
         fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
-        is_simulated: Whether the simulator of the dynamic batcher applies to the model.
+        is_simulated: Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep
+            state.
     """
 
     model: str

@@ -152,7 +152,11 @@ Model = Annotated[
 
 
 class SlaSection(ProfileSection):
-    """Upper bounds on the latency of a request in milliseconds; None is no bound."""
+    """Upper bounds in milliseconds on the times of a request; None is no bound.
+
+    Only a model that streams its responses has a time to first response (``ttft``) and an inter-token latency
+    (``itl``).
+    """
 
     avg: LatencyBound = Field(default=None, description="Upper bound on the average latency", examples=["10ms"])
     p50: LatencyBound = Field(default=None, description="Upper bound on the median latency", examples=["10ms"])
@@ -165,10 +169,46 @@ class SlaSection(ProfileSection):
     p99: LatencyBound = Field(
         default=None, description="Upper bound on the 99th percentile of the latency", examples=["50ms"]
     )
+    ttft_avg: LatencyBound = Field(
+        default=None, description="Upper bound on the average time to first response", examples=["100ms"]
+    )
+    ttft_p50: LatencyBound = Field(
+        default=None, description="Upper bound on the median time to first response", examples=["100ms"]
+    )
+    ttft_p90: LatencyBound = Field(
+        default=None,
+        description="Upper bound on the 90th percentile of the time to first response",
+        examples=["200ms"],
+    )
+    ttft_p95: LatencyBound = Field(
+        default=None,
+        description="Upper bound on the 95th percentile of the time to first response",
+        examples=["200ms"],
+    )
+    ttft_p99: LatencyBound = Field(
+        default=None,
+        description="Upper bound on the 99th percentile of the time to first response",
+        examples=["500ms"],
+    )
+    itl_avg: LatencyBound = Field(
+        default=None, description="Upper bound on the average inter-token latency", examples=["20ms"]
+    )
+    itl_p50: LatencyBound = Field(
+        default=None, description="Upper bound on the median inter-token latency over requests", examples=["20ms"]
+    )
+    itl_p90: LatencyBound = Field(
+        default=None, description="Upper bound on the 90th percentile of the inter-token latency", examples=["30ms"]
+    )
+    itl_p95: LatencyBound = Field(
+        default=None, description="Upper bound on the 95th percentile of the inter-token latency", examples=["30ms"]
+    )
+    itl_p99: LatencyBound = Field(
+        default=None, description="Upper bound on the 99th percentile of the inter-token latency", examples=["50ms"]
+    )
 
     def latency_bounds_ms(self) -> dict[str, float]:
-        """Return the bounds by metric, such as ``{"p95": 20.0}``."""
-        return {name: bound for name, bound in self if bound is not None}
+        """Return the bounds by metric, such as ``{"p95": 20.0, "ttft-p95": 200.0}``."""
+        return {name.replace("_", "-"): bound for name, bound in self if bound is not None}
 
 
 class RequestSection(ProfileSection):

@@ -9,19 +9,25 @@ from objectives.sla import CONFIDENCE
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
-SlaMetric: TypeAlias = Literal["avg", "p50", "p90", "p95", "p99"]
+LatencyMetric: TypeAlias = Literal["avg", "p50", "p90", "p95", "p99"]
+TtftMetric: TypeAlias = Literal["ttft-avg", "ttft-p50", "ttft-p90", "ttft-p95", "ttft-p99"]
+ItlMetric: TypeAlias = Literal["itl-avg", "itl-p50", "itl-p90", "itl-p95", "itl-p99"]
+SlaMetric: TypeAlias = LatencyMetric | TtftMetric | ItlMetric
 LogName: TypeAlias = Literal["live", "plain", "none"]
 TARGETS: Final[tuple[TargetName, ...]] = get_args(TargetName)
 SEARCHERS: Final[tuple[SearchName, ...]] = get_args(SearchName)
 LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
-SLA_METRICS: Final[tuple[SlaMetric, ...]] = get_args(SlaMetric)
-THROUGHPUT = ("throughput",)
+SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args(TtftMetric), *get_args(ItlMetric))
+THROUGHPUT, OUTPUT_THROUGHPUT = ("throughput",), ("output-throughput",)
 DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
 
 
 def default_search(objectives: tuple[str, ...]) -> SearchName:
-    """Return the default search method for ``objectives``: `simulated` ranks by throughput alone."""
-    return "simulated" if objectives == THROUGHPUT else "tpe"
+    """Return the default search method for ``objectives``: `simulated` ranks by throughput alone.
+
+    The tokens per second of a model that streams are in proportion to its requests per second.
+    """
+    return "simulated" if objectives in (THROUGHPUT, OUTPUT_THROUGHPUT) else "tpe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class RunOptions:
     """
 
     model: str
-    sla_ms: dict[SlaMetric, float] = field(default_factory=dict)  # upper bound of the latency by metric
+    sla_ms: dict[SlaMetric, float] = field(default_factory=dict)  # upper bounds of the latencies by metric
     model_repository: str | None = None
     bls_composing_models: tuple[str, ...] = ()
     concurrent_models: tuple[str, ...] = ()

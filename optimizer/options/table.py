@@ -25,7 +25,7 @@ from optimizer.options.addresses import (
     server_address,
 )
 from optimizer.options.option import Option, ValueType
-from optimizer.options.run_options import DISTRIBUTIONS, LOGS, SEARCHERS, SLA_METRICS, TARGETS, TargetName
+from optimizer.options.run_options import DISTRIBUTIONS, LOGS, SEARCHERS, SLA_METRICS, TARGETS, SlaMetric, TargetName
 
 SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load", "Server", "Search", "Output"
 GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)
@@ -188,13 +188,23 @@ _TARGET_OPTIONS: Final = (
     Option("perf-analyzer-image", _text("IMAGE"), "Docker image whose perf_analyzer is used, such as Triton's SDK"),
 )
 
+
+def _sla_help(metric: SlaMetric) -> str:
+    timing, _, statistic = metric.rpartition("-")
+    quantile = "average" if statistic == "avg" else statistic
+    if not timing:
+        return f"Upper bound on the {quantile} latency: 20ms, 0.02s, 500us"
+    name, example = ("time to first response", "200ms") if timing == "ttft" else ("inter-token latency", "30ms")
+    return f"Upper bound on the {quantile} {name} of a model that streams: {example}"
+
+
 _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     SLA: (
         *(
             Option(
                 f"sla-{metric}",
                 _LATENCY,
-                f"Upper bound on the {'average' if metric == 'avg' else metric} latency: 20ms, 0.02s, 500us",
+                _sla_help(metric),
                 stored_as="sla_ms",
                 key=metric,
                 also="P",

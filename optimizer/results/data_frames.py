@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from objectives.metrics import Measurement
+from objectives.metrics import TIMINGS, Measurement
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
 from optimizer.results import summary
@@ -34,8 +34,8 @@ _TYPES: dict[str, Any] = {
             "reason",
             "verdict",
             "batch_stats",
-            "requests_over_ms",
-            "latency_sketch",
+            *(timing.over_field for timing in TIMINGS),
+            *(timing.sketch_field for timing in TIMINGS),
             "gpu_throttling",
             "load_generator",
             "latency",

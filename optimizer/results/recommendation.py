@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from objectives import pareto
 from objectives.confidence import Verdict
-from objectives.metrics import METRICS
+from objectives.metrics import LATENCY, METRICS, timing_of
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.search_space import Problem
@@ -224,7 +224,7 @@ def _holds_back(
     worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
     if worst.violation(closest.measurement) <= 0:
         return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"
-    if worst.metric.startswith("latency-"):
+    if timing_of(worst.metric):
         return _latency_reason(trials, confirmed, worst.metric, worst.bound)
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)
@@ -238,15 +238,16 @@ def _latency_reason(
     trials: Sequence[Trial], confirmed: Sequence[Confirmed], metric_name: str, bound_ms: float
 ) -> str:
     """Return why a latency bound is missed: one inference is too slow, or all loads are, or the confirmation was."""
-    metric = METRICS[metric_name]
+    metric, quantile = METRICS[metric_name], metric_name.removeprefix("latency-")
     alone = [p for p in all_points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
     quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
     if quickest is not None and quickest > bound_ms:
-        return f"a single inference takes {_ms(quickest)}"
+        if timing_of(metric_name) is LATENCY:
+            return f"a single inference takes {_ms(quickest)}"
+        return f"the {quantile} of requests that are sent alone is {_ms(quickest)}"
     values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]
     if not values:
         return f"{metric_name} could not be measured"
-    quantile = metric_name.removeprefix("latency-")
     if min(values) > bound_ms or not confirmed:
         return f"the lowest {quantile} measured is {_ms(min(values))}"
     why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")

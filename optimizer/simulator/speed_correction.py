@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives import batch_stats
-from objectives.metrics import Measurement
+from objectives.metrics import STATISTICS, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
@@ -28,7 +28,7 @@ PROBE_NOISE = 0.03  # standard deviation of the log of a probe at constant speed
 DEPLOYMENT_NOISE = 0.06  # standard deviation of the log throughput between deployments at constant speed
 DISTURBANCE_NOISE = 0.2  # standard deviation of the log throughput for each CPU that others take, of those there are
 TIMES = (
-    *("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms"),
+    *(timing.field_of(statistic) for timing in TIMINGS for statistic in STATISTICS),
     *("client_send_ms", "network_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
     "client_recv_ms",
 )

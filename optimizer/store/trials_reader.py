@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from objectives import batch_stats, latency_sketch
-from objectives.metrics import METRICS, Forecast, Measurement
+from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement, timing_of
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
@@ -163,7 +163,8 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
     "cpu_count": (1, LARGEST_COUNT),
 }
 _SHARES = ("gpu_utilization", "other_cpu_share", "late_request_share")
-_TEXTS = ("batch_stats", "requests_over_ms", "latency_sketch", "gpu_throttling")
+_OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
+_TEXTS = ("batch_stats", *_OVER, *_SKETCHES, "gpu_throttling")
 _FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *_TEXTS, "stable", "overloaded"))
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
@@ -289,8 +290,8 @@ def _measurements(
         "stable": stable,
         "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
         "batch_stats": _each(table, "batch_stats", _batch_stats),
-        "requests_over_ms": _each(table, "requests_over_ms", _requests_over),
-        "latency_sketch": _each(table, "latency_sketch", _latency_sketch),
+        **{name: _each(table, name, _requests_over) for name in _OVER},
+        **{name: _each(table, name, _latency_sketch) for name in _SKETCHES},
         "gpu_throttling": table.texts("gpu_throttling"),
         "reason": table.texts("reason"),
         "forecast": _forecasts(table, numbers),
@@ -384,7 +385,7 @@ def _load_generator(text: str) -> str:
 
 
 def _latency_metric(text: str) -> str:
-    allowed = [name for name in METRICS if name.startswith("latency-")]
+    allowed = [name for name in METRICS if timing_of(name)]
     if text and text not in allowed:
         raise ValueError(f"none of {', '.join(allowed)}")
     return text

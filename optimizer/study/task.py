@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, timing_of
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
@@ -84,6 +84,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
+        is_simulated=not (source.is_streaming or source.is_stateful),
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = _requests(source, profile.request.options() if profile else NO_OPTIONS, batching, options)
@@ -185,7 +186,24 @@ def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_
     min_score = options.min_score if options.min_score is not None or score is None else score.minimum
     if min_score is not None:
         bounds["score"] = min_score
-    return Sla.from_bounds(bounds)
+    sla = Sla.from_bounds(bounds)
+    _check_timings(sla, options.objectives, named)
+    return sla
+
+
+def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> None:
+    """Raise BadInputError if the goals need responses that stream, and the model does not send them."""
+    if named.source.is_streaming:
+        return
+    streamed = [bound for bound in sla.latencies if (timing := timing_of(bound.metric)) and timing.needs_streaming]
+    what = f"the bound {streamed[0]}" if streamed else ""
+    if "output-throughput" in objectives:
+        what = "--objective output-throughput"
+    if what:
+        raise BadInputError(
+            f"{what}: {named.source.name} sends one response to a request; only a decoupled model streams "
+            "(model_transaction_policy in config.pbtxt), so bound its latency instead, such as --sla-p95 20ms"
+        )
 
 
 def _requests(

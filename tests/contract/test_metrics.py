@@ -7,22 +7,26 @@ from dataclasses import dataclass
 
 import pytest
 
-from objectives.metrics import METRICS, Measurement, Metric
+from objectives.metrics import METRICS, STATISTICS, Measurement, Metric
 from objectives.sla import Sla
 from optimizer.options.values import OBJECTIVES, parse_objectives
 
 FULL = Measurement(
     throughput_infer_per_sec=2000, latency_avg_ms=1, latency_p50_ms=2, latency_p90_ms=3, latency_p95_ms=4,
-    latency_p99_ms=5, gpu_memory_bytes=6, gpu_power_watts=70, server_memory_bytes=8, requests=9, stable=True,
-    score=0.5,
+    latency_p99_ms=5, ttft_avg_ms=11, ttft_p50_ms=12, ttft_p90_ms=13, ttft_p95_ms=14, ttft_p99_ms=15, itl_avg_ms=21,
+    itl_p50_ms=22, itl_p90_ms=23, itl_p95_ms=24, itl_p99_ms=25, output_tokens_per_sec=30, gpu_memory_bytes=6,
+    gpu_power_watts=70, server_memory_bytes=8, requests=9, stable=True, score=0.5,
 )  # fmt: skip
 VALUES: dict[str, float] = {
     "throughput": 2000,
+    "output-throughput": 30,
     "latency-avg": 1,
     "latency-p50": 2,
     "latency-p90": 3,
     "latency-p95": 4,
     "latency-p99": 5,
+    **dict(zip((f"ttft-{name}" for name in STATISTICS), range(11, 16), strict=True)),
+    **dict(zip((f"itl-{name}" for name in STATISTICS), range(21, 26), strict=True)),
     "memory": 6,
     "gpu-memory": 6,
     "energy": 35,

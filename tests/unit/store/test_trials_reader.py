@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from objectives.metrics import TIMINGS
 from optimizer.core.errors import BadInputError
 from optimizer.results.finished_run import read_run
 from optimizer.store.recording import read_recording
@@ -45,8 +46,13 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "request_rate": (("0", "-1", "nan", LARGE), "not a number from 1e-06 to 1e+15"),
     "batch_stats": (("8:3", "8:1:1000000000000000"), "not a list of size:executions:compute_ns"),
     "requests": INT32,
-    "requests_over_ms": (("-1", "20", "20:x", "nan:3", "20:9999999999"), "not a list of bounds in ms and counts"),
-    "latency_sketch": (("x", "AAAA", "8:3"), "not a latency sketch that tune wrote"),
+    **dict.fromkeys(
+        (timing.over_field for timing in TIMINGS),
+        (("-1", "20", "20:x", "nan:3", "20:9999999999"), "not a list of bounds in ms and counts"),
+    ),
+    **dict.fromkeys(
+        (timing.sketch_field for timing in TIMINGS), (("x", "AAAA", "8:3"), "not a latency sketch that tune wrote")
+    ),
     **dict.fromkeys(("stable", "overloaded"), (("maybe",), "neither true nor false")),
     "confirmation": (("0", "-1", "x"), "not a whole number from 1 to 2147483647"),
     "cpu_count": (("0", "-2", "1.5", "8193", "many"), "not a whole number from 1 to 8192"),

@@ -1,0 +1,86 @@
+"""Times of a request: bounds, verdicts and pooled quantiles of TTFT and inter-token latency, next to the latency."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from objectives.confidence import ServerSpread, Verdict
+from objectives.latency_sketch import count_over, sketch_latencies
+from objectives.metrics import ITL, LATENCY, QUANTILES, TIMINGS, TTFT, Measurement, Timing, timing_of
+from objectives.sla import Sla
+from objectives.verdict import SequentialTest, count_misses, judge_sla, pool_measurements, server_spreads
+
+BOUNDS_MS = {"ttft-p95": 200.0, "itl-p95": 30.0}
+TEST = SequentialTest(error=0.01, most_servers=8)
+
+
+def window(seed: int, ttft_ms: float = 100.0, itl_ms: float = 15.0) -> Measurement:
+    """Return a window of 400 requests with log-normal times around the medians ``ttft_ms`` and ``itl_ms``."""
+    rng = np.random.default_rng(seed)
+    measured = Measurement(throughput_infer_per_sec=50.0, requests=400, stable=True)
+    for timing, median_ms in ((LATENCY, 1000.0), (TTFT, ttft_ms), (ITL, itl_ms)):
+        times_ms = median_ms * np.exp(rng.normal(0, 0.1, 400))
+        own: dict[str, object] = {
+            timing.field_of(name): float(np.quantile(times_ms, level)) for name, level in QUANTILES.items()
+        }
+        own[timing.over_field] = count_over(times_ms, [BOUNDS_MS[f"{timing.name}-p95"]] if timing != LATENCY else [])
+        own[timing.sketch_field] = sketch_latencies(times_ms)
+        measured = replace(measured, **own)  # type: ignore[arg-type]
+    return measured
+
+
+def servers(**medians_ms: float) -> list[list[Measurement]]:
+    return [[window(10 * server + number, **medians_ms) for number in range(3)] for server in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("medians_ms", "expected"),
+    [
+        ({}, Verdict.PASS),
+        ({"ttft_ms": 400.0}, Verdict.FAIL),
+        ({"itl_ms": 60.0}, Verdict.FAIL),
+    ],
+)
+def test_each_bound_is_judged_by_its_own_time(medians_ms: dict[str, float], expected: Verdict) -> None:
+    sla, windows = Sla.from_bounds(BOUNDS_MS), servers(**medians_ms)
+    judged = judge_sla(windows, sla, server_spreads([windows], sla), TEST)
+    assert judged.verdict is expected
+    assert all(f"{timing}-p95" in judged.reason for timing in ("ttft", "itl") if f"{timing}_ms" in medians_ms)
+
+
+@pytest.mark.parametrize("timing", TIMINGS, ids=lambda timing: timing.name)
+def test_requests_over_a_bound_are_those_of_the_timing(timing: Timing) -> None:
+    counts = {LATENCY: "1100:3", TTFT: "1100:5", ITL: "1100:7"}
+    measured = replace(window(0), **{one.over_field: text for one, text in counts.items()})  # type: ignore[arg-type]
+    assert count_misses([[measured]], 1100.0, 0.95, timing).misses[0].tolist() == [
+        float(counts[timing].split(":")[1])
+    ]
+
+
+def test_pooled_quantiles_of_all_timings_are_those_of_all_requests() -> None:
+    pooled = pool_measurements([window(seed) for seed in range(8)])
+    for timing, median_ms in ((LATENCY, 1000.0), (TTFT, 100.0), (ITL, 15.0)):
+        assert getattr(pooled, timing.field_of("p50")) == pytest.approx(median_ms, rel=0.02)
+        assert getattr(pooled, timing.field_of("p95")) == pytest.approx(1.18 * median_ms, rel=0.03)
+
+
+def test_the_tightest_bound_on_a_latency_is_that_of_a_request() -> None:
+    sla = Sla.from_bounds({**BOUNDS_MS, "p99": 4000.0})
+    assert sla.latency_bound_ms() == 4000.0
+    assert sla.latency_bound_ms("itl-p95") == 30.0
+    assert [bound.metric for bound in sla.latencies] == ["ttft-p95", "itl-p95", "latency-p99"]
+    assert Sla.parse(map(str, sla)) == sla
+
+
+def test_a_timing_is_found_by_its_metric() -> None:
+    assert [timing_of(f"{timing.name}-p95") for timing in TIMINGS] == list(TIMINGS)
+    assert timing_of("throughput") is None
+    assert timing_of("output-throughput") is None
+
+
+def test_the_spread_between_servers_is_known_for_each_bounded_time() -> None:
+    sla = Sla.from_bounds(BOUNDS_MS)
+    assert isinstance(server_spreads([servers()], sla)["itl-p95"], ServerSpread)
