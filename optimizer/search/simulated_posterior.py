@@ -113,7 +113,9 @@ class SimulatedPosterior:
         )
         simulated = learned.simulated + self._longer_tail
         self._achieved = [
-            Achieved.of(cells, Posterior((mean + simulated)[places], deviation[places], loads[places]), self._bounds_s)
+            Achieved.of(
+                cells, Posterior((mean + simulated)[places], deviation[places], loads[places]), self._bounds_s
+            )
             for mean, deviation in self.correction.predict(
                 learned.residuals.inputs, source.expected if source else None
             )

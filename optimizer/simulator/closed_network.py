@@ -162,7 +162,9 @@ class _Settings:
             np.array([candidate.instances for candidate, _ in cells], np.float64),
             np.array(
                 [
-                    max(1.0, candidate.max_batch_size / request_batch_size) if candidate.dynamic_batching else math.nan
+                    max(1.0, candidate.max_batch_size / request_batch_size)
+                    if candidate.dynamic_batching
+                    else math.nan
                     for candidate, _ in cells
                 ]
             ),
