@@ -211,3 +211,48 @@ def write_python_model(repository: Path, name: str, program: str) -> Path:
     (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)
     (folder / "1" / "model.py").write_text(program)
     return folder
+
+
+STREAMER_CONFIG = """\
+backend: "python"
+max_batch_size: 8
+model_transaction_policy { decoupled: true }
+input { name: "count" data_type: TYPE_INT32 dims: 1 }
+output { name: "numbers" data_type: TYPE_INT32 dims: 2 }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+STREAMER_PROGRAM = """\
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.respond, args=(request, request.get_response_sender())).start()
+
+    def respond(self, request, sender):
+        count = int(pb_utils.get_input_tensor_by_name(request, "count").as_numpy()[0, 0])
+        for number in range(abs(count)):
+            time.sleep(INTERVAL)
+            numbers = np.array([[number, count]], np.int32)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("numbers", numbers)]))
+        if count < 0:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"no response after {-count}")))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def write_streamer(repository: Path, milliseconds: float) -> Path:
+    """Write a decoupled model that sends ``count`` responses, one every ``milliseconds``.
+
+    A response is (its number, count). After a negative count of responses the request fails.
+    """
+    folder = repository / "streamer"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(STREAMER_CONFIG)
+    (folder / "1" / "model.py").write_text(STREAMER_PROGRAM.replace("INTERVAL", str(milliseconds / 1000)))
+    return folder

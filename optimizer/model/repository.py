@@ -121,17 +121,12 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
-    """Raise BadInputError if the model does not answer single requests with one response. ``path``: of ``config``."""
+    """Raise BadInputError if the model takes no single requests. ``path`` is the file of ``config``."""
     if config.HasField("sequence_batching"):
         raise BadInputError(
             f"{show_path(path)}: sequence_batching: a stateful model takes sequences of requests, and tune sends "
             "single ones; tune a copy without it if the state does not matter to its speed, or measure it with "
             "perf_analyzer's --sequence-length"
-        )
-    if config.model_transaction_policy.decoupled:
-        raise BadInputError(
-            f"{show_path(path)}: decoupled: such a model sends any number of responses to a request, and tune counts "
-            "one; tune a copy that responds once, or measure it with perf_analyzer's --streaming"
         )
 
 
@@ -280,6 +275,11 @@ def read_source(
     if set(variants) == {name}:
         raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
     top = read(name)
+    if concurrent and top.is_streaming:
+        raise BadInputError(
+            f"--concurrent-models {one_line(concurrent[0])}: {name} is decoupled, and only models with one response "
+            "to a request get load at the same time; tune the models one after another"
+        )
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
@@ -322,6 +322,11 @@ def _gather(
         part = read(name)
     except BadInputError as error:
         raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
+    if part.is_streaming:
+        raise BadInputError(
+            f"{one_line(path[-1])}: decoupled: {format_value(name)} sends any number of responses to a request, and "
+            "such a model is measured only on its own: tune it itself, or use a copy that responds once"
+        )
     for step in _steps(part.config):
         _gather(step, read, parts, (*path, name))
     parts[name] = part
@@ -351,5 +356,7 @@ def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelCon
         raise BadInputError(
             f"{other}: its inputs differ from those of {name}, so one load cannot measure both; tune them separately"
         )
+    if config.model_transaction_policy.decoupled != variant.model_transaction_policy.decoupled:
+        raise BadInputError(f"{other}: only one of {name} and {other} is decoupled; tune them separately")
     if (config.max_batch_size > 0) != (variant.max_batch_size > 0):
         raise BadInputError(f"{other}: only one of {name} and {other} takes batches; give both a max_batch_size")

@@ -46,9 +46,9 @@ def probability_within_bounds(posterior: Posterior, bounds_s: Array) -> Array:
 def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> Array:
     """Return E[max(0, log throughput - best); all latencies within their bounds], [cells].
 
-    This is constrained expected improvement (Schonlau, Welch and Jones 1998, "Global versus local search in constrained
-    optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other: more throughput at
-    a load also means less latency, so improvement and probability are not independent factors.
+    This is constrained expected improvement (Schonlau, Welch and Jones 1998, "Global versus local search in
+    constrained optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other: more
+    throughput at a load also means less latency, so improvement and probability are not independent factors.
     """
     slack = np.log(bounds_s) - posterior.log_latencies
 

@@ -56,6 +56,10 @@ INTERVALS = (
 )
 
 
+ERRORS = ModelErrors(throughput=0.1, tail=0.1)
+BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's statistics
+
+
 @dataclass(frozen=True, eq=False)
 class ServerModel:
     """The parameters of a simulated server, which refuses no request, because a measurement with a failure is void.
@@ -68,7 +72,7 @@ class ServerModel:
     request_batch_size: int
     overheads: FittedOverheads
     seed: int = 0
-    errors: ModelErrors = ModelErrors(throughput=0.1, tail=0.1)
+    errors: ModelErrors = ERRORS
     fixed_shapes: bool = True
     black_box: Array | None = None
 
@@ -180,9 +184,6 @@ def largest_batch(points: Sequence[Point], problem: Problem) -> int:
     return batch * max(1, min(size // batch, load))
 
 
-ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # of the throughput: twice that of a model with known service times
-
-
 @dataclass(frozen=True, eq=False)
 class _BlackBox:
     """The simulation of measured points by the vectors of ``black_box_fit``."""
@@ -209,7 +210,7 @@ class _BlackBox:
         times = functools.cache(parameters.service_times(largest, self.problem).times)
         gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
         overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
-        return ServerModel(times, batch, overheads, self.seed, ERRORS, self.problem.fixed_shapes, vector)
+        return ServerModel(times, batch, overheads, self.seed, BLACK_BOX_ERRORS, self.problem.fixed_shapes, vector)
 
     @property
     def _used(self) -> list[Point]:
