@@ -291,7 +291,7 @@ class SearchedWithoutSimulator(Note):
     """The simulator of the dynamic batcher does not describe the model, so the search had only its surrogate."""
 
     def __str__(self) -> str:
-        return "no simulator describes this model: the search learns from its measurements alone and may need more trials"
+        return "no simulator describes this model: the search learns from measurements alone and may need more trials"
 
 
 @dataclass(frozen=True, slots=True)

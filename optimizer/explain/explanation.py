@@ -113,7 +113,8 @@ class Explanation:
     """Explanation of ``run``.
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``simulation`` is None if no measurement
-    has both a throughput and a latency, or the simulator does not apply to the model. ``unfinished`` says why the run is incomplete; it is empty if the run ended.
+    has both a throughput and a latency, or the simulator does not apply to the model. ``unfinished`` says why the run
+    is incomplete; it is empty if the run ended.
     """
 
     run: FinishedRun

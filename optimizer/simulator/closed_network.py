@@ -127,7 +127,7 @@ class ClosedNetwork:
         power = np.where(np.isnan(settings.limits), 1.0, min(max(elasticity, 0.0), 1.0))
         slots = settings.instances * np.exp(power * np.log(limit) + (1 - power) * own_slots)
         running = _smooth_minimum(settings.requests, slots)
-        busy = _smooth_minimum(running, settings.instances)
+        busy = np.minimum(running, settings.instances)
         together = running / busy
         slowdown = (fixed + (1 - fixed) * together) * (1 + math.exp(contention) * (np.maximum(busy, 1.0) - 1))
         running_s = request_s * slowdown

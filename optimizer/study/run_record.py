@@ -54,8 +54,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
-    "problem.is_simulated": "Whether the simulator of the dynamic batcher applies. It does not to models that stream or "
-    "keep state, for which the search learns from measurements alone.",
+    "problem.is_simulated": "Whether the simulator of the dynamic batcher applies. It does not to models that stream "
+    "or keep state, for which the search learns from measurements alone.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
