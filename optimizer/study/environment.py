@@ -19,6 +19,7 @@ from optimizer.core.notes import (
     OutputsNotCompared,
     OwnBackend,
     RemoteServerUsed,
+    SearchedWithoutSimulator,
     present,
 )
 from optimizer.core.timing import Budget, Stopwatch
@@ -252,6 +253,8 @@ class Environment:
         notes += [self.remote_note() if self._is_remote else self.placement(task).note, task.request_note]
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
+        if self.options.search == "simulated" and not task.problem.is_simulated:
+            notes.append(SearchedWithoutSimulator())
         if self.hardware.gpus and not self._is_remote and not self._needs_gpus(task):
             notes.append(explain_cpu_serving(task.source.tuned_config))
         if self._needs_gpus(task) and any(gpu.mig for gpu in self.gpus.local):
