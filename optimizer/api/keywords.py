@@ -48,6 +48,8 @@ class RunKeywords(TypedDict, total=False):
     input_data: str | Path
     shape: list[str]
     input_range: list[str]
+    prompt_tokens: str | int | Path
+    output_tokens: str | int | Path
     string_data: str
     string_length: int
     protocol: Literal["grpc", "http"]

@@ -90,6 +90,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "request.input_data": "input-data.md#recorded-requests",
     "request.shapes": "input-data.md#sizes",
     "request.ranges": "input-data.md#generated-requests",
+    "tokens": "streaming.md#lengths",
     "space": "profile.md#the-derived-search-space",
     "space.instance_group_gpus": "gpu.md#several-gpus",
     "space.server_cpus": "running.md#cpus",

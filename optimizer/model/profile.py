@@ -48,6 +48,7 @@ from optimizer.model.profile_schema import (
     SlaSection,
     SpaceSection,
     StoredModel,
+    TokensSection,
     ToleranceSection,
 )
 from optimizer.model.profile_values import INT32_MAX, MIX, NUMBER, fault_lines, suggest
@@ -64,13 +65,14 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     SERVER_CPUS: "server_cpus",
     INSTANCE_GPUS: "instance_group_gpus",
 }
-MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
+MAY_BE_EMPTY: Final = ("sla", "request", "tokens", "load", "space", "score", "tolerance")
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
     BUILT: BuiltModel,
     ONNX: OnnxModel,
     STORED: StoredModel,
     "sla": SlaSection,
     "request": RequestSection,
+    "tokens": TokensSection,
     "load": LoadSection,
     "space": SpaceSection,
     "onnxruntime": OnnxRuntimeSection,
@@ -101,6 +103,9 @@ class Profile(ProfileSection):
         default=SlaSection(), description="Latency bounds of a request; bounds of the command line replace them all"
     )
     request: RequestSection = Field(default=RequestSection(), description="One request of the load generator")
+    tokens: TokensSection = Field(
+        default=TokensSection(), description="Prompts and outputs of a model that streams its responses"
+    )
     load: LoadSection = Field(default=LoadSection(), description="Load of the closed loop, from 1 request in flight")
     space: SpaceSection | None = Field(
         default=None,
@@ -240,6 +245,7 @@ def _validate(
     profile._path, profile._folder = path, folder
     profile._source, profile._base, profile._gpu = source, base, gpu
     _check_builder(profile)
+    _check_tokens(profile)
     _check_space(profile)
     return profile
 
@@ -298,6 +304,23 @@ def _check_builder(profile: Profile) -> None:
         known = list(builder.settings.model_fields)
         lines = fault_lines(error, source, str(profile.path), known=lambda *_: known)
         raise ProfileError(lines) from None
+
+
+def _check_tokens(profile: Profile) -> None:
+    """Raise BadInputError if the prompts and outputs are not complete, or longer than the model allows."""
+    tokens = profile.tokens
+    if tokens.prompt is None and tokens.output is None:
+        return
+    for key in ("prompt", "output", "prompt_input", "output_input"):
+        if getattr(tokens, key) is None:
+            raise profile.fault("tokens", problem=f"{key} is missing; generated prompts need it")
+    if profile.request.options().is_recorded:
+        problem = "request.input_data has prompts of its own; leave out prompt and output, or the input data"
+        raise profile.fault("tokens", problem=problem)
+    try:
+        tokens.requests()
+    except ValueError as error:
+        raise profile.fault("tokens", problem=str(error)) from None
 
 
 def _check_space(profile: Profile) -> None:

@@ -85,6 +85,8 @@ class RunOptions:
     ranges: tuple[str, ...] = ()  # see optimizer.core.request_sizes
     string_data: str | None = None
     string_length: int | None = None
+    prompt_tokens: str | None = None  # see optimizer.core.token_lengths
+    output_tokens: str | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
     arrivals: str = DISTRIBUTIONS[0]  # or constant, or a file of intervals; only with load "rate"
     server_cpus: str | None = None  # such as 0-3

@@ -14,15 +14,17 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
-from optimizer.model.profile_schema import ScoreSection, SpaceSection
+from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 
 MAX_CONCURRENCY = 256
@@ -38,9 +40,10 @@ class Task:
     ``baseline`` is the model's own configuration, ``dynamic_batching`` the same with default dynamic batching.
     ``input_data`` and ``shapes`` are arguments of perf_analyzer. ``tolerance`` is the allowed difference from the
     baseline's outputs, ``score`` how outputs are scored. ``unbounded`` are inputs that get any integer of their type.
-    ``concurrent`` are the requests to models that get load at the same time. ``notes`` and ``request_note`` are for
-    the user. ``on_gpu`` says whether any instance of any model runs on a GPU. ``sequence_length`` are the requests in
-    a sequence to a stateful model; None for other models.
+    ``token_output`` is the output whose elements are the tokens of a model that streams; empty if each response is
+    one token. ``concurrent`` are the requests to models that get load at the same time. ``notes`` and
+    ``request_note`` are for the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
+    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models.
     """
 
     source: ModelSource
@@ -56,6 +59,7 @@ class Task:
     notes: tuple[str, ...] = ()
     request_note: SamplesLeftOut | None = None
     on_gpu: bool = False
+    token_output: str = ""
     sequence_length: SizeDistribution | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
@@ -92,7 +96,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         is_simulated=not (source.is_streaming or source.is_stateful),
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    requests = _requests(source, profile.request.options() if profile else NO_OPTIONS, batching, options)
+    requests = _requests(named, batching, options)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
     baseline = configured_candidate(source, space.fields)
@@ -120,6 +124,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         named.notes,
         requests.note,
         on_gpu,
+        (profile.tokens.output_tensor if profile else None) or "",
         sequence_length,
     )
 
@@ -251,13 +256,47 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
         )
 
 
-def _requests(
-    source: ModelSource, defaults: RequestOptions, batching: RequestBatching, options: RunOptions
-) -> Requests:
+def _requests(named: NamedModel, batching: RequestBatching, options: RunOptions) -> Requests:
     """Return the requests by the command line, else by the profile, else those of the model's builder."""
+    source, defaults = named.source, named.profile.request.options() if named.profile else NO_OPTIONS
     request_options = RequestOptions(
         options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
     ).over(defaults)
-    if source.input_data is not None and request_options == NO_OPTIONS:
+    tokens = _token_requests(named, request_options, options)
+    if source.input_data is not None and request_options == NO_OPTIONS and tokens is None:
         return Requests(str(source.input_data)).limited(batching, cache_folder())
-    return prepare_requests(request_options, source.config, batching, cache_folder())
+    return prepare_requests(request_options, source.config, batching, cache_folder(), tokens)
+
+
+def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:
+    """Return the lengths of prompts and outputs by the command line, else by the profile.
+
+    None if there are none, or if the prompts are recorded.
+    """
+    profile, section = named.profile, named.profile.tokens if named.profile else TokensSection()
+    texts = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
+    given = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
+    if not named.source.is_streaming:
+        problem = f"{named.source.name} sends one response to a request; only a decoupled model generates tokens"
+        if given:
+            raise BadInputError(f"{given}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
+        if profile and section != TokensSection():
+            raise profile.fault("tokens", problem=f"{problem}; leave the section out")
+        return None
+    if given and requests.is_recorded:
+        raise BadInputError(
+            f"{given}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
+        )
+    if requests.is_recorded:
+        return None
+    prompt, output = (parse_optional(flag, text, parse_token_lengths) for flag, text in texts.items())
+    try:
+        tokens = section.requests(prompt, output)
+    except ValueError as error:
+        raise BadInputError(f"{given}: {error}") from None
+    if given and tokens is None:
+        raise BadInputError(
+            f"{given}: the inputs for the prompt and the number of tokens, or one of the lengths, are unknown; "
+            "write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
+        )
+    return tokens

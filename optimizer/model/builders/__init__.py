@@ -27,6 +27,7 @@ BUILDERS: dict[str, str] = {
     "mlp": "optimizer.model.builders.mlp:BUILDER",
     "resnext": "optimizer.model.builders.resnext:BUILDER",
     "text_recognition": "optimizer.model.builders.text_recognition:BUILDER",
+    "tinygpt": "optimizer.model.builders.tinygpt:BUILDER",
 }
 """Name of a builder, also the name that its model is served under -> ``module:attribute`` of its ``Builder``."""
 

@@ -39,7 +39,7 @@ SMALL: dict[str, dict[str, object]] = {
     "resnext": {"depth": "50", "image": 32},
     "text_recognition": {"width": 32},
 }
-IN_PYTHON = {"accumulator", "gru", "minilm"}  # the ONNX part of minilm is minilm_model
+IN_PYTHON = {"accumulator", "gru", "minilm", "tinygpt"}  # the ONNX part of minilm is minilm_model
 
 
 def obtain(cache: Path, builder: str = "mlp", **settings: object) -> ModelSource:
