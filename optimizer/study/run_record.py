@@ -54,6 +54,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
+    "problem.is_simulated": "Whether the simulator of the dynamic batcher applies to the model; false if the model "
+    "streams or keeps state.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -106,6 +108,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "request_batch_size": problem.request_batch_size,
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
+        "is_simulated": problem.is_simulated,
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,
