@@ -52,6 +52,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
     "problem.objectives": "Names of the objectives, the most important one first.",
     "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
+    "problem.sequence_length": "Requests in each sequence to a stateful model, as text; null for other models.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
     "problem.is_simulated": "Whether the simulator of the dynamic batcher applies to the model; false if the model "
@@ -106,6 +107,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "constraints": list(map(str, problem.sla)),
         "objectives": [metric.name for metric in problem.objectives],
         "request_batch_size": problem.request_batch_size,
+        "sequence_length": task.sequence_length and str(task.sequence_length),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
         "is_simulated": problem.is_simulated,
