@@ -201,7 +201,7 @@ class SequentialTest:
 
 
 def estimand(sla: Sla) -> str:
-    """Return what the verdict on the quantiles of ``sla`` estimates, in words; the unit is the request."""
+    """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
     timings = [timing_of(constraint.metric) for constraint in sla if constraint.metric in QUANTILE_LEVELS]
     subjects = list(dict.fromkeys(STREAMED_SUBJECTS.get(timing.name, "latency") for timing in timings if timing))
     if subjects in ([], ["latency"]):

@@ -383,7 +383,7 @@ def evidence(outcome: Outcome) -> str:
 
 
 def front_title(outcome: Outcome) -> str:
-    """Return what the Pareto front compares: ``Throughput against p95 latency``."""
+    """Return the axes of the Pareto front: ``Throughput against p95 latency``."""
     throughput, latency = (metric.name for metric in outcome.front_metrics)
     return f"{formatting.metric_label(throughput).capitalize()} against {formatting.latency_label(latency)}"
 

@@ -1,4 +1,4 @@
-"""What is shown of a run whose model streams its responses."""
+"""The summary, the report and the documents of a run whose model streams its responses."""
 
 from __future__ import annotations
 
