@@ -13,7 +13,7 @@ from rich.console import Console
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from objectives.verdict import ESTIMAND, estimand
-from optimizer.cli import emit
+from optimizer.cli import compare, emit
 from optimizer.core.trial import LoadPoint
 from optimizer.results import data_frames, formatting, summary
 from optimizer.results.finished_run import read_run
@@ -200,3 +200,12 @@ def test_an_autoscaler_counts_the_requests_of_a_model_that_streams(
     assert int(target[1]) == pytest.approx(700 * served, abs=1)
     assert emit.main([str(folder)]) == 0
     assert re.search(r"model_transaction_policy \{\s+decoupled: true", capsys.readouterr().out)
+
+
+def test_a_comparison_has_the_output_and_each_bounded_time(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare.main([str(folder), str(streaming_run.write_run(tmp_path))]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"\noutput +[\d.]+ ± [\d.]+ tokens/s ", text)
+    assert re.search(r"\nother bounds +inter-token p95 [\d.]+ ± [\d.]+ ms", text)
