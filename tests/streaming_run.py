@@ -114,8 +114,10 @@ def trials(*, is_confirmed: bool = True) -> list[Trial]:
     ]
     if not is_confirmed:
         return every
-    tests = zip(every, (4, 16, 24), (2, 2, LOOKS[0]), (0.0, 0.0, 0.01), strict=True)  # load, servers, error
-    return [replace(trial, confirmations=_windows(trial, *test)) for trial, *test in tests]
+    tests = zip(every, (4, 16, 24), (2, 2, LOOKS[0]), (0.0, 0.0, 0.01), strict=True)
+    return [
+        replace(trial, confirmations=_windows(trial, load, servers, error)) for trial, load, servers, error in tests
+    ]
 
 
 def _windows(trial: Trial, load: int, servers: int, error: float) -> tuple[Confirmation, ...]:

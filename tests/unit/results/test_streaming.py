@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return streaming_run.write_run(tmp_path_factory.mktemp("streaming"))
 
 
-def printed(**more: object) -> str:
+def printed(**more: Any) -> str:
     return shown_outcomes.printed(
         streaming_run.outcome(), streaming_run.problem(), baseline=streaming_run.BASELINE, **more
     )
