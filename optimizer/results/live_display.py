@@ -69,8 +69,8 @@ def scatter(
 ) -> list[Text]:
     """Return a plot with axes, as ``height`` lines of at most ``width`` characters.
 
-    Points are (latency in ms, throughput in ``unit``). The result is empty if there is no room or nothing to draw. ``label`` names the latency metric. Points beyond
-    twice the bound are not shown.
+    Points are (latency in ms, throughput in ``unit``). The result is empty if there is no room or nothing to draw.
+    ``label`` names the latency metric. Points beyond twice the bound are not shown.
     """
     drawable = [point for point in (*points, *front) if all(map(math.isfinite, point)) and min(point) > 0]
     if not drawable:
