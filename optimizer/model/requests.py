@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import file_lock, write_atomically, write_error
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import Shape, SizeDistribution, ValueRange, parse_range, parse_shape, select_inputs
+from optimizer.core.request_sizes import Shape, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.model import input_data
@@ -26,6 +26,7 @@ from optimizer.model.recorded_samples import (
     read_npz_samples,
     read_parquet_samples,
 )
+from optimizer.model.token_inputs import TokenInputs
 
 GENERATED_DATA = ("random", "zero")  # input data that the load generator makes up
 READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[InputSample]]] = {
@@ -195,7 +196,7 @@ class _Inputs:
             self._add_shape(text)
         for text in options.ranges:
             self._add_range(text)
-        self.tokens = tokens
+        self.tokens: TokenInputs | None = None
         if tokens is not None:
             self._add_tokens(tokens)
 
@@ -252,9 +253,8 @@ class _Inputs:
                     f"(in a profile request.shapes, such as {{{name}: [128]}}, or request.input_data)"
                 )
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
-        if self.tokens is not None:
-            integers.remove(self.tokens.output_input)
-        unbounded = tuple(name for name in integers if name not in self.bounds and self.kind == "random")
+        known = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
+        unbounded = tuple(name for name in integers if name not in known and self.kind == "random")
         fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
         plain = not self.bounds and not self._describes_strings and self.tokens is None
         if plain and len(fixed) == len(self.shapes):
@@ -292,9 +292,7 @@ class _Inputs:
             for _ in range(batching.samples)
         ]
         if self.tokens is not None:
-            lengths = self.tokens.output.draw(len(samples), np.random.default_rng([batching.seed, 2]))
-            for sample, length in zip(samples, lengths, strict=True):
-                sample[self.tokens.output_input].fill(length)
+            self.tokens.fill(samples, batching.seed)
         return samples
 
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
@@ -320,24 +318,15 @@ class _Inputs:
             raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
 
     def _add_tokens(self, tokens: TokenRequests) -> None:
-        """Give the prompt's input its lengths. Raises BadInputError if the inputs cannot hold tokens and a number."""
-        for key, name in (("prompt_input", tokens.prompt_input), ("output_input", tokens.output_input)):
-            where, tensor = f"tokens.{key} {one_line(name, 60)}", self.tensors.get(name)
-            if tensor is None:
+        """Give the prompt's input its lengths. Raises BadInputError if the inputs cannot hold tokens and numbers."""
+        self.tokens = TokenInputs(tokens, self.tensors, self.model)
+        for name in (*self.tokens.filled, tokens.prompt_input):
+            if name in self.shapes or (name in self.bounds and name in self.tokens.filled):
                 raise BadInputError(
-                    f"{where}: {self.model} has no such input; its inputs are {', '.join(self.tensors)}"
+                    f"input {one_line(name, 60)}: the tokens: section gives its values; leave out its shape and range"
                 )
-            is_prompt, described = key == "prompt_input", f"{where}: it is {tensor.datatype} {list(tensor.shape)}"
-            if not tensor.datatype.startswith(("INT", "UINT")) or tensor.shape.count(-1) != is_prompt:
-                needs = "integers with one variable size" if is_prompt else "an integer of a fixed size"
-                raise BadInputError(
-                    f"{described}, but {'a prompt' if is_prompt else 'the number of tokens'} needs {needs}"
-                )
-            if name in (self.shapes if is_prompt else self.bounds):
-                raise BadInputError(f"{where}: the tokens: section gives its values; leave out its shape and range")
-        prompt = self.tensors[tokens.prompt_input]
-        sizes = (tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.shape)
-        self.shapes[prompt.name] = (f"{prompt.name}: lengths of the prompts", Shape(prompt.name, tuple(sizes)))
+        if shape := self.tokens.prompt_shape:
+            self.shapes[tokens.prompt_input] = (f"{tokens.prompt_input}: lengths of the prompts", shape)
 
     def _add_range(self, text: str) -> None:
         try:
