@@ -21,7 +21,7 @@ from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
-from optimizer.plan.capacity_plan import CapacityQuestion
+from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion
 from optimizer.plan.fleet import MOST_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
@@ -47,7 +47,8 @@ One replica is the measured server with all of its GPUs. Give one of --rate,
 the tightest latency bound that this number of replicas meets. Several RUNs of one
 model are compared by hardware. RUNs on the same hardware are combined, which
 narrows the interval. With --traffic diurnal or --trace the autoscaler that `tune
-emit --format kubernetes` writes is simulated on this traffic.
+emit --format kubernetes` writes is simulated on this traffic. Models that stream
+or keep state are planned from their measured throughput, for steady traffic only.
 
 load balancers:
 {chr(10).join(f"  {name}:{chr(10)}    {SPLIT[name]}" for name in BALANCERS)}
@@ -253,13 +254,9 @@ def main(words: list[str]) -> int:
     """Run ``tune plan`` and return its exit code. Raises TuneError."""
     arguments = read_plan_arguments(words)
     runs = _runs(arguments)
-    from optimizer.plan.capacity_plan import plan
-    from optimizer.simulator.simulate import compile_simulator
-
-    compile_simulator(_say)
     if arguments.note:
         _say(arguments.note)
-    answer = plan(arguments.question, runs)
+    answer = _plan(arguments.question, runs)
     if arguments.as_json:
         from optimizer.plan.plan_report import document
 
@@ -271,6 +268,18 @@ def main(words: list[str]) -> int:
 
         print_plan(Console(), answer)
     return EXIT_CODES[answer.verdict.value]
+
+
+def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
+    if not all(run.problem.is_simulated for run in runs):
+        from optimizer.plan.measured_plan import plan_by_measurements
+
+        return plan_by_measurements(question, runs)
+    from optimizer.plan.capacity_plan import plan
+    from optimizer.simulator.simulate import compile_simulator
+
+    compile_simulator(_say)
+    return plan(question, runs)
 
 
 def _runs(arguments: PlanArguments) -> list[FinishedRun]:

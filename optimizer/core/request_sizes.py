@@ -40,8 +40,12 @@ class SizeDistribution:
     @property
     def fixed(self) -> int | None:
         """The size if there is only one, otherwise None."""
-        low = min(low for low, _, _ in self.choices)
-        return low if low == self.largest else None
+        return self.smallest if self.smallest == self.largest else None
+
+    @property
+    def smallest(self) -> int:
+        """The smallest size."""
+        return min(low for low, _, _ in self.choices)
 
     @property
     def largest(self) -> int:

@@ -19,6 +19,7 @@ from optimizer.plan.evidence import (
     planned_configurations,
 )
 from optimizer.plan.fleet import Fleet, RateEstimate, ReplicaCount, replicas_needed, sustainable_rate
+from optimizer.plan.measured_capacity import MeasuredCapacity
 from optimizer.plan.replica import replica
 from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.results.finished_run import FinishedRun
@@ -136,6 +137,7 @@ class FleetPlan:
     further: FurtherMeasuring | None = None
     autoscaling: AutoscalerTest | None = None
     unloaded_ms: float = 0.0
+    capacity: MeasuredCapacity | None = None
 
     @property
     def feasible(self) -> bool:
@@ -213,14 +215,14 @@ class _Planner:
             ) from None
         self._question, self._source = question, source
         self._fleet = Fleet(fitted, question.traffic, question.balancer)
-        self._hour_cost = _hour_cost(question.hour_costs, source.hardware)
+        self._hour_cost = hour_cost_of(question.hour_costs, source.hardware)
         self._expected = fitted.slowness_estimate.quantile(EXPECTED)
         self._safe = fitted.slowness_estimate.scenarios(SAFE)
 
     def answer(self) -> FleetPlan:
         """Return the replicas for the given rate, the rate of the given replicas, or the bound for both."""
-        replicas = _replicas(self._question, self._source, self._hour_cost)
-        rate = _rate(self._question, self._fleet.replica.request_batch_size)
+        replicas = requested_replicas(self._question, self._source, self._hour_cost)
+        rate = requested_rate(self._question, self._fleet.replica.request_batch_size)
         if replicas is None:
             assert rate is not None, "the question has a rate or replicas"
             return self._replicas_for(rate)
@@ -341,7 +343,7 @@ class _Planner:
         return most if count is None else min(count, most)
 
 
-def _rate(question: CapacityQuestion, request_batch_size: float) -> float | None:
+def requested_rate(question: CapacityQuestion, request_batch_size: float) -> float | None:
     """Return requests per second; a recording has its own rate if neither a rate nor replicas are given."""
     if question.rate is not None:
         return parse_rate(question.rate, request_batch_size) / request_batch_size
@@ -351,7 +353,9 @@ def _rate(question: CapacityQuestion, request_batch_size: float) -> float | None
     return None
 
 
-def _replicas(question: CapacityQuestion, source: PlannedConfiguration, hour_cost: float | None) -> int | None:
+def requested_replicas(
+    question: CapacityQuestion, source: PlannedConfiguration, hour_cost: float | None
+) -> int | None:
     """Return the given number of replicas, 0 if the budget is too small for one; None if the question asks for it."""
     if question.replicas is not None:
         return question.replicas
@@ -364,6 +368,7 @@ def _replicas(question: CapacityQuestion, source: PlannedConfiguration, hour_cos
     return int(question.most_cost / (hour_cost * source.devices) * (1 + 1e-12))
 
 
-def _hour_cost(hour_costs: Mapping[str, float], hardware: str) -> float | None:
+def hour_cost_of(hour_costs: Mapping[str, float], hardware: str) -> float | None:
+    """Return the price of a device per hour by the name of its hardware; None if there is none."""
     named = [cost for name, cost in hour_costs.items() if name and name.lower() in hardware.lower()]
     return named[0] if named else hour_costs.get("")

@@ -12,6 +12,7 @@ from objectives.confidence import Verdict
 from objectives.sla import Sla
 from optimizer.plan.capacity_plan import FURTHER_SECONDS, HOURS_A_MONTH, CapacityPlan, FleetPlan, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
+from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import formatting
 from optimizer.results.finished_run import candidate_document
@@ -124,6 +125,7 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
         "replicas_by_hour": list(answer.by_hour) or None,
         "cost": None if answer.cost is None else asdict(answer.cost),
         "power": None if answer.power is None else asdict(answer.power),
+        "measured_capacity": None if answer.capacity is None else asdict(answer.capacity),
         "forecast_errors": asdict(answer.forecast) if answer.forecast is not None else None,
         "further_measuring": None if answer.further is None else asdict(answer.further),
         "autoscaler_test": None if answer.autoscaling is None else asdict(answer.autoscaling),
@@ -203,18 +205,18 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
         count = answer.count
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
         interval = "" if count.low == count.safe else interval
-        _line(console, "replicas", f"{interval}{count.safe:,} with {CERTAINTY} certainty")
+        _line(console, "replicas", f"{interval}{count.safe:,} with {_certainty(answer)} certainty")
     carries = answer.carries
     if carries is not None and carries.likely:
         low, likely, high = (_infer(answer, rate) for rate in (carries.safe, carries.likely, carries.high))
-        _line(console, "rate", f"{low} with {CERTAINTY} certainty, most likely {likely}, at most {high}")
+        _line(console, "rate", f"{low} with {_certainty(answer)} certainty, most likely {likely}, at most {high}")
     if answer.at_rate is not None:
         latency = formatting.short_metric(source.sla.judged_latency)
         at = f"{answer.at_rate.utilization:.0%} used, {latency} {formatting.number(answer.at_rate.latency_ms)} ms"
         _line(console, "each", f"{at}, {_infer(answer, answer.rate / answer.replicas)}")
         _line(console, "one lost", _one_lost(answer))
         _line(console, "burst, 2x", _burst(answer))
-    for label, text in (*_money(answer), *_further(answer), *_autoscaling(answer)):
+    for label, text in (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer)):
         _line(console, label, text)
     _line(console, "traffic", f"{_traffic(plan)}; {question.balancer}: {SPLIT[question.balancer]}")
     _line(console, "server", formatting.configuration(source.candidate))
@@ -294,6 +296,45 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
         )
         lines.append(("power", formatting.UNKNOWN if watts is None else known))
     return lines
+
+
+def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
+    """Return the lines of a plan that follows from measurements alone: the load of a replica, and what is assumed."""
+    capacity = answer.capacity
+    if capacity is None:
+        return []
+    confirmed = f"{_infer(answer, capacity.confirmed)} were confirmed"
+    if capacity.concurrency:
+        confirmed += (
+            f" with {capacity.concurrency:,} in flight in a closed loop, "
+            f"{formatting.count(capacity.loads, 'load')} measured"
+        )
+    lines = [("based on", f"measured capacity of a replica, not a simulation; {confirmed}")]
+    if answer.feasible and capacity.mean_in_flight is not None and capacity.full_share is not None:
+        rate = answer.rate / answer.replicas
+        lines.append(("each", f"{_infer(answer, rate)}, {rate / capacity.confirmed:.0%} of the confirmed throughput"))
+        in_flight = (
+            f"{formatting.number(capacity.mean_in_flight)} on average if each gets {_infer(answer, capacity.safe)}, "
+            f"the most that is safe; {capacity.full_share:.2%} of the requests find {capacity.concurrency:,} or more"
+        )
+        lines.append(("in flight", in_flight))
+    if answer.spare is not None:
+        lines.append(("one lost", f"{_replicas(answer.source, answer.spare)} tolerate it (N+1)"))
+    lines.append(("requests", _lengths(capacity.lengths)))
+    lines += [("" if number else "assumed", text) for number, text in enumerate(capacity.assumptions)]
+    return lines
+
+
+def _lengths(lengths: RequestLengths) -> str:
+    """Return the lengths of the requests of a run in words."""
+    texts = [f"{name}s of {tokens} tokens" for name, tokens in lengths.tokens.items()]
+    if lengths.sequence:
+        texts.append(f"sequences of {lengths.sequence} steps")
+    return " and ".join(texts) or "the input data of the run, whose lengths it did not record"
+
+
+def _certainty(answer: FleetPlan) -> str:
+    return CERTAINTY if answer.capacity is None else f"{100 * answer.capacity.confidence:g} %"
 
 
 def _further(answer: FleetPlan) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from optimizer.config.model_source import served_models
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note
 from optimizer.core.process import COMMAND_LOG
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, Trial
 from optimizer.machine.conditions import ConditionValue, machine_conditions
 from optimizer.machine.hardware import Fingerprint
@@ -53,6 +54,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.objectives": "Names of the objectives, the most important one first.",
     "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
     "problem.sequence_length": "Requests in each sequence to a stateful model, as text; null for other models.",
+    "problem.tokens": "Numbers of tokens (`smallest`, `mean`, `largest`) of the generated prompts (`prompt`) and "
+    "outputs (`output`) of a model that streams; null if there are none.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
     "problem.is_simulated": "Whether the simulator of the dynamic batcher applies. It does not to models that stream "
@@ -108,12 +111,20 @@ def problem_document(task: Task) -> dict[str, Any]:
         "objectives": [metric.name for metric in problem.objectives],
         "request_batch_size": problem.request_batch_size,
         "sequence_length": task.sequence_length and str(task.sequence_length),
+        "tokens": None if task.tokens is None else _tokens_document(task.tokens),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
         "is_simulated": problem.is_simulated,
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,
+    }
+
+
+def _tokens_document(tokens: TokenRequests) -> dict[str, dict[str, float]]:
+    return {
+        name: {"smallest": lengths.smallest, "mean": round(lengths.mean, 2), "largest": lengths.largest}
+        for name, lengths in (("prompt", tokens.prompt), ("output", tokens.output))
     }
 
 

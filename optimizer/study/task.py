@@ -43,7 +43,8 @@ class Task:
     ``token_output`` is the output whose elements are the tokens of a model that streams; empty if each response is
     one token. ``concurrent`` are the requests to models that get load at the same time. ``notes`` and
     ``request_note`` are for the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
-    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models.
+    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models. ``tokens`` are the
+    generated prompts and outputs of a model that streams; None if there are none.
     """
 
     source: ModelSource
@@ -61,6 +62,7 @@ class Task:
     on_gpu: bool = False
     token_output: str = ""
     sequence_length: SizeDistribution | None = None
+    tokens: TokenRequests | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """Return the roles and configurations that are measured first; one if both behave the same."""
@@ -97,7 +99,9 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         is_simulated=not (source.is_streaming or source.is_stateful),
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    requests = _requests(named, batching, options)
+    request_options = _request_options(named, options)
+    tokens = _token_requests(named, request_options, options)
+    requests = _requests(named, batching, request_options, tokens)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
     baseline = configured_candidate(source, space.fields)
@@ -127,6 +131,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         on_gpu,
         (profile.tokens.output_tensor if profile else None) or "",
         sequence_length,
+        tokens,
     )
 
 
@@ -279,16 +284,22 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
         )
 
 
-def _requests(named: NamedModel, batching: RequestBatching, options: RunOptions) -> Requests:
-    """Return the requests by the command line, else by the profile, else those of the model's builder."""
-    source, defaults = named.source, named.profile.request.options() if named.profile else NO_OPTIONS
-    request_options = RequestOptions(
+def _request_options(named: NamedModel, options: RunOptions) -> RequestOptions:
+    """Return the options of the command line for requests, and those of the profile for the rest."""
+    defaults = named.profile.request.options() if named.profile else NO_OPTIONS
+    return RequestOptions(
         options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
     ).over(defaults)
-    tokens = _token_requests(named, request_options, options)
-    if source.input_data is not None and request_options == NO_OPTIONS and tokens is None:
+
+
+def _requests(
+    named: NamedModel, batching: RequestBatching, options: RequestOptions, tokens: TokenRequests | None
+) -> Requests:
+    """Return the requests by ``options`` and ``tokens``; without any, those of the model's builder."""
+    source = named.source
+    if source.input_data is not None and options == NO_OPTIONS and tokens is None:
         return Requests(str(source.input_data)).limited(batching, cache_folder())
-    return prepare_requests(request_options, source.config, batching, cache_folder(), tokens)
+    return prepare_requests(options, source.config, batching, cache_folder(), tokens)
 
 
 def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:

@@ -1,0 +1,279 @@
+"""The rate of requests that one replica serves, from its closed-loop measurements alone, without a simulator.
+
+A closed loop with n requests in flight measured the throughput of a replica in this state. Under Poisson arrivals the
+number in flight varies: it rises with the arrival rate, and falls with the throughput at the current number
+(flow-equivalent server: Chandy, Herzog and Woo, "Parametric Analysis of Queuing Networks", IBM J. Res. Dev. 1975).
+If all requests in flight share the replica, as with continuous batching, the distribution of the number depends on
+the mean of the lengths of requests only (generalized processor sharing: Cohen, Acta Informatica 12, 1979). If more
+wait than a replica computes at a time, this is an approximation, as the Erlang C formula is for other services.
+
+The share of arrivals that find n others in flight is the share of time with n in flight (PASTA: Wolff 1982). It is
+also the share of the work that is done with n + 1 in flight, because as many transitions go up as down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, special
+
+from objectives.metrics import timing_of
+from objectives.sla import Constraint
+from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, count_misses
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import Point
+from optimizer.results.confirmation_plan import Confirmed, usable_windows
+from optimizer.results.finished_run import FinishedRun
+
+Array = npt.NDArray[np.float64]
+LONGEST_TEXT = 80  # of a value in run.json, which may come from anywhere
+PRECISION = 1e-6  # of a rate, as a share of the throughput
+ASSUMPTIONS = (
+    "requests arrive independently of each other and have the lengths of the run",
+    "a request that finds as many in flight as were confirmed, or more, misses the bound",
+    "more in flight than confirmed do not raise the throughput",
+)
+STEP_ASSUMPTIONS = (
+    "sequences arrive independently of each other and have the lengths of the run",
+    "the client sends a step as soon as it has the answer to the last one",
+    "a step that is sent with more sequences in flight than confirmed misses the bound",
+    "more in flight than confirmed do not raise the throughput",
+)
+RATE_ASSUMPTIONS = ("requests arrive independently of each other, as in the run, and have its lengths",)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaCurve:
+    """What a replica does with 1, 2, … requests in flight, up to the confirmed concurrency.
+
+    Attributes:
+        throughput: Requests per second, shape [concurrency].
+        late: Share of requests over each bound, which does not fall with the number in flight, shape
+            [bounds, concurrency].
+        permitted: Largest share of requests that may be over each bound, shape [bounds].
+    """
+
+    throughput: Array
+    late: Array
+    permitted: Array
+
+    @property
+    def concurrency(self) -> int:
+        """Return the confirmed concurrency."""
+        return len(self.throughput)
+
+    @property
+    def capacity(self) -> float:
+        """Return the throughput at the confirmed concurrency."""
+        return float(self.throughput[-1])
+
+    def in_flight(self, rate: float) -> Array:
+        """Return the probabilities of 0, 1, … requests in flight at ``rate``, shape [concurrency + 1].
+
+        The last one is that of the confirmed concurrency or more. ``rate`` has to be below the capacity.
+        """
+        logs = np.concatenate([[0.0], np.cumsum(math.log(rate) - np.log(self.throughput))])
+        logs[-1] -= math.log1p(-rate / self.capacity)
+        return np.asarray(np.exp(logs - special.logsumexp(logs)), np.float64)
+
+    def mean_in_flight(self, rate: float) -> float:
+        """Return the mean number in flight at ``rate``, also with those beyond the confirmed concurrency."""
+        shares, load = self.in_flight(rate), rate / self.capacity
+        return float(shares @ np.arange(len(shares)) + shares[-1] * load / (1 - load))
+
+    def late_shares(self, rate: float) -> Array:
+        """Return the share of requests over each bound at ``rate``, shape [bounds]."""
+        shares = self.in_flight(rate)
+        return np.asarray(self.late @ shares[:-1] + shares[-1], np.float64)
+
+    def highest_rate(self) -> float:
+        """Return the highest rate in requests per second that meets all bounds; 0 if none does."""
+
+        def excess(load: float) -> float:
+            return float((self.late_shares(load * self.capacity) - self.permitted).max())
+
+        if excess(PRECISION) > 0:
+            return 0.0
+        load = optimize.brentq(excess, PRECISION, 1 - PRECISION, xtol=PRECISION)
+        return float((load - PRECISION) * self.capacity)
+
+    def faster(self, factor: float) -> ReplicaCurve:
+        """Return the curve of a replica with ``factor`` times the throughput."""
+        return replace(self, throughput=factor * self.throughput)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Numbers of tokens of the prompts or of the outputs of a run."""
+
+    smallest: int
+    mean: float
+    largest: int
+
+    def __str__(self) -> str:
+        span = f"{self.smallest:,}"
+        return span if self.smallest == self.largest else f"{span} to {self.largest:,} (mean {self.mean:,.4g})"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """Lengths of the requests of a run: ``tokens`` by ``prompt`` and ``output``, ``sequence`` in steps, as text.
+
+    They are empty if they are unknown or do not apply.
+    """
+
+    tokens: dict[str, TokenCounts]
+    sequence: str
+
+
+@dataclass(frozen=True)
+class MeasuredCapacity:
+    """The rate that a replica serves by measurements alone, in requests (steps of a stateful model) per second.
+
+    Attributes:
+        safe: Rate at the lower end of the confidence interval of the throughput, likely: at its middle, high: at its
+            upper end.
+        confidence: One-sided confidence of each end.
+        confirmed: Confirmed throughput, and ``interval`` its confidence interval on a fresh server.
+        concurrency: Confirmed requests in flight; 0 if a request rate was confirmed.
+        loads: Measured loads of the configuration up to that.
+        mean_in_flight: Mean number in flight at the safe rate of a replica with the lower end of the throughput; None
+            if a request rate was confirmed or no rate is safe.
+        full_share: Share of requests that find ``concurrency`` or more others in flight there.
+        lengths: Lengths of the requests of the run.
+        assumptions: What the plan assumes.
+    """
+
+    safe: float
+    likely: float
+    high: float
+    confidence: float
+    confirmed: float
+    interval: ConfidenceInterval
+    concurrency: int
+    loads: int
+    mean_in_flight: float | None
+    full_share: float | None
+    lengths: RequestLengths
+    assumptions: tuple[str, ...]
+
+
+def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
+    """Return the rate of a replica of the recommendation.
+
+    Raises BadInputError if it was not confirmed, or if a bound is not on a percentile.
+    """
+    confirmed, size = run.outcome and run.outcome.confirmed, run.problem.request_batch_size
+    throughput = confirmed and confirmed.point.throughput_infer_per_sec
+    if not confirmed or not throughput or not 0 < confirmed.throughput.low <= confirmed.throughput.high < math.inf:
+        raise BadInputError(
+            f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
+            "that streams or keeps state needs; run `tune` again without --no-confirmation or with a longer --budget"
+        )
+    ends = (confirmed.throughput.low, throughput, confirmed.throughput.high)
+    interval = ConfidenceInterval(ends[0] / size, ends[2] / size)
+    load = confirmed.point.load
+    safe = likely = high = load.request_rate
+    loads, mean_in_flight, full_share = 1, None, None
+    if load.concurrency:
+        curve, loads = _curve(run, confirmed)
+        curves = [curve.faster(end / throughput) for end in ends]
+        safe, likely, high = (own.highest_rate() for own in curves)
+        if safe:
+            mean_in_flight = curves[0].mean_in_flight(safe)
+            full_share = float(curves[0].in_flight(safe)[-1])
+    elif run.options.arrivals != "poisson":
+        raise BadInputError(
+            f"{run.folder.path}: its requests did not arrive independently of each other, as "
+            "those of users do; give a run of a closed loop, or with --request-distribution poisson"
+        )
+    assumed = STEP_ASSUMPTIONS if confirmed.point.candidate.is_stateful else ASSUMPTIONS
+    return MeasuredCapacity(
+        safe,
+        likely,
+        high,
+        run.problem.confidence,
+        throughput / size,
+        interval,
+        load.concurrency,
+        loads,
+        mean_in_flight,
+        full_share,
+        _lengths(run),
+        assumed if load.concurrency else RATE_ASSUMPTIONS,
+    )
+
+
+def _lengths(run: FinishedRun) -> RequestLengths:
+    """Return the lengths in run.json. Raises BadInputError for values that no run can have."""
+    problem = run.info["problem"]
+    try:
+        tokens = {
+            name: TokenCounts(int(counts["smallest"]), float(counts["mean"]), int(counts["largest"]))
+            for name, counts in (problem.get("tokens") or {}).items()
+            if name in ("prompt", "output")
+        }
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise run.folder.no_record(f"problem.tokens: {error}") from None
+    return RequestLengths(tokens, one_line(str(problem.get("sequence_length") or ""), LONGEST_TEXT))
+
+
+def _curve(run: FinishedRun, confirmed: Confirmed) -> tuple[ReplicaCurve, int]:
+    """Return the curve of the confirmed configuration, and the number of its measured loads.
+
+    Between two loads the throughput is interpolated. Below the lowest one it is proportional to the number in flight,
+    and a measurement would show more. The late share is that of the next higher load.
+    """
+    points = _points(run, confirmed)
+    loads = [point.load.concurrency for point in points]
+    counts = np.arange(1, loads[-1] + 1)
+    rates = [point.throughput_infer_per_sec / run.problem.request_batch_size for point in points]
+    throughput = np.minimum(np.interp(counts, [0, *loads], [0.0, *rates]), rates[-1])
+    bounds = _percentile_bounds(run)
+    shares = np.array([[_late_share(run, point, bound) for point in points] for bound, _ in bounds])
+    late = np.maximum.accumulate(shares, axis=1)[:, np.searchsorted(loads, counts)]
+    return ReplicaCurve(throughput, late, np.array([1 - level for _, level in bounds])), len(loads)
+
+
+def _points(run: FinishedRun, confirmed: Confirmed) -> Sequence[Point]:
+    """Return the stable points of the confirmed configuration below its load, ascending, then the confirmed point."""
+    assert run.outcome is not None, "it has a confirmation"
+    own = confirmed.point
+    below = {
+        point.load.concurrency: point
+        for point in run.outcome.points
+        if point.candidate == own.candidate
+        and 0 < point.load.concurrency < own.load.concurrency
+        and point.measurement.stable
+        and point.throughput_infer_per_sec > 0
+    }
+    return [*(below[load] for load in sorted(below)), own]
+
+
+def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
+    """Return the latency bounds of the run with the levels of their percentiles."""
+    bounds = []
+    for bound in run.problem.sla.latencies:
+        level = QUANTILE_LEVELS.get(bound.metric)
+        if level is None:
+            raise BadInputError(
+                f"{run.folder.path}: {bound} permits no share of the requests, which a plan for a model that streams "
+                "or keeps state needs; run `tune` with a bound on a percentile instead, such as --sla-p95 20ms"
+            )
+        bounds.append((bound, level))
+    return bounds
+
+
+def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
+    """Return the share of requests over ``bound``, which is on a percentile."""
+    assert run.outcome is not None, "it has points"
+    again = run.outcome.confirmation_of(point)
+    servers = usable_windows(again, run.trials) if again else [[point.measurement]]
+    timing, level = timing_of(bound.metric), QUANTILE_LEVELS[bound.metric]
+    assert timing is not None, "the bound is on a latency"
+    return count_misses(servers, bound.bound, level, timing).share
