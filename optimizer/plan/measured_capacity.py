@@ -49,7 +49,7 @@ RATE_ASSUMPTIONS = ("requests arrive independently of each other, as in the run,
 
 @dataclass(frozen=True, eq=False)
 class ReplicaCurve:
-    """What a replica does with 1, 2, … requests in flight, up to the confirmed concurrency.
+    """Throughput and late requests of a replica with 1, 2, … in flight, up to the confirmed concurrency.
 
     Attributes:
         throughput: Requests per second, shape [concurrency].
@@ -146,7 +146,7 @@ class MeasuredCapacity:
             if a request rate was confirmed or no rate is safe.
         full_share: Share of requests that find ``concurrency`` or more others in flight there.
         lengths: Lengths of the requests of the run.
-        assumptions: What the plan assumes.
+        assumptions: Assumptions of the plan.
     """
 
     safe: float
@@ -173,7 +173,7 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
     if not confirmed or not throughput or not 0 < confirmed.throughput.low <= confirmed.throughput.high < math.inf:
         raise BadInputError(
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
-            "that streams or keeps state needs; run `tune` again without --no-confirmation or with a longer --budget"
+            f"that streams or keeps state needs; continue its test with `tune verify {run.folder.path}`"
         )
     ends = (confirmed.throughput.low, throughput, confirmed.throughput.high)
     interval = ConfidenceInterval(ends[0] / size, ends[2] / size)
