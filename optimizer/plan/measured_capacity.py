@@ -116,8 +116,9 @@ class TokenCounts:
     largest: int
 
     def __str__(self) -> str:
-        span = f"{self.smallest:,}"
-        return span if self.smallest == self.largest else f"{span} to {self.largest:,} (mean {self.mean:,.4g})"
+        if self.smallest == self.largest:
+            return f"{self.largest:,} tokens"
+        return f"{self.smallest:,} to {self.largest:,} tokens (mean {self.mean:,.4g})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,7 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
 
 
 def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
-    """Return the lines of a plan that follows from measurements alone: the load of a replica, and what is assumed."""
+    """Return the lines of a plan that follows from measurements alone: the load of a replica, and the assumptions."""
     capacity = answer.capacity
     if capacity is None:
         return []
@@ -327,7 +327,7 @@ def _measured(answer: FleetPlan) -> list[tuple[str, str]]:
 
 def _lengths(lengths: RequestLengths) -> str:
     """Return the lengths of the requests of a run in words."""
-    texts = [f"{name}s of {tokens} tokens" for name, tokens in lengths.tokens.items()]
+    texts = [f"{name}s of {tokens}" for name, tokens in lengths.tokens.items()]
     if lengths.sequence:
         texts.append(f"sequences of {lengths.sequence} steps")
     return " and ".join(texts) or "the input data of the run, whose lengths it did not record"

@@ -8,9 +8,10 @@ import shutil
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from objectives.verdict import ConfidenceInterval
@@ -20,6 +21,7 @@ from optimizer.plan.measured_capacity import MeasuredCapacity, ReplicaCurve, Req
 from optimizer.plan.measured_plan import replicas_for
 from tests import stateful_run, streaming_run
 
+Array: TypeAlias = npt.NDArray[Any]
 SLOTS = 16
 PERMITTED = 0.05
 SERVICE_S = 0.5  # of a request alone
@@ -80,7 +82,7 @@ def test_each_bound_counts() -> None:
     assert both.highest_rate() == pytest.approx(curve(BATCHED.throughput, 0.04).highest_rate())
 
 
-def drawn_services(draw: np.random.Generator, count: int, kind: str) -> np.ndarray:
+def drawn_services(draw: np.random.Generator, count: int, kind: str) -> Array:
     if kind == "constant":
         return np.full(count, SERVICE_S)
     if kind == "exponential":
@@ -128,6 +130,67 @@ def test_a_server_of_continuous_batching_keeps_the_permitted_share(kind: str) ->
         else:
             heapq.heappush(running, progress + amount)
     assert 0.8 * PERMITTED < found_full / count < 1.2 * PERMITTED
+
+
+MOST_RUNNING, PROMPT_S, STEP_S, STEP_S_OF_REQUEST = 32, 0.012, 0.006, 0.0008  # of ``served``
+
+
+def served(tokens: Array, arrivals_s: Array | None, concurrency: int = 0) -> tuple[Array, Array, Array]:
+    """Return the time to first response, the inter-token latency and the end of each request in seconds.
+
+    A step computes the prompts of new requests and a token of every running one. Without arrivals a closed loop keeps
+    ``concurrency`` requests in flight.
+    """
+    count = len(tokens)
+    sent = [0.0] * count if arrivals_s is None else arrivals_s.tolist()
+    first, last, left = [0.0] * count, [0.0] * count, tokens.tolist()
+    arrived, now = concurrency, 0.0
+    waiting, running = deque(range(concurrency)), list[int]()
+    while running or waiting or arrived < count:
+        if arrivals_s is not None:
+            if not running and not waiting:
+                now = max(now, sent[arrived])
+            while arrived < count and sent[arrived] <= now:
+                waiting.append(arrived)
+                arrived += 1
+        new = [waiting.popleft() for _ in range(min(len(waiting), MOST_RUNNING - len(running)))]
+        running += new
+        now += PROMPT_S * len(new) + STEP_S + STEP_S_OF_REQUEST * len(running)
+        for request in running:
+            first[request] = first[request] or now
+            last[request] = now
+            left[request] -= 1
+            if arrivals_s is None and not left[request] and arrived < count:
+                sent[arrived] = now
+                waiting.append(arrived)
+                arrived += 1
+        running = [request for request in running if left[request]]
+    firsts, lasts = np.array(first), np.array(last)
+    return firsts - np.array(sent), (lasts - firsts) / (tokens - 1), lasts
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "itl_s", "confirmed"), [(0.075, 0.06, 24), (1.0, 0.036, 24), (0.3, 0.1, 40), (1.0, 0.03, 12)]
+)
+def test_a_server_that_decodes_in_steps_meets_its_bounds_at_the_highest_rate(
+    ttft_s: float, itl_s: float, confirmed: int
+) -> None:
+    draw, loads, counts = np.random.default_rng(7), [1, 4, 8, 16, 24, 32], np.arange(1, confirmed + 1)
+    loads = [load for load in loads if load < confirmed] + [confirmed]
+    throughput, late = [], []
+    for load in loads:
+        ttft, itl, ends = served(draw.integers(16, 64, 2000), None, load)
+        middle = np.sort(ends)[200:-200]
+        throughput.append(len(middle) / (middle[-1] - middle[0]))
+        late.append([(ttft[load:] > ttft_s).mean(), (itl > itl_s).mean()])
+    shares = np.maximum.accumulate(np.array(late).T, axis=1)[:, np.searchsorted(loads, counts)]
+    measured = np.minimum(np.interp(counts, [0, *loads], [0.0, *throughput]), throughput[-1])
+    rate = ReplicaCurve(measured, shares, np.array([PERMITTED, PERMITTED])).highest_rate()
+    assert 0.5 < rate / throughput[-1] < 0.95
+    requests = 20_000
+    ttft, itl, _ = served(draw.integers(16, 64, requests), np.cumsum(draw.exponential(1 / rate, requests)))
+    assert (ttft > ttft_s).mean() <= PERMITTED
+    assert (itl > itl_s).mean() <= PERMITTED
 
 
 def test_replicas_rise_with_the_rate_and_fall_with_the_capacity() -> None:
@@ -198,7 +261,7 @@ def test_the_text_names_the_measurements_the_lengths_and_the_assumptions(
     text = " ".join(capsys.readouterr().out.split())
     assert "measured capacity of a replica, not a simulation" in text
     assert "were confirmed with 24 in flight in a closed loop, 5 loads measured" in text
-    assert "prompts of 64 tokens and outputs of 16 to 63 (mean 39.5) tokens" in text
+    assert "prompts of 64 tokens and outputs of 16 to 63 tokens (mean 39.5)" in text
     assert "assumed requests arrive independently of each other" in text
     assert main([str(stateful), "--rate", "9000/s"]) == 0
     text = " ".join(capsys.readouterr().out.split())

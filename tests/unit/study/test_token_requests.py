@@ -14,6 +14,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model import input_data
 from optimizer.model.builders import tinygpt
 from optimizer.options.run_options import RunOptions
+from optimizer.study.run_record import problem_document
 from optimizer.study.task import Task, prepare_task
 
 LAPTOP = Hardware(gpus=(), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
@@ -55,6 +56,10 @@ def lengths(task: Task) -> tuple[Counter[int], Counter[int]]:
 def test_the_profile_gives_the_lengths() -> None:
     task = prepare()
     assert task.token_output == "OUTPUT_ID"
+    assert problem_document(task)["tokens"] == {
+        "prompt": {"smallest": 16, "mean": 17.5, "largest": 19},
+        "output": {"smallest": 32, "mean": 32, "largest": 32},
+    }
     assert not task.problem.is_simulated
     assert lengths(task) == ({16: 64, 17: 64, 18: 64, 19: 64}, {32: 256})
     tokens = np.concatenate([sample["INPUT_IDS"] for sample in requests(task)])
@@ -87,6 +92,7 @@ def test_without_a_section_the_builders_prompts_are_sent(folder: Path) -> None:
     task = prepare()
     assert Path(task.input_data).name == "input_data.json"
     assert task.token_output == ""
+    assert problem_document(task)["tokens"] is None
 
 
 def test_recorded_prompts_of_the_command_line_replace_the_lengths(folder: Path) -> None:
