@@ -18,7 +18,7 @@ POLICY_GRAMMAR = 'write "none", or sizes such as "max", "max/2" or 8, joined by 
 UNBATCHED: Hashable = "no batch dimension"
 ONE_BY_ONE: Hashable = "one request at a time"
 ONE_BY_ONE_QUEUED: Hashable = "one request at a time, through the batcher's queue"
-SEQUENCES = "sequences"
+SEQUENCES, STREAMS = "sequences", "streams"
 DIRECT_DELAY = "sequence_batching.direct.max_queue_delay_microseconds"
 SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
 SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # its value is a policy
@@ -64,7 +64,12 @@ def preferred_text(sizes: Iterable[int], max_batch_size: int) -> str:
 
 
 def behaviour(
-    candidate: Candidate, request_batch_size: int, *, queued: bool = False, stateful: bool = False
+    candidate: Candidate,
+    request_batch_size: int,
+    *,
+    queued: bool = False,
+    stateful: bool = False,
+    streams: bool = False,
 ) -> Hashable | None:
     """Return a key of the batcher's behaviour: equal for candidates that behave the same.
 
@@ -76,12 +81,17 @@ def behaviour(
         queued: Whether other fields of the batcher's queue are set (timeouts, ordering). Then the batcher matters
             even if it never joins two requests.
         stateful: Whether the sequence batcher joins the requests, each of one sample.
+        streams: Whether the model streams. Such a model may compute requests together that the batcher passed on one
+            by one, so that each setting may matter.
     """
     r, limit = request_batch_size, candidate.max_batch_size
     if stateful:
         return None if candidate.dynamic_batching or r != 1 else (SEQUENCES, limit)
     if limit == 0:
         return UNBATCHED if r == 1 and not candidate.dynamic_batching else None
+    if streams and r <= limit:
+        setting = normalize(candidate)
+        return STREAMS, limit, setting.dynamic_batching, setting.max_queue_delay_us, setting.preferred_batch_sizes
     fits = limit // r  # a batch is a whole number of requests, so only this quotient of max_batch_size matters
     if fits == 0:
         return None

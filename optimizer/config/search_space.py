@@ -55,6 +55,7 @@ class SearchSpace:
         instance_count: Instances for each instance group, on each of its GPUs.
         fields: Choices of other settings by name; see ``Candidate.fields`` for the names.
         request_batch_size: Samples of a request.
+        is_streaming: Whether the model streams its responses.
     """
 
     max_batch_size: tuple[int, ...]
@@ -63,6 +64,7 @@ class SearchSpace:
     instance_count: tuple[int, ...] = (1,)
     fields: Mapping[str, tuple[FieldValue, ...]] = field(default_factory=dict, hash=False)
     request_batch_size: int = 1
+    is_streaming: bool = False
 
     def __post_init__(self) -> None:
         _whole("request_batch_size", self.request_batch_size, 1)
@@ -221,7 +223,13 @@ class SearchSpace:
 
     def _key(self, candidate: Candidate) -> object:
         queued = any(map(is_batcher_field, self.fields))
-        return behaviour(candidate, self.request_batch_size, queued=queued, stateful=self.is_stateful)
+        return behaviour(
+            candidate,
+            self.request_batch_size,
+            queued=queued,
+            stateful=self.is_stateful,
+            streams=self.is_streaming,
+        )
 
     def _effective(self, fields: tuple[tuple[str, FieldValue], ...]) -> tuple[tuple[str, FieldValue], ...]:
         """Return ``fields`` with the first choice of a setting of the sequence batcher that has no effect.

@@ -141,6 +141,7 @@ def build_space(
         instance_count=section.instance_group_count or _counts(hardware),
         fields=fields,
         request_batch_size=batch.fixed or 1,
+        is_streaming=source.is_streaming,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.config.batching import is_sequence_field
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
@@ -118,6 +119,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         raise ValueError("hardware.gpus is not a list of names")
     if not isinstance(info.get("facts", {}), dict):
         raise ValueError("facts is not an object")
+    is_simulated = bool(info.get("is_simulated", True))
     choices = {name: tuple(values) for name, values in info["space"].items()}
     own = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
     for name in ("max_batch_size", "instance_count"):
@@ -125,7 +127,12 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
             _check_whole(name, value)
     return Problem(
         model=str(info["model"]),
-        space=SearchSpace(**own, fields=choices, request_batch_size=size if isinstance(size, int) else 1),
+        space=SearchSpace(
+            **own,
+            fields=choices,
+            request_batch_size=size if isinstance(size, int) else 1,
+            is_streaming=not is_simulated and not any(map(is_sequence_field, choices)),
+        ),
         request_batch_size=size,
         max_concurrency=UNKNOWN_CONCURRENCY,
         objectives=tuple(METRICS[name] for name in info["objectives"]),
@@ -134,7 +141,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         cpu_count=None if hardware["gpus"] else hardware["cpu_count"],
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
-        is_simulated=bool(info.get("is_simulated", True)),
+        is_simulated=is_simulated,
     )
 
 
