@@ -1,10 +1,10 @@
 """Compare the load client's times of streamed responses with those of Triton's own Python client.
 
-    python benchmarks/streaming_client.py [--rounds 5] [--seconds 4] [--in-flight 1 4 16] [--models timer tinygpt]
+    python benchmarks/streaming_client.py [--rounds 5] [--seconds 4] [--in-flight 1 4 16] [--models streamer tinygpt]
 
-Both clients send the same requests to the same server and keep the same number of requests in flight. ``timer`` is a
-model that sends 16 responses, one every 5 ms, however many requests it has; the times of ``tinygpt`` depend on the
-other requests. The clients alternate within each round:
+Both clients send the same requests to the same server and keep the same number of requests in flight. ``streamer``
+is a model that sends 16 responses, one every 5 ms, however many requests it has; the times of ``tinygpt`` depend on
+the other requests. The clients alternate within each round:
 
 - ``tune``: ``ClosedLoopGenerator``, which opens a call for each request and writes HTTP/2 frames itself.
 - ``tritonclient``: ``InferenceServerClient.start_stream``, one stream for all requests. Its callback takes the time
@@ -58,7 +58,7 @@ from optimizer.study import task
 from tests.repositories import write_streamer
 
 REQUESTS = 64  # distinct ones
-TIMER, RESPONSES, INTERVAL_MS = "timer", 16, 5.0
+STREAMER, RESPONSES, INTERVAL_MS = "streamer", 16, 5.0
 FEWEST = FEWEST_STREAMED * MIN_WINDOWS
 COLUMNS = (
     *("model", "client", "in flight", "requests/s", "responses/s"),
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--models", nargs="+", choices=(TIMER, "tinygpt"), default=[TIMER, "tinygpt"])
+    parser.add_argument("--models", nargs="+", choices=(STREAMER, "tinygpt"), default=[STREAMER, "tinygpt"])
     parser.add_argument("--client", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
@@ -112,7 +112,7 @@ def compare(served: Served, endpoint: Endpoint, folder: Path, in_flight: int, se
 def bench(model: str) -> Iterator[tuple[Served, Endpoint, Path]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        served = timer(folder) if model == TIMER else prepared(model)
+        served = streamer(folder) if model == STREAMER else prepared(model)
         target = EmbeddedTarget(served.source, log=folder / "server.log", say=say)
         with contextlib.closing(target), target.deploy(served.candidate) as endpoint:
             yield served, endpoint, folder
@@ -123,7 +123,7 @@ def prepared(model: str) -> Served:
     return Served(made.source, made.baseline, made.input_data, made.shapes)
 
 
-def timer(folder: Path) -> Served:
+def streamer(folder: Path) -> Served:
     write_streamer(folder / "models", INTERVAL_MS)
     data = folder / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [RESPONSES]}]}))
