@@ -353,11 +353,17 @@ class ManagedTarget:
             concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
             gpus=gpu_placement.used_gpus(wanted.configs.values()) if self._gpus else (),
+            metrics=server.metrics,
         )
         try:
             yield endpoint
         except ServerCrashed as error:
             raise server.crashed("measuring", str(error) if server.answers() else "") from error
+
+
+def exports_metrics(source: ModelSource) -> bool:
+    """Return whether a model of ``source`` exports metrics that tune reads: those of a language model's engine."""
+    return any(map(has_llm_engine, source.models.values()))
 
 
 def server_options(source: ModelSource) -> list[str]:

@@ -193,7 +193,8 @@ def test_models_with_similar_names_keep_their_configurations(tmp_path: Path) -> 
     keys = kubernetes.config_keys(recommended)
     assert len(set(keys.values())) == len(recommended.configs)
     data = kubernetes.config_map(recommended, settings(recommended))["data"]
-    assert {name: read_config(data[key]) for name, key in keys.items()} == recommended.configs
+    configs = {f"{name}/config.pbtxt": config for name, config in recommended.configs.items()}
+    assert {path: read_config(data[key]) for path, key in keys.items()} == configs
 
 
 # -- bad input -------------------------------------------------------------------------------------------------
