@@ -213,6 +213,116 @@ def write_python_model(repository: Path, name: str, program: str) -> Path:
     return folder
 
 
+STREAMER_CONFIG = """\
+backend: "python"
+max_batch_size: 8
+model_transaction_policy { decoupled: true }
+input { name: "count" data_type: TYPE_INT32 dims: 1 }
+output { name: "numbers" data_type: TYPE_INT32 dims: 2 }
+instance_group { count: 1 kind: KIND_CPU }
+"""
+STREAMER_PROGRAM = """\
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.respond, args=(request, request.get_response_sender())).start()
+
+    def respond(self, request, sender):
+        count = int(pb_utils.get_input_tensor_by_name(request, "count").as_numpy()[0, 0])
+        for number in range(abs(count)):
+            time.sleep(INTERVAL)
+            numbers = np.array([[number, count]], np.int32)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("numbers", numbers)]))
+        if count < 0:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"no response after {-count}")))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def write_streamer(repository: Path, milliseconds: float) -> Path:
+    """Write a decoupled model that sends ``count`` responses, one every ``milliseconds``.
+
+    A response is (its number, count). After a negative count of responses the request fails.
+    """
+    folder = repository / "streamer"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(STREAMER_CONFIG)
+    (folder / "1" / "model.py").write_text(STREAMER_PROGRAM.replace("INTERVAL", str(milliseconds / 1000)))
+    return folder
+
+
+STATES = "parameters.states.string_value"  # the field that selects how the model keeps its states
+SUMS_CONFIG = """\
+backend: "python"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "states" value { string_value: "own" } }
+parameters { key: "log" value { string_value: "LOG" } }
+sequence_batching {
+  max_sequence_idle_microseconds: 5000000
+  STRATEGY
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } }
+}
+"""
+SUMS_PROGRAM = """\
+import json
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.states = parameters["states"]["string_value"]
+        self.log = open(parameters["log"]["string_value"], "a", buffering=1)
+        self.sums = {}
+
+    def execute(self, requests):
+        time.sleep(0.001)  # so that steps of other sequences queue
+        return [self.answer(request, place) for place, request in enumerate(requests)]
+
+    def answer(self, request, place):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        start, end, ready, sequence = (
+            int(pb_utils.get_input_tensor_by_name(request, name).as_numpy().flat[0])
+            for name in ("START", "END", "READY", "CORRID")
+        )
+        if not ready:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+        key = {"own": sequence, "one for all": 0, "by place in the batch": place}[self.states]
+        y = x if start else self.sums.get(key, np.zeros_like(x)) + x
+        self.sums[key] = y
+        self.log.write(f"{sequence} {start} {end} {x.item():g} {y.item():g}\\n")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", y.astype(np.float32))])
+"""
+
+
+def write_sums(repository: Path, log: Path, strategy: str = "oldest { max_candidate_sequences: 16 }") -> Path:
+    """Write ``sums``, a stateful model whose output is the sum of its sequence; ``STATES`` can make it mix them up.
+
+    It writes a line for each step to ``log``: sequence, start, end, input and output.
+    """
+    folder = repository / "sums"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(SUMS_CONFIG.replace("LOG", str(log)).replace("STRATEGY", strategy))
+    (folder / "1" / "model.py").write_text(SUMS_PROGRAM)
+    return folder
+
+
 READER_PROGRAM = """\
 import json
 from pathlib import Path

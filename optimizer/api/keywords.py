@@ -44,9 +44,12 @@ class RunKeywords(TypedDict, total=False):
     request_distribution: Literal["poisson", "constant"]
     request_intervals: str | Path
     request_batch_size: str | int
+    sequence_length: str | int
     input_data: str | Path
     shape: list[str]
     input_range: list[str]
+    prompt_tokens: str | int | Path
+    output_tokens: str | int | Path
     string_data: str
     string_length: int
     protocol: Literal["grpc", "http"]

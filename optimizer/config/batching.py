@@ -1,4 +1,4 @@
-"""Policies for preferred batch sizes, and which settings of Triton's dynamic batcher behave the same.
+"""Policies for preferred batch sizes, and which settings of Triton's batchers behave the same.
 
 The rules follow the batch-forming loop of Triton's ``dynamic_batch_scheduler.cc`` for requests that all have the same
 number of samples, as in a load of tritune.
@@ -7,10 +7,10 @@ number of samples, as in a load of tritune.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import SEQUENCE_PREFIX, Candidate
 
 _TERM = re.compile(r"max(?:/([1-9][0-9]*))?|([1-9][0-9]*)")
 POLICY_GRAMMAR = 'write "none", or sizes such as "max", "max/2" or 8, joined by commas: "max/2,max"'
@@ -18,6 +18,10 @@ POLICY_GRAMMAR = 'write "none", or sizes such as "max", "max/2" or 8, joined by 
 UNBATCHED: Hashable = "no batch dimension"
 ONE_BY_ONE: Hashable = "one request at a time"
 ONE_BY_ONE_QUEUED: Hashable = "one request at a time, through the batcher's queue"
+SEQUENCES = "sequences"
+DIRECT_DELAY = "sequence_batching.direct.max_queue_delay_microseconds"
+SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
+SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # its value is a policy
 
 
 def parse_policy(value: object) -> str:
@@ -53,7 +57,15 @@ def resolve_policy(policy: str, max_batch_size: int) -> tuple[int, ...] | None:
     return tuple(sorted(sizes))
 
 
-def behaviour(candidate: Candidate, request_batch_size: int, *, queued: bool = False) -> Hashable | None:
+def preferred_text(sizes: Iterable[int], max_batch_size: int) -> str:
+    """Return preferred sizes as the policy that names them; Triton's default {max_batch_size} is ``none``."""
+    distinct = sorted(set(sizes))
+    return "none" if distinct in ([], [max_batch_size]) else ",".join(map(str, distinct))
+
+
+def behaviour(
+    candidate: Candidate, request_batch_size: int, *, queued: bool = False, stateful: bool = False
+) -> Hashable | None:
     """Return a key of the batcher's behaviour: equal for candidates that behave the same.
 
     None if the server refuses a request of that size.
@@ -63,8 +75,11 @@ def behaviour(candidate: Candidate, request_batch_size: int, *, queued: bool = F
         request_batch_size: Samples of each request.
         queued: Whether other fields of the batcher's queue are set (timeouts, ordering). Then the batcher matters
             even if it never joins two requests.
+        stateful: Whether the sequence batcher joins the requests, each of one sample.
     """
     r, limit = request_batch_size, candidate.max_batch_size
+    if stateful:
+        return None if candidate.dynamic_batching or r != 1 else (SEQUENCES, limit)
     if limit == 0:
         return UNBATCHED if r == 1 and not candidate.dynamic_batching else None
     fits = limit // r  # a batch is a whole number of requests, so only this quotient of max_batch_size matters
@@ -140,3 +155,8 @@ def normalize(candidate: Candidate) -> Candidate:
 def is_batcher_field(path: str) -> bool:
     """Return whether a path in ModelConfig is inside ``dynamic_batching``, so that it exists only if that is on."""
     return path.startswith("dynamic_batching.")
+
+
+def is_sequence_field(path: str) -> bool:
+    """Return whether a path in ModelConfig is inside ``sequence_batching``, which makes a model stateful."""
+    return path.startswith(SEQUENCE_PREFIX)

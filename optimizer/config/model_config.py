@@ -12,9 +12,16 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from optimizer.config import field_path, gpu_placement
-from optimizer.config.batching import is_batcher_field, normalize
+from optimizer.config.batching import (
+    SEQUENCE_PREFERRED,
+    is_batcher_field,
+    normalize,
+    parse_policy,
+    preferred_text,
+    resolve_policy,
+)
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.safe_text import check_shell_word, format_value, is_shell_path, one_line, read_bytes
 from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server_field
 
@@ -144,6 +151,8 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     for path, value in candidate.proto_fields:
         if _ACCELERATOR.fullmatch(path) and value == NO_ACCELERATOR:
             config.optimization.execution_accelerators.ClearField(path.split(".")[2])
+        elif path == SEQUENCE_PREFERRED:
+            config.sequence_batching.oldest.preferred_batch_size[:] = _preferred_sizes(value, candidate)
         elif candidate.dynamic_batching or not is_batcher_field(path):
             field_path.set_value(config, path, value)
     if set(_counts(config)) != {candidate.instance_count}:
@@ -201,7 +210,9 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
     if want.instance_gpus is not None:
         pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
     for path, value in want.proto_fields:
-        normal = field_path.normalize_value(serving.DESCRIPTOR, path, value)
+        if path == SEQUENCE_PREFERRED:
+            value = preferred_text(_preferred_sizes(value, wanted), wanted.max_batch_size)
+        normal = value if path == SEQUENCE_PREFERRED else field_path.normalize_value(serving.DESCRIPTOR, path, value)
         if normal == "KIND_AUTO":  # Triton reports the kind that it chose
             continue
         served = _served(serving, path)
@@ -242,8 +253,18 @@ def _served(config: ModelConfig, path: str) -> FieldValue | None:
     """Return the value at ``path``; None if it is absent. An absent accelerator is ``NO_ACCELERATOR``."""
     if path == INSTANCE_GPUS:
         return gpu_placement.get_gpus(config)
+    if path == SEQUENCE_PREFERRED:
+        return preferred_text(config.sequence_batching.oldest.preferred_batch_size, config.max_batch_size)
     value = field_path.get_value(config, path)
     return NO_ACCELERATOR if value is None and _ACCELERATOR.fullmatch(path) else value
+
+
+def _preferred_sizes(policy: FieldValue, candidate: Candidate) -> tuple[int, ...]:
+    """Return the preferred sizes of the sequence batcher. Raises ParameterError if they are no whole numbers."""
+    sizes = resolve_policy(parse_policy(policy), candidate.max_batch_size)
+    if sizes is None:
+        raise ParameterError(SEQUENCE_PREFERRED, f"{policy} does not fit max_batch_size {candidate.max_batch_size}")
+    return sizes
 
 
 def _escaped(character: str) -> str:

@@ -12,7 +12,18 @@ from typing import Any, TypeVar
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
 from optimizer.config import gpu_placement, model_config, model_json
-from optimizer.config.batching import ONE_BY_ONE, behaviour, is_batcher_field, normalize, parse_policy, resolve_policy
+from optimizer.config.batching import (
+    DIRECT_DELAY,
+    ONE_BY_ONE,
+    SEQUENCE_PREFERRED,
+    SLOT_UTILIZATION,
+    behaviour,
+    is_batcher_field,
+    is_sequence_field,
+    normalize,
+    parse_policy,
+    resolve_policy,
+)
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import (
@@ -82,6 +93,17 @@ class SearchSpace:
                 f"no valid configuration: max_batch_size {_words(self.max_batch_size)}, preferred sizes "
                 f"{_words(self.preferred_batch_sizes)}, request batch size {self.request_batch_size}"
             )
+        if SEQUENCE_PREFERRED in self.fields and next(self._enumerate(), None) is None:
+            raise ParameterError(
+                SEQUENCE_PREFERRED,
+                f"{_words(self.fields[SEQUENCE_PREFERRED])}: no choice divides or fits max_batch_size "
+                f"{_words(self.max_batch_size)}; give smaller sizes, or none",
+            )
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the model has the sequence batcher; then at least one of its fields has choices."""
+        return any(map(is_sequence_field, self.fields))
 
     def parameters(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices of every parameter: the four of the batcher and the instances, then the fields."""
@@ -103,6 +125,8 @@ class SearchSpace:
         if batching is None:
             return None
         fields = tuple((path, values[path]) for path in self.fields)
+        if not _prefers_possible_sizes(batching.max_batch_size, fields):
+            return None
         return self.canonical(replace(batching, instance_count=int(values["instance_count"]), fields=fields))
 
     def canonical(self, candidate: Candidate) -> Candidate:
@@ -119,13 +143,13 @@ class SearchSpace:
             batching = Candidate(min(self._admitted, default=candidate.max_batch_size))
         else:
             batching = candidate
-        fields = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
+        fields = self._effective(tuple((path, self._choice(path, value)) for path, value in candidate.fields))
         return normalize(replace(batching, instance_count=candidate.instance_count, fields=fields))
 
     def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
         """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
         known = self._batchings.get(self._key(candidate))
-        fields = {path: self._choice(path, value) for path, value in candidate.fields}
+        fields = dict(self._effective(tuple((path, self._choice(path, value)) for path, value in candidate.fields)))
         if known is not None and not known[0].dynamic_batching:
             # without dynamic batching its fields do not exist: any choice gives the candidate
             fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
@@ -148,6 +172,8 @@ class SearchSpace:
 
     def __len__(self) -> int:
         """Return the number of canonical candidates."""
+        if self.is_stateful:
+            return sum(1 for _ in self._enumerate())
         every = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
         batchings = [batching.dynamic_batching for batching, _ in self._batchings.values()]
@@ -159,6 +185,9 @@ class SearchSpace:
             for count in self.instance_count:
                 for values in product(*(self.fields[path] for path in paths)):
                     fields = tuple(zip(paths, values, strict=True))
+                    possible = _prefers_possible_sizes(batching.max_batch_size, fields)
+                    if not possible or self._effective(fields) != fields:
+                        continue
                     yield replace(batching, instance_count=count, fields=fields)
 
     @cached_property
@@ -198,11 +227,33 @@ class SearchSpace:
         return Candidate(size, dynamic_batching=True, max_queue_delay_us=delay, preferred_batch_sizes=sizes)
 
     def _key(self, candidate: Candidate) -> object:
-        return behaviour(candidate, self.request_batch_size, queued=any(map(is_batcher_field, self.fields)))
+        queued = any(map(is_batcher_field, self.fields))
+        return behaviour(candidate, self.request_batch_size, queued=queued, stateful=self.is_stateful)
+
+    def _effective(self, fields: tuple[tuple[str, FieldValue], ...]) -> tuple[tuple[str, FieldValue], ...]:
+        """Return ``fields`` with the first choice of a setting of the sequence batcher that has no effect.
+
+        With the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
+        """
+        chosen = dict(fields)
+        if not {DIRECT_DELAY, SLOT_UTILIZATION} <= chosen.keys() & self.fields.keys():
+            return fields
+        for path, other in ((DIRECT_DELAY, SLOT_UTILIZATION), (SLOT_UTILIZATION, DIRECT_DELAY)):
+            if float(chosen[path]) == 0:
+                chosen[other] = self.fields[other][0]
+                break
+        return tuple((path, chosen[path]) for path, _ in fields)
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:
         """Return the choice of ``path`` that equals ``value``: config.pbtxt has "4" for a 4 in the profile."""
         return next((choice for choice in self.fields.get(path, ()) if _text(choice) == _text(value)), value)
+
+
+def _prefers_possible_sizes(max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]) -> bool:
+    """Return whether Triton accepts the preferred sizes of the sequence batcher; True if none are chosen."""
+    policy = dict(fields).get(SEQUENCE_PREFERRED)
+    sizes = () if policy is None else resolve_policy(str(policy), max_batch_size)
+    return sizes is not None and all(size <= max_batch_size for size in sizes)
 
 
 def _simplicity(batching: Candidate) -> tuple[object, ...]:
@@ -240,6 +291,8 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
             model_config.check_shell_value(path.rpartition("/")[2], str(value))
         except ValueError as error:
             raise ParameterError(path, str(error)) from None
+    if path == SEQUENCE_PREFERRED:
+        values = [parse_policy(value) for value in values]
     if path == SERVER_CPUS:  # one text for each set of CPUs
         values = [format_cpus(_parsed(path, parse_cpus, value)) for value in values]
     if path.startswith(SERVER_OPTION_PREFIX):

@@ -54,6 +54,14 @@ class SizeDistribution:
         weights = sum(weight for _, _, weight in self.choices)
         return self.fixed or sum(weight * (low + high) / 2 for low, high, weight in self.choices) / weights
 
+    def __str__(self) -> str:
+        """Return the text that ``parse_size_distribution`` reads as this distribution."""
+        if len(self.choices) == 1:
+            ((low, high, _),) = self.choices
+            return str(low) if low == high else f"{low}..{high}"
+        spans = [(str(low) if low == high else f"{low}..{high}", weight) for low, high, weight in self.choices]
+        return "|".join(f"{span}*{weight:g}" for span, weight in spans)
+
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return ``count`` sizes in random order, shape [count].
 

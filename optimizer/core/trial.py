@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from objectives.metrics import Measurement
 
 FieldValue: TypeAlias = str | int | float | bool
+SEQUENCE_PREFIX = "sequence_batching."  # prefix of paths in ModelConfig that only a stateful model has
 # names in Candidate.fields that are not paths in ModelConfig
 SERVER_CPUS = "server_cpus"  # CPUs that the server runs on, as parse_cpus reads them
 SERVER_OPTION_PREFIX = "server."  # prefix of options of tritonserver, see optimizer.options.server_options
@@ -59,6 +60,11 @@ class Candidate:
         return tuple(field for field in self.config_fields if field[0] != INSTANCE_GPUS)
 
     @property
+    def is_stateful(self) -> bool:
+        """Whether the candidate sets the sequence batcher of a stateful model."""
+        return any(path.startswith(SEQUENCE_PREFIX) for path, _ in self.fields)
+
+    @property
     def instance_gpus(self) -> str | None:
         """The GPUs of the instances, as text; None if they are those of the base configuration."""
         chosen = dict(self.fields).get(INSTANCE_GPUS)
@@ -85,7 +91,7 @@ class Candidate:
         return None if chosen is None else str(chosen)
 
     def __str__(self) -> str:
-        batching = "no dynamic batching"
+        batching = "sequence batching" if self.is_stateful else "no dynamic batching"
         if self.dynamic_batching:
             preferred = (
                 f" preferred {','.join(map(str, self.preferred_batch_sizes))}" if self.preferred_batch_sizes else ""

@@ -187,15 +187,15 @@ class BaselineOutputCheck:
         requests = list[bytes]()
         try:
             requests = self._requests(endpoint)
-            first, _ = _send_alone(endpoint, requests)
-            second, seconds = _send_alone(endpoint, requests[: len(first)])
+            first, _ = self._send_alone(endpoint, requests)
+            second, seconds = self._send_alone(endpoint, requests[: len(first)])
             reference = ReferenceOutputs(tuple(requests[: len(first)]), tuple(first), seconds / len(second))
             difference = reference.compare(range(len(second)), second, self._tolerance)
         except (DeploymentError, BadInputError) as error:
             self._missing_reason = str(error)
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
-            elif requests and all(_is_refused(endpoint, request) for request in requests[:_CHUNK]):
+            elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
                 if hint := index_hint(str(error), self._unbounded):
                     raise BadInputError(f"{error}; {hint}") from error
                 raise LoadRefused(
@@ -216,13 +216,43 @@ class BaselineOutputCheck:
         reference = self._reference
         if reference is None or reference.missing_reason:
             return
+        order, responses = self._send_together(endpoint, reference)
+        if difference := reference.compare(order, responses, self._tolerance):
+            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {difference}")
+
+    def _send_alone(self, endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
+        """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
+
+        Return the responses and the seconds they took.
+        """
+        started = time.monotonic()
+        responses: list[bytes] = []
+        while len(responses) < len(requests) and time.monotonic() - started < REFERENCE_SECONDS:
+            chunk = requests[len(responses) : len(responses) + _CHUNK]
+            responses += inference.infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+        return responses, time.monotonic() - started
+
+    def _send_together(self, endpoint: Endpoint, reference: ReferenceOutputs) -> tuple[list[int], list[bytes]]:
+        """Send the requests of ``reference``, many at once; return the numbers of requests and the responses."""
         count = max(len(reference.requests), self._in_flight(endpoint, reference))
         order = [number % len(reference.requests) for number in range(count)]
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * count * reference.seconds_alone)
         messages = [inference.with_model_name(reference.requests[number], endpoint.model) for number in order]
-        responses = inference.infer(endpoint, messages, in_flight=count, timeout_seconds=timeout_seconds)
-        if difference := reference.compare(order, responses, self._tolerance):
-            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {difference}")
+        return order, inference.infer(endpoint, messages, in_flight=count, timeout_seconds=timeout_seconds)
+
+    def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
+        """Return whether the server answers ``request`` with an error; a crash is no answer."""
+        try:
+            inference.infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+        except ServerCrashed:
+            return False
+        except DeploymentError:
+            return True
+        return False
+
+    def _wanted_requests(self) -> int:
+        """Return the number of distinct requests, if they are not too large."""
+        return REQUESTS
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
         from optimizer.model.inference_requests import RequestSource, stream_requests, to_message
@@ -230,7 +260,7 @@ class BaselineOutputCheck:
         metadata, max_batch_size = inference.model_metadata(endpoint), endpoint.largest_request
         tensors = RequestSource.of(metadata, max_batch_size, self._shapes).tensors
         size = self._request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
-        count = max(_CHUNK, min(REQUESTS, MAX_BYTES // max(size, 1)))
+        count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // max(size, 1)))
         inputs = stream_requests(
             metadata,
             max_batch_size,
@@ -250,30 +280,6 @@ class BaselineOutputCheck:
         in_time = CHECK_SECONDS / max(reference.seconds_alone, 1e-6)
         in_memory = MAX_BYTES / max(map(len, reference.requests))
         return max(MIN_IN_FLIGHT, min(wanted, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
-
-
-def _is_refused(endpoint: Endpoint, request: bytes) -> bool:
-    """Return whether the server answers ``request`` with an error; a crash is no answer."""
-    try:
-        inference.infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
-    except ServerCrashed:
-        return False
-    except DeploymentError:
-        return True
-    return False
-
-
-def _send_alone(endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
-    """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
-
-    Return the responses and the seconds they took.
-    """
-    started = time.monotonic()
-    responses: list[bytes] = []
-    while len(responses) < len(requests) and time.monotonic() - started < REFERENCE_SECONDS:
-        chunk = requests[len(responses) : len(responses) + _CHUNK]
-        responses += inference.infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
-    return responses, time.monotonic() - started
 
 
 class CombinedOutputCheck:

@@ -156,6 +156,7 @@ class PerfAnalyzer:
         probe_seconds: A server that does not respond for so long is considered dead.
         cpus: CPUs that it runs on; None for all.
         runner: Runs the command; None for LocalRunner.
+        sequence_length: Requests in each sequence to a stateful model; None for other models.
     """
 
     binary: Path
@@ -171,6 +172,7 @@ class PerfAnalyzer:
     probe_seconds: float = PROBE_SECONDS
     cpus: frozenset[int] | None = None
     runner: PerfAnalyzerRunner | None = None
+    sequence_length: int | None = None
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Return a measurement over three windows, repeated once with longer windows if they have few requests.
@@ -229,6 +231,8 @@ class PerfAnalyzer:
         command += ["--max-threads", str(MAX_THREADS), "--input-data", self.input_data]
         for shape in self.shapes:
             command += ["--shape", shape]
+        if self.sequence_length is not None:
+            command += ["--sequence-length", str(self.sequence_length), "--sequence-length-variation", "0"]
         command += ["--percentile", "95", "--measurement-interval", str(window_ms), "--max-trials", str(windows)]
         return [*command, "--stability-percentage", str(NEVER_UNSTABLE), "-v", "-f", "perf.csv"]
 

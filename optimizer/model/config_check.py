@@ -38,9 +38,31 @@ def _batching_problem(config: ModelConfig) -> str:
             f"preferred_batch_size {largest} is above max_batch_size {config.max_batch_size}, which Triton refuses; "
             "lower it or raise max_batch_size"
         )
+    if problem := _sequence_problem(config):
+        return problem
     counts = [group.count for group in config.instance_group]
     if any(count < 0 for count in counts):
         return f"instance_group: count {min(counts)} is below 0; write the number of instances"
+    return ""
+
+
+def _sequence_problem(config: ModelConfig) -> str:
+    if not config.HasField("sequence_batching"):
+        return ""
+    if config.model_transaction_policy.decoupled:
+        return (
+            "sequence_batching and decoupled: tune measures models that keep state or that stream, not both in one; "
+            "tune a copy with one of them"
+        )
+    oldest = config.sequence_batching.oldest
+    largest = max(oldest.preferred_batch_size, default=0)
+    if largest > config.max_batch_size:
+        return (
+            f"sequence_batching.oldest: preferred_batch_size {largest} is above max_batch_size "
+            f"{config.max_batch_size}; lower it or raise max_batch_size"
+        )
+    if config.sequence_batching.HasField("oldest") and oldest.max_candidate_sequences < 1:
+        return "sequence_batching.oldest: max_candidate_sequences is missing; write the sequences that are batched"
     return ""
 
 

@@ -19,6 +19,7 @@ from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, ONNX_RUNTIME_PATHS, SpaceSection
 from optimizer.model.repository import backend_of, is_ensemble, read_repository_model
+from optimizer.model.sequence_space import check_sequence_fields, profile_key, sequence_fields
 from optimizer.options.run_options import RunOptions
 
 # whether the embedded server's own backends can compute on a GPU; others do what their model does
@@ -123,8 +124,13 @@ def build_space(
         # by default each instance uses every core, which is too many threads for several instances
         threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
         fields[ONNX_RUNTIME_PATHS["intra_op_thread_count"]] = tuple(map(str, threads))
+    check_sequence_fields(section, source.tuned_config, fields)
     if source.variants:
         fields[VARIANT] = tuple(source.variants)
+    if source.is_stateful:
+        sizes = (0,) if largest == 0 else section.max_batch_size or _powers_of_two(1, largest)
+        fields |= sequence_fields(section, source.config, sizes)
+        return SearchSpace(sizes, instance_count=section.instance_group_count or _counts(hardware), fields=fields)
     if largest == 0:
         return SearchSpace((0,), instance_count=section.instance_group_count or _counts(hardware), fields=fields)
     sizes = section.max_batch_size or _powers_of_two(least, max(largest, least))
@@ -141,7 +147,7 @@ def build_space(
 def space_keys(space: SearchSpace) -> dict[str, Any]:
     """Return the ``space`` section of a profile that gives ``space``, which ``build_space`` has derived."""
     keys: dict[str, Any] = {"max_batch_size": [*space.max_batch_size]}
-    if space.max_batch_size != (0,):
+    if space.max_batch_size != (0,) and not space.is_stateful:
         keys["max_queue_delay_microseconds"] = [*space.max_queue_delay_us]
         keys["preferred_batch_size"] = [*space.preferred_batch_sizes]
     keys["instance_group_count"] = [*space.instance_count]
@@ -150,6 +156,8 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
         if model := model_of_field(path):
             others = keys.setdefault("models", {}).setdefault(model, {})
             others[path.removeprefix(f"{model}/")] = [*values]
+        elif key := profile_key(path):
+            keys[key] = [*values]
         elif path in settings:
             keys.setdefault("onnxruntime", {})[settings[path]] = [int(value) for value in values]
         elif path != VARIANT:  # it follows from the variants of the model section

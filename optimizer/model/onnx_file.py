@@ -202,6 +202,9 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
     ``model``. Raises BadInputError.
     """
     batched = config.max_batch_size > 0
+    managed = {control.name for control in config.sequence_batching.control_input}  # requests do not contain them
+    for state in config.sequence_batching.state:
+        managed |= {state.input_name, state.output_name}
     for kind, tensors, configured in (
         ("input", _inputs(model), config.input),
         ("output", list(model.graph.output), config.output),
@@ -217,7 +220,7 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
             which = f"{kind} {format_value(given.name)}"
             if problem := _mismatch(given, graph_tensors[given.name], batched=batched):
                 raise BadInputError(f"{show_path(path)}: {which} {problem}")
-        for tensor in tensors if not configured else ():
+        for tensor in () if configured else [tensor for tensor in tensors if tensor.name not in managed]:
             which = f"{kind} {format_value(tensor.name)} of {show_path(file)}"
             shape = _shape(tensor, which)
             if batched and (not shape or shape[0] != -1):

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, Validatio
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
+from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
@@ -47,6 +48,7 @@ from optimizer.model.profile_schema import (
     SlaSection,
     SpaceSection,
     StoredModel,
+    TokensSection,
     ToleranceSection,
 )
 from optimizer.model.profile_values import INT32_MAX, MIX, NUMBER, fault_lines, suggest
@@ -58,17 +60,19 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     "max_batch_size": "max_batch_size",
     "max_queue_delay_us": "max_queue_delay_microseconds",
     "preferred_batch_sizes": "preferred_batch_size",
+    SEQUENCE_PREFERRED: "preferred_batch_size",
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
     INSTANCE_GPUS: "instance_group_gpus",
 }
-MAY_BE_EMPTY: Final = ("sla", "request", "load", "space", "score", "tolerance")
+MAY_BE_EMPTY: Final = ("sla", "request", "tokens", "load", "space", "score", "tolerance")
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
     BUILT: BuiltModel,
     ONNX: OnnxModel,
     STORED: StoredModel,
     "sla": SlaSection,
     "request": RequestSection,
+    "tokens": TokensSection,
     "load": LoadSection,
     "space": SpaceSection,
     "onnxruntime": OnnxRuntimeSection,
@@ -99,6 +103,9 @@ class Profile(ProfileSection):
         default=SlaSection(), description="Latency bounds of a request; bounds of the command line replace them all"
     )
     request: RequestSection = Field(default=RequestSection(), description="One request of the load generator")
+    tokens: TokensSection = Field(
+        default=TokensSection(), description="Prompts and outputs of a model that streams its responses"
+    )
     load: LoadSection = Field(default=LoadSection(), description="Load of the closed loop, from 1 request in flight")
     space: SpaceSection | None = Field(
         default=None,
@@ -240,6 +247,7 @@ def _validate(
     profile._path, profile._folder = path, folder
     profile._source, profile._base, profile._gpu = source, base, gpu
     _check_builder(profile)
+    _check_tokens(profile)
     _check_space(profile)
     return profile
 
@@ -300,6 +308,23 @@ def _check_builder(profile: Profile) -> None:
         raise ProfileError(lines) from None
 
 
+def _check_tokens(profile: Profile) -> None:
+    """Raise BadInputError if the prompts and outputs are not complete, or longer than the model allows."""
+    tokens = profile.tokens
+    if tokens.prompt is None and tokens.output is None:
+        return
+    for key in ("prompt", "output", "prompt_input", "output_input"):
+        if getattr(tokens, key) is None:
+            raise profile.fault("tokens", problem=f"{key} is missing; generated prompts need it")
+    if profile.request.options().is_recorded:
+        problem = "request.input_data has prompts of its own; leave out prompt and output, or the input data"
+        raise profile.fault("tokens", problem=problem)
+    try:
+        tokens.requests()
+    except ValueError as error:
+        raise profile.fault("tokens", problem=str(error)) from None
+
+
 def _check_space(profile: Profile) -> None:
     """Raise BadInputError for errors that show without the model's config.pbtxt."""
     if profile.space is None:
@@ -325,10 +350,11 @@ def _check_space(profile: Profile) -> None:
             for path, values in config.items():
                 for value in values:
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
+        stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher
         SearchSpace(
             max_batch_size=space.max_batch_size or (INT32_MAX,),
-            max_queue_delay_us=space.max_queue_delay_microseconds or ("off",),
-            preferred_batch_sizes=(space.max_batch_size and space.preferred_batch_size) or ("none",),
+            max_queue_delay_us=(not stateful and space.max_queue_delay_microseconds) or ("off",),
+            preferred_batch_sizes=(not stateful and space.max_batch_size and space.preferred_batch_size) or ("none",),
             instance_count=space.instance_group_count or (1,),
             fields=space.fields(),
             request_batch_size=sizes.fixed or 1,

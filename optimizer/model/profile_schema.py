@@ -11,7 +11,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
 
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import format_value, resolve_inside
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX, FieldValue
 from optimizer.model.builders import BUILDERS
 from optimizer.model.profile_values import (
@@ -41,6 +43,7 @@ from optimizer.model.profile_values import (
     ScoreMetric,
     ServerOption,
     ThreadCount,
+    TokenLengths,
     ValueBounds,
     suggest,
 )
@@ -223,6 +226,11 @@ class RequestSection(ProfileSection):
         description="Samples in a request; with --load rate also a mix of sizes such as 1*9|8*1",
         examples=[1],
     )
+    sequence_length: RequestSize | None = Field(
+        default=None,
+        description="Requests in a sequence to a stateful model, or a mix of lengths such as 10..30 (default: 20)",
+        examples=[20],
+    )
     input_data: InputData = Field(
         default=None,
         description="Values of the inputs: random, zero, or a file or folder of samples (default: random)",
@@ -254,6 +262,51 @@ class RequestSection(ProfileSection):
             self.string_data,
             self.string_length,
         )
+
+
+class TokensSection(ProfileSection):
+    """The prompts and outputs of a model that streams. Lengths have the syntax of ``core.token_lengths``."""
+
+    prompt: TokenLengths = Field(
+        default=None,
+        description="Tokens of a prompt: 128, a range 16..64, lognormal:MEDIAN:SIGMA, or a file of numbers",
+        examples=["16..64"],
+    )
+    output: TokenLengths = Field(
+        default=None,
+        description="Tokens that are generated for a prompt, written as those of a prompt",
+        examples=[32],
+    )
+    prompt_input: PrintableText | None = Field(
+        default=None, description="Input with the tokens of the prompt", examples=["INPUT_IDS"]
+    )
+    output_input: PrintableText | None = Field(
+        default=None, description="Input with the number of tokens to generate", examples=["MAX_TOKENS"]
+    )
+    output_tensor: PrintableText | None = Field(
+        default=None,
+        description="Output whose elements are the generated tokens (default: each response is one token)",
+        examples=["OUTPUT_ID"],
+    )
+    maximum: PositiveInt | None = Field(
+        default=None,
+        description="Largest number of tokens of a prompt and its output together (default: unknown)",
+        examples=[512],
+    )
+
+    def requests(
+        self, prompt: SizeDistribution | None = None, output: SizeDistribution | None = None
+    ) -> TokenRequests | None:
+        """Return the generated requests, with the given lengths in place of the section's.
+
+        None if one of the lengths or inputs is missing. Raises ValueError if they may be longer than ``maximum``.
+        """
+        prompt, output = prompt or self.prompt, output or self.output
+        if not (prompt and output and self.prompt_input and self.output_input):
+            return None
+        requests = TokenRequests(prompt, output, self.prompt_input, self.output_input, self.maximum)
+        requests.check()
+        return requests
 
 
 class LoadSection(ProfileSection):

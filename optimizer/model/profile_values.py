@@ -26,11 +26,13 @@ from optimizer.config import gpu_placement, model_json
 from optimizer.config.batching import parse_policy
 from optimizer.core.request_sizes import (
     DISTRIBUTION_MARKS,
+    SizeDistribution,
     parse_bounds,
     parse_size_distribution,
     parse_size_distributions,
 )
 from optimizer.core.safe_text import check_file_name, format_value, is_folder, resolve_inside
+from optimizer.core.token_lengths import FORMS, names_file, parse_token_lengths
 from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.options import server_options
@@ -238,6 +240,19 @@ def _check_mix(value: object) -> str:
     return str(value)
 
 
+def _parse_lengths(value: object, info: ValidationInfo) -> SizeDistribution:
+    """Return the lengths of prompts or outputs; a file of them is at or below the profile's folder."""
+    if not isinstance(value, str) and not _is_whole(value):
+        raise ValueError(f"{format_value(value)} is not a length; {FORMS}")
+    text = str(value)
+    if names_file(text):
+        text = str(_resolve(text, info, "file"))
+    try:
+        return parse_token_lengths(text)
+    except ValueError as error:
+        raise ValueError(f"{format_value(value)}: {error}") from None
+
+
 def _check_bounds(value: object) -> str:
     text = _joined(value, "..")
     parse_bounds(text)
@@ -361,6 +376,9 @@ ValueBounds = Annotated[
     str,
     _parsed_by(_check_bounds),
     _in_schema(_TEXT, {"type": "array", "items": _NUMBER_OR_TEXT, "minItems": 2, "maxItems": 2}),
+]
+TokenLengths = Annotated[
+    SizeDistribution | None, PlainValidator(_parse_lengths), _in_schema({"type": "string", "minLength": 1}, _WHOLE)
 ]
 _SizeMix = Annotated[str, _parsed_by(_check_mix), _in_schema({"type": "string", "pattern": r"[*|]|\.\."}), Tag(MIX)]
 RequestSize = Annotated[Annotated[PositiveInt, Tag(NUMBER)] | _SizeMix, Discriminator(_number_or_mix)]

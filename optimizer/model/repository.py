@@ -6,12 +6,12 @@ import importlib.util
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import TYPE_STRING, ModelConfig, ModelSequenceBatching
 
 from optimizer.config import field_path, model_config
 from optimizer.config.model_source import ModelSource
@@ -121,18 +121,17 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
-    """Raise BadInputError if the model does not answer single requests with one response. ``path``: of ``config``."""
-    if config.HasField("sequence_batching"):
-        raise BadInputError(
-            f"{show_path(path)}: sequence_batching: a stateful model takes sequences of requests, and tune sends "
-            "single ones; tune a copy without it if the state does not matter to its speed, or measure it with "
-            "perf_analyzer's --sequence-length"
-        )
-    if config.model_transaction_policy.decoupled:
-        raise BadInputError(
-            f"{show_path(path)}: decoupled: such a model sends any number of responses to a request, and tune counts "
-            "one; tune a copy that responds once, or measure it with perf_analyzer's --streaming"
-        )
+    """Raise BadInputError if tune cannot send requests to the model. ``path`` is the file of ``config``.
+
+    A sequence has a number, which Triton cannot pass to a model that takes texts.
+    """
+    kind = ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+    for control_input in config.sequence_batching.control_input:
+        if any(control.kind == kind and control.data_type == TYPE_STRING for control in control_input.control):
+            raise BadInputError(
+                f"{show_path(path)}: control input {format_value(control_input.name)} is TYPE_STRING, but tune and "
+                "perf_analyzer number the sequences; make it TYPE_UINT64"
+            )
 
 
 def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
@@ -155,6 +154,11 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
             f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
         )
     refuse_unmeasurable(config, path)
+    if config.sequence_batching.state and not any_backend:
+        raise BadInputError(
+            f"{show_path(path)}: sequence_batching.state: the backends of the embedded server are based on Python, "
+            "which has no implicit state; use --target local, docker or remote, or keep the state in a Python model"
+        )
     if any_backend:
         if backend == "onnxruntime" and not (config.input and config.output):
             file = _newest(config, backend, path, versions)
@@ -280,9 +284,15 @@ def read_source(
     if set(variants) == {name}:
         raise BadInputError(f"--variants {name}: {name} is the tuned model itself; name models that can replace it")
     top = read(name)
+    if concurrent and top.is_streaming:
+        raise BadInputError(
+            f"--concurrent-models {one_line(concurrent[0])}: {name} is decoupled, and only models with one response "
+            "to a request get load at the same time; tune the models one after another"
+        )
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
+    _check_stateful(top, parts, composing, variants, concurrent)
     if variants and parts:
         raise BadInputError(
             f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
@@ -306,6 +316,30 @@ def read_source(
     )
 
 
+def _check_stateful(
+    top: ModelSource,
+    parts: Mapping[str, ModelSource],
+    composing: Sequence[str],
+    variants: Sequence[str],
+    concurrent: Sequence[str],
+) -> None:
+    """Raise BadInputError if a stateful model is not the only one: ``tune`` sends sequences to one model."""
+    for name, part in parts.items():
+        if part.is_stateful:
+            role = "a concurrent model" if name in concurrent else f"a part of {top.name}"
+            raise BadInputError(
+                f"{one_line(name)}: sequence_batching: a stateful model is measured alone, not as {role}; "
+                "tune it itself"
+            )
+    others = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
+    for flag, names in others.items():
+        if names and top.is_stateful:
+            raise BadInputError(
+                f"--{flag} {one_line(','.join(names))}: {one_line(top.name)} is stateful (sequence_batching) and is "
+                "measured alone; leave the option out"
+            )
+
+
 def _steps(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
@@ -322,6 +356,11 @@ def _gather(
         part = read(name)
     except BadInputError as error:
         raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
+    if part.is_streaming:
+        raise BadInputError(
+            f"{one_line(path[-1])}: decoupled: {format_value(name)} sends any number of responses to a request, and "
+            "such a model is measured only on its own: tune it itself, or use a copy that responds once"
+        )
     for step in _steps(part.config):
         _gather(step, read, parts, (*path, name))
     parts[name] = part
@@ -343,6 +382,8 @@ def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelCon
     """Raise BadInputError if requests to the model are not valid requests to the variant."""
     if is_ensemble(variant):
         raise BadInputError(f"{other}: an ensemble cannot be a variant; give the variants to its own steps")
+    if variant.HasField("sequence_batching"):
+        raise BadInputError(f"{other}: sequence_batching: a stateful model cannot be a variant; tune it itself")
 
     def inputs(model: ModelConfig) -> dict[str, tuple[int, tuple[int, ...]]]:
         return {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.input}
@@ -351,5 +392,7 @@ def _check_variant(name: str, config: ModelConfig, other: str, variant: ModelCon
         raise BadInputError(
             f"{other}: its inputs differ from those of {name}, so one load cannot measure both; tune them separately"
         )
+    if config.model_transaction_policy.decoupled != variant.model_transaction_policy.decoupled:
+        raise BadInputError(f"{other}: only one of {name} and {other} is decoupled; tune them separately")
     if (config.max_batch_size > 0) != (variant.max_batch_size > 0):
         raise BadInputError(f"{other}: only one of {name} and {other} takes batches; give both a max_batch_size")

@@ -14,8 +14,9 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import file_lock, write_atomically, write_error
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import Shape, ValueRange, parse_range, parse_shape, select_inputs
+from optimizer.core.request_sizes import Shape, SizeDistribution, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.model import input_data
 from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (
@@ -142,13 +143,19 @@ class Requests:
 
 
 def prepare_requests(
-    options: RequestOptions, config: ModelConfig, batching: RequestBatching, cache: Path
+    options: RequestOptions,
+    config: ModelConfig,
+    batching: RequestBatching,
+    cache: Path,
+    tokens: TokenRequests | None = None,
 ) -> Requests:
     """Return the requests to the model of ``config``; generated or converted samples are stored in ``cache``.
 
+    ``tokens`` are the lengths of generated prompts and outputs of a model that streams.
+
     Raises BadInputError if ``options`` do not fit the model, EnvironmentFault if ``cache`` cannot be written.
     """
-    inputs = _Inputs(config, options)
+    inputs = _Inputs(config, options, tokens)
     requests = inputs.recorded(batching, cache) if options.is_recorded else inputs.generated(batching, cache)
     return requests.limited(batching, cache)
 
@@ -172,7 +179,7 @@ def _store(content: bytes, cache: Path) -> Path:
 class _Inputs:
     """The options by input of the model. Raises BadInputError for options that do not fit it."""
 
-    def __init__(self, config: ModelConfig, options: RequestOptions) -> None:
+    def __init__(self, config: ModelConfig, options: RequestOptions, tokens: TokenRequests | None) -> None:
         batched = config.max_batch_size > 0
         self.model = str(config.name)
         self.tensors = {
@@ -188,6 +195,9 @@ class _Inputs:
             self._add_shape(text)
         for text in options.ranges:
             self._add_range(text)
+        self.tokens = tokens
+        if tokens is not None:
+            self._add_tokens(tokens)
 
     @property
     def _describes_strings(self) -> bool:
@@ -242,13 +252,15 @@ class _Inputs:
                     f"(in a profile request.shapes, such as {{{name}: [128]}}, or request.input_data)"
                 )
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
+        if self.tokens is not None:
+            integers.remove(self.tokens.output_input)
         unbounded = tuple(name for name in integers if name not in self.bounds and self.kind == "random")
         fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
-        plain = not self.bounds and not self._describes_strings
+        plain = not self.bounds and not self._describes_strings and self.tokens is None
         if plain and len(fixed) == len(self.shapes):
             return Requests(self.kind, _shape_texts(fixed), unbounded, fixed)
         samples = self._generate(batching)
-        batching.check(f"shapes {', '.join(self.options.shapes)}", samples)
+        batching.check(f"shapes {', '.join(dict.fromkeys(text for text, _ in self.shapes.values()))}", samples)
         largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
         return Requests(str(_store(input_data.to_json(samples), cache)), (), unbounded, largest)
 
@@ -274,11 +286,16 @@ class _Inputs:
         if count < MAX_GENERATED_REQUESTS:
             shapes = self._draw_shapes(count, batching.seed)
         rng = np.random.default_rng(batching.seed)
-        return [
+        samples = [
             {name: generators[name].array(self.tensors[name], dims, rng) for name, dims in by_name.items()}
             for by_name in shapes
             for _ in range(batching.samples)
         ]
+        if self.tokens is not None:
+            lengths = self.tokens.output.draw(len(samples), np.random.default_rng([batching.seed, 2]))
+            for sample, length in zip(samples, lengths, strict=True):
+                sample[self.tokens.output_input].fill(length)
+        return samples
 
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
         """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""
@@ -301,6 +318,26 @@ class _Inputs:
                 self.shapes[name] = (text, shape)
         except ValueError as error:
             raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
+
+    def _add_tokens(self, tokens: TokenRequests) -> None:
+        """Give the prompt's input its lengths. Raises BadInputError if the inputs cannot hold tokens and a number."""
+        for key, name in (("prompt_input", tokens.prompt_input), ("output_input", tokens.output_input)):
+            where, tensor = f"tokens.{key} {one_line(name, 60)}", self.tensors.get(name)
+            if tensor is None:
+                raise BadInputError(
+                    f"{where}: {self.model} has no such input; its inputs are {', '.join(self.tensors)}"
+                )
+            is_prompt, described = key == "prompt_input", f"{where}: it is {tensor.datatype} {list(tensor.shape)}"
+            if not tensor.datatype.startswith(("INT", "UINT")) or tensor.shape.count(-1) != is_prompt:
+                needs = "integers with one variable size" if is_prompt else "an integer of a fixed size"
+                raise BadInputError(
+                    f"{described}, but {'a prompt' if is_prompt else 'the number of tokens'} needs {needs}"
+                )
+            if name in (self.shapes if is_prompt else self.bounds):
+                raise BadInputError(f"{where}: the tokens: section gives its values; leave out its shape and range")
+        prompt = self.tensors[tokens.prompt_input]
+        sizes = (tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.shape)
+        self.shapes[prompt.name] = (f"{prompt.name}: lengths of the prompts", Shape(prompt.name, tuple(sizes)))
 
     def _add_range(self, text: str) -> None:
         try:

@@ -79,11 +79,14 @@ class RunOptions:
     protocol: Literal["grpc", "http"] = "grpc"
     measurement_interval_ms: float | None = None  # length of each of the three windows
     request_batch_size: int | str | None = None  # text: a mix of sizes, see optimizer.core.request_sizes
+    sequence_length: int | str | None = None  # of a stateful model; text: a mix, see optimizer.core.request_sizes
     input_data: str | None = None  # random, zero, or a file or folder of samples
     shapes: tuple[str, ...] = ()  # see optimizer.core.request_sizes
     ranges: tuple[str, ...] = ()  # see optimizer.core.request_sizes
     string_data: str | None = None
     string_length: int | None = None
+    prompt_tokens: str | None = None  # see optimizer.core.token_lengths
+    output_tokens: str | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
     arrivals: str = DISTRIBUTIONS[0]  # or constant, or a file of intervals; only with load "rate"
     server_cpus: str | None = None  # such as 0-3

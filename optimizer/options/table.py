@@ -14,6 +14,7 @@ from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.interfaces import ProtocolName
 from optimizer.core.request_sizes import parse_range, parse_shape
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS
+from optimizer.core.token_lengths import parse_token_lengths
 from optimizer.options import values
 from optimizer.options.addresses import (
     DEFAULT_URL,
@@ -62,6 +63,9 @@ _OBJECTIVES = ValueType("NAME[,NAME]", values.parse_objectives, ",".join)
 _MODELS = ValueType("NAMES", values.parse_model_names, ",".join)
 _CPUS = ValueType("CPUS", values.parse_usable_cpus)
 _CHOICE = ValueType("")
+_LENGTHS = ValueType(
+    "LENGTHS", _checked(parse_token_lengths), annotation="str | int | Path", move=values.move_token_lengths
+)
 _FOLDER = ValueType("DIR", values.parse_path, annotation="str | Path")
 _RUN = ValueType("RUN", values.parse_path, annotation="str | Path", move=values.move_run)
 
@@ -310,6 +314,12 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             is_common=True,
         ),
         Option(
+            "sequence-length",
+            ValueType("N", values.parse_batch_size, annotation="str | int"),
+            "Requests in each sequence to a stateful model, or a mix of lengths such as 10..30",
+            default="20",
+        ),
+        Option(
             "input-data",
             ValueType("DATA", values.parse_input_data, annotation="str | Path", move=values.move_input_data),
             "random, zero, JSON file or folder of perf_analyzer, or a .npz, .npy, .csv or .parquet file",
@@ -331,6 +341,19 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "Range of random values, such as ids:0..30521; repeatable",
             stored_as="ranges",
             repeatable=True,
+        ),
+        Option(
+            "prompt-tokens",
+            _LENGTHS,
+            "Tokens of a prompt of a model that streams: 128, a range 32..256, lognormal:MEDIAN:SIGMA, or a file of "
+            "numbers (see docs/streaming.md)",
+            default="those of the profile",
+        ),
+        Option(
+            "output-tokens",
+            _LENGTHS,
+            "Tokens that a model that streams generates for a prompt, written as --prompt-tokens",
+            default="those of the profile",
         ),
         Option("string-data", ValueType("TEXT", values.parse_string_data), "Value of each string tensor"),
         Option("string-length", _number("N", 1, values.LONGEST_STRING), "Length of random strings", default="128"),

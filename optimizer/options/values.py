@@ -18,6 +18,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
+from optimizer.core.token_lengths import names_file
 from optimizer.options.run_options import DISTRIBUTIONS, RunOptions
 from optimizer.options.server_options import check_option_name
 
@@ -54,6 +55,11 @@ def move_arrivals(folder: Path, arrivals: str, _: RunOptions) -> str:
 def move_input_data(folder: Path, input_data: str, _: RunOptions) -> str:
     """Return ``random``, ``zero``, or a path."""
     return input_data if input_data in ("random", "zero") else str(folder / input_data)
+
+
+def move_token_lengths(folder: Path, lengths: str, _: RunOptions) -> str:
+    """Return lengths of prompts or outputs, which may be a file."""
+    return str(folder / lengths) if names_file(lengths) else lengths
 
 
 def move_run(folder: Path, run: str, options: RunOptions) -> str:

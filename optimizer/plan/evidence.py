@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.99  # quantiles of the slowness
 # The longest plausible times of unmeasured batch sizes are bounds. A slow server with slow unmeasured sizes is less
 # likely than either, so a plan allows for UNMEASURED of the way to the bounds together with a less extreme quantile.
-UNMEASURED, UNMEASURED_QUANTILE = 0.5, 0.8
+UNMEASURED, UNMEASURED_QUANTILE = 0.75, 0.8
 # Deployments of one configuration on one machine differ by 3 to 10 % (relative standard deviation). The prior of
 # this deviation is log-normal with median USUAL_DEVIATION and factor USUAL_FACTOR. Student's t, which has no prior,
 # would need margins of 40 % for the few deployments of a run.
@@ -256,11 +256,17 @@ def planned_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[
     Each hardware has the configuration that its newest run recommends and, if it is another one, the best within
     the SLA. ``latencies`` replace the latency bounds of the runs.
 
-    Raises BadInputError if the runs are of several models, or one recommends nothing.
+    Raises BadInputError if the runs are of several models or of a stateful one, or one recommends nothing.
     """
     models = dict.fromkeys(run.problem.model for run in runs)
     if len(models) > 1:
         raise BadInputError(f"the runs are of different models ({', '.join(models)}); give runs of one model")
+    for run in runs:
+        if run.problem.space.is_stateful:
+            raise BadInputError(
+                f"{run.folder.path}: {run.problem.model} is stateful, and the simulator that plans replicas does not "
+                "describe the sequence batcher; divide your rate of steps by the measured throughput of a replica"
+            )
     by_hardware: dict[str, list[FinishedRun]] = {}
     for run in runs:
         by_hardware.setdefault(hardware_of(run), []).append(run)

@@ -18,7 +18,15 @@ from optimizer.results.confirmation_plan import Confirmed, confirmed_windows, us
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
 
-REQUEST_OPTIONS = ("request_batch_size", "input_data", "shapes", "ranges", "string_data", "string_length")
+REQUEST_OPTIONS = (
+    "request_batch_size",
+    "sequence_length",
+    "input_data",
+    "shapes",
+    "ranges",
+    "string_data",
+    "string_length",
+)
 COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime")
 LONGEST_VALUE, LARGEST_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
 SHA_DIGITS = 12

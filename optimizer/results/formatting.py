@@ -15,6 +15,7 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
+from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, Candidate, LoadPoint, Point, model_of_field, short_path
 from optimizer.options import server_options
@@ -221,7 +222,7 @@ def configuration(candidate: Candidate) -> str:
     if candidate.dynamic_batching:
         parts.append(f"delay {candidate.max_queue_delay_us:,} µs")
     else:
-        parts.append("no dynamic batching")
+        parts.append("sequence batching" if candidate.is_stateful else "no dynamic batching")
     if candidate.preferred_batch_sizes:
         parts.append(f"preferred {', '.join(map(str, candidate.preferred_batch_sizes))}")
     fields = [(path, value) for path, value in candidate.fields if path != INSTANCE_GPUS]
@@ -234,6 +235,8 @@ def triton_lines(candidate: Candidate) -> list[str]:
     lines = [f"max_batch_size: {candidate.max_batch_size}"]
     if candidate.dynamic_batching:
         lines += _batching_lines(candidate)
+    elif sequence_line := _sequence_line(candidate):
+        lines.append(sequence_line)
     else:
         lines.append(NO_BATCHING)
     group = f"count: {candidate.instance_count}"
@@ -241,6 +244,8 @@ def triton_lines(candidate: Candidate) -> list[str]:
         group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
     lines.append(f"instance_group [ {{ {group} }} ]")
     for path, value in candidate.proto_fields:
+        if is_sequence_field(path):
+            continue
         parts = path.split(".")
         if parts[0] == "parameters" and len(parts) == 3:
             text = json.dumps(str(value), ensure_ascii=False)
@@ -256,6 +261,25 @@ def triton_lines(candidate: Candidate) -> list[str]:
     if candidate.server_cpus:
         lines.append(f"# server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
     return lines
+
+
+def _sequence_line(candidate: Candidate) -> str:
+    """Return the tuned settings of the sequence batcher; an empty string if there are none."""
+    strategies: dict[str, list[str]] = {}
+    for path, value in candidate.proto_fields:
+        if not is_sequence_field(path):
+            continue
+        strategy, _, name = path.removeprefix("sequence_batching.").rpartition(".")
+        text = _literal(value)
+        if path == SEQUENCE_PREFERRED:
+            sizes = resolve_policy(parse_policy(value), candidate.max_batch_size)
+            text = f"[ {', '.join(map(str, sizes))} ]" if sizes else ""
+        if text:
+            strategies.setdefault(strategy, []).append(f"{name}: {text}")
+    parts = [
+        f"{strategy} {{ {' '.join(own)} }}" if strategy else " ".join(own) for strategy, own in strategies.items()
+    ]
+    return f"sequence_batching {{ {' '.join(parts)} }}" if parts else ""
 
 
 def change_lines(before: Candidate, after: Candidate) -> list[str]:

@@ -314,16 +314,15 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
     def gain(point: Point | None, ratio: ThroughputRatio | None) -> str:
         return "same" if point is outcome.recommended else formatting.gain(ratio)
 
-    return [
+    rows = [
         row("recommended", outcome.recommended, ""),
         row("current (baseline)", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
-        row(
-            "dynamic_batching {}",
-            outcome.dynamic_batching,
-            gain(outcome.dynamic_batching, outcome.gain_over_dynamic_batching),
-            "dynamic_batching",
-        ),
     ]
+    if not problem.space.is_stateful:  # Triton allows no dynamic batching next to the sequence batcher
+        dynamic = outcome.dynamic_batching
+        ratio = gain(dynamic, outcome.gain_over_dynamic_batching)
+        rows.append(row("dynamic_batching {}", dynamic, ratio, "dynamic_batching"))
+    return rows
 
 
 def evidence(outcome: Outcome) -> str:

@@ -36,6 +36,8 @@ def probability_within_bound(posterior: Posterior, bound_s: float) -> Array:
 def expected_improvement(posterior: Posterior, bound_s: float, best: float) -> Array:
     """Return E[max(0, log throughput - best); latency within the bound], [cells].
 
+    This is constrained expected improvement (Schonlau, Welch and Jones 1998, "Global versus local search in
+    constrained optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other.
     The expectation is a Gauss-Hermite quadrature over the throughput: more throughput at a load also means less
     latency, so improvement and probability are not independent factors.
     """

@@ -1,4 +1,8 @@
-"""The expected time of a trial, which the gain that it promises is weighed against."""
+"""The expected time of a trial, which the gain that it promises is weighed against.
+
+The acquisition function is the expected improvement per second (Snoek, Larochelle and Adams 2012, "Practical Bayesian
+optimization of machine learning algorithms", section 3.2).
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from optimizer.config.search_space import Problem
@@ -38,6 +39,7 @@ from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
 from optimizer.measure.output_check import BaselineOutputCheck, CombinedOutputCheck, NoOutputCheck
 from optimizer.measure.score import read_scorer
+from optimizer.measure.sequence_check import SequenceOutputCheck
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.model.requests import Requests
@@ -277,8 +279,11 @@ class Environment:
         if not self.options.output_check:
             return NoOutputCheck(OutputsNotCompared())
 
+        length = task.sequence_length
+        kind = BaselineOutputCheck if length is None else partial(SequenceOutputCheck, sequence_length=length.largest)
+
         def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
-            return BaselineOutputCheck(
+            return kind(
                 file,
                 input_data=requests.input_data,
                 shapes=requests.shapes,

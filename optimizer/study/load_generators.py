@@ -15,7 +15,12 @@ from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, Stopwatch
 from optimizer.deploy import runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.generator import MAX_SENT_ENTRIES, ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generator import (
+    MAX_SENT_ENTRIES,
+    ClosedLoopGenerator,
+    OpenLoopGenerator,
+    SequenceGenerator,
+)
 from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH
 from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator
 from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
@@ -94,6 +99,13 @@ def make_load_generators(
         else PerfAnalyzerContainer(image),
         **common,
     )
+    if task.sequence_length is not None:
+        sequences = IndexHintLoadGenerator(
+            SequenceGenerator(sequence_length=task.sequence_length, **own), task.unbounded
+        )
+        length = task.sequence_length.fixed  # perf_analyzer has no mix of lengths
+        checker = replace(perf_analyzer, sequence_length=length) if length else None
+        return LoadGenerators(sequences, sequences, cross_checking=checker)
     search = IndexHintLoadGenerator(
         _make_concurrent(perf_analyzer, task) if task.source.concurrent else perf_analyzer, task.unbounded
     )
@@ -105,10 +117,10 @@ def make_load_generators(
 def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
     """Return why perf_analyzer has to confirm a closed loop; None if the project's own client can send the same.
 
-    The result is None for an open loop, which the own client sends in any case. Decoupled models and sequences are
-    refused before (``optimizer.model.repository``), mixes of request sizes by ``task.prepare_task``.
+    The result is None for an open loop and for sequences, which the own client sends in any case. Decoupled models
+    are refused before (``optimizer.model.repository``), mixes of request sizes by ``task.prepare_task``.
     """
-    if task.problem.open_loop:
+    if task.problem.open_loop or task.sequence_length is not None:
         return None
     protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
     if protocol != "grpc":

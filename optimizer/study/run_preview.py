@@ -228,6 +228,9 @@ def _load(shown: RunPreview) -> str:
     data = f"{Path(shown.task.input_data).name} as input data"
     if problem.open_loop:
         return f"tune's own client, at {options.arrivals} request rates; {each}, {data}"
+    if length := shown.task.sequence_length:
+        sequences = f"sequences of {length} {each}, 1 to {problem.max_concurrency:,} in flight"
+        return f"tune's own client over grpc; {sequences}, {data}"
     confirming = "" if why_perf_analyzer(options, shown.task) else ", and tune's own client on fresh servers"
     loads = f"1 to {problem.max_concurrency:,} in flight"
     return f"perf_analyzer over {options.protocol}{confirming}; {each}, {loads}, {data}"

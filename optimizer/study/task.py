@@ -13,18 +13,22 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
-from optimizer.model.profile_schema import ScoreSection, SpaceSection
+from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
+from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 
 MAX_CONCURRENCY = 256
+DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
 DEFAULT_TOLERANCE = Tolerance()
 NO_OPTIONS = RequestOptions()
 
@@ -36,8 +40,10 @@ class Task:
     ``baseline`` is the model's own configuration, ``dynamic_batching`` the same with default dynamic batching.
     ``input_data`` and ``shapes`` are arguments of perf_analyzer. ``tolerance`` is the allowed difference from the
     baseline's outputs, ``score`` how outputs are scored. ``unbounded`` are inputs that get any integer of their type.
-    ``concurrent`` are the requests to models that get load at the same time. ``notes`` and ``request_note`` are for
-    the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
+    ``token_output`` is the output whose elements are the tokens of a model that streams; empty if each response is
+    one token. ``concurrent`` are the requests to models that get load at the same time. ``notes`` and
+    ``request_note`` are for the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
+    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models.
     """
 
     source: ModelSource
@@ -53,6 +59,8 @@ class Task:
     notes: tuple[str, ...] = ()
     request_note: SamplesLeftOut | None = None
     on_gpu: bool = False
+    token_output: str = ""
+    sequence_length: SizeDistribution | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """Return the roles and configurations that are measured first; one if both behave the same."""
@@ -72,6 +80,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
+    sequence_length = _sequence_length(named, score, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -87,12 +96,14 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         is_simulated=not (source.is_streaming or source.is_stateful),
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    requests = _requests(source, profile.request.options() if profile else NO_OPTIONS, batching, options)
+    requests = _requests(named, batching, options)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
     baseline = configured_candidate(source, space.fields)
     dynamic_batching = baseline
-    if source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
+    if source.is_stateful:
+        pass  # Triton allows no dynamic batching next to the sequence batcher
+    elif source.tuned_config.max_batch_size > 1 and not baseline.dynamic_batching:
         dynamic_batching = replace(baseline, dynamic_batching=True)
     elif baseline.dynamic_batching:
         dynamic_batching = replace(baseline, max_queue_delay_us=0, preferred_batch_sizes=())
@@ -113,6 +124,8 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         named.notes,
         requests.note,
         on_gpu,
+        (profile.tokens.output_tensor if profile else None) or "",
+        sequence_length,
     )
 
 
@@ -174,6 +187,43 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
 
 
+def _sequence_length(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> SizeDistribution | None:
+    """Return the distribution of the requests in a sequence; None if the model is not stateful.
+
+    Raises BadInputError for options that do not fit.
+    """
+    of_profile = named.profile.request.sequence_length if named.profile else None
+    name, length = named.source.name, options.sequence_length or of_profile
+    if not named.source.is_stateful:
+        if length is not None:
+            problem = f"{name} is not stateful (no sequence_batching); leave it out"
+            if named.profile and not options.sequence_length:
+                raise named.profile.fault("request", "sequence_length", problem=problem)
+            raise BadInputError(f"--sequence-length: {problem}")
+        return None
+    if named.batch.largest > 1:
+        size = "--request-batch-size" if options.request_batch_size else "request.batch_size"
+        raise BadInputError(
+            f"{size} {named.batch.largest}: {name} is stateful, and Triton takes one sample a request"
+        )
+    if options.load == "rate":
+        raise BadInputError(
+            f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
+        )
+    if options.protocol != "grpc" or (options.target == "remote" and server_address(options.url).protocol != "grpc"):
+        flag = "--url" if options.target == "remote" else "--protocol"
+        raise BadInputError(f"{flag}: {name} is stateful, and its sequences are sent over gRPC only; use gRPC")
+    if options.perf_analyzer_image is not None:
+        raise BadInputError(f"--perf-analyzer-image: tune's own client sends the sequences to {name}; leave it out")
+    if options.model_warmup:
+        raise BadInputError(
+            f"--model-warmup: {name} is stateful, and Triton warms up without sequences; leave it out"
+        )
+    if score is not None:
+        raise BadInputError(f"score: {name} is stateful, and scores are those of single requests; leave it out")
+    return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
+
+
 def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:
     """Return the SLA; latency bounds of the command line replace those of the profile."""
     bounds: dict[str, float] = dict(options.sla_ms.items())
@@ -206,13 +256,47 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
         )
 
 
-def _requests(
-    source: ModelSource, defaults: RequestOptions, batching: RequestBatching, options: RunOptions
-) -> Requests:
+def _requests(named: NamedModel, batching: RequestBatching, options: RunOptions) -> Requests:
     """Return the requests by the command line, else by the profile, else those of the model's builder."""
+    source, defaults = named.source, named.profile.request.options() if named.profile else NO_OPTIONS
     request_options = RequestOptions(
         options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
     ).over(defaults)
-    if source.input_data is not None and request_options == NO_OPTIONS:
+    tokens = _token_requests(named, request_options, options)
+    if source.input_data is not None and request_options == NO_OPTIONS and tokens is None:
         return Requests(str(source.input_data)).limited(batching, cache_folder())
-    return prepare_requests(request_options, source.config, batching, cache_folder())
+    return prepare_requests(request_options, source.config, batching, cache_folder(), tokens)
+
+
+def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:
+    """Return the lengths of prompts and outputs by the command line, else by the profile.
+
+    None if there are none, or if the prompts are recorded.
+    """
+    profile, section = named.profile, named.profile.tokens if named.profile else TokensSection()
+    texts = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
+    given = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
+    if not named.source.is_streaming:
+        problem = f"{named.source.name} sends one response to a request; only a decoupled model generates tokens"
+        if given:
+            raise BadInputError(f"{given}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
+        if profile and section != TokensSection():
+            raise profile.fault("tokens", problem=f"{problem}; leave the section out")
+        return None
+    if given and requests.is_recorded:
+        raise BadInputError(
+            f"{given}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
+        )
+    if requests.is_recorded:
+        return None
+    prompt, output = (parse_optional(flag, text, parse_token_lengths) for flag, text in texts.items())
+    try:
+        tokens = section.requests(prompt, output)
+    except ValueError as error:
+        raise BadInputError(f"{given}: {error}") from None
+    if given and tokens is None:
+        raise BadInputError(
+            f"{given}: the inputs for the prompt and the number of tokens, or one of the lengths, are unknown; "
+            "write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
+        )
+    return tokens

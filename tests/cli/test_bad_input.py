@@ -90,6 +90,9 @@ FLAGS = [
     bad("--request-batch-size 0 mlp", "--request-batch-size 0: ", "1 to 2147483647"),
     bad("--request-batch-size 2147483648 mlp", "--request-batch-size 2147483648: ", "1 to 2147483647"),
     bad("--request-batch-size 1e3 mlp", "--request-batch-size 1e3: ", "whole number"),
+    bad("--sequence-length 0 accumulator", "--sequence-length 0: ", "1 to 2147483647"),
+    bad("--sequence-length 9..3 accumulator", "--sequence-length 9..3: ", "the lower one first"),
+    bad("--sequence-length x accumulator", "--sequence-length x: ", "whole number"),
     bad("--shape 16 mlp", "--shape 16: ", "NAME:SIZES", "input_ids:16..128"),
     bad("--shape ids:0 mlp", "--shape ids:0: ", "from 1 to 2147483647"),
     bad("--shape ids:9..3 mlp", "--shape ids:9..3: ", "the lower one first"),
@@ -211,6 +214,10 @@ PROFILES = [
         "model: {builder: mlp}\nrequest:\n  batch_size: many\nload:\n  max_concurrency: 0\n",
         ("p.yaml:3: request.batch_size: ", "'many'", "whole number"),
         ("p.yaml:5: load.max_concurrency: ", "0 ", "at least 1"),
+    ),
+    profile(
+        "model: {builder: accumulator}\nrequest: {sequence_length: 0}\n",
+        ("p.yaml:2: request.sequence_length: ", "0 is not at least 1"),
     ),
     profile(
         "model: {builder: mlp}\nspace:\n  config:\n    dynamic_batching.priority: [1]\n",
@@ -423,9 +430,34 @@ REPOSITORIES = {
         ),
         ("config.pbtxt: ", "backend ''", "onnxruntime"),
     ),
-    "stateful": Repository(
-        replace_config(f"{CONFIG}sequence_batching {{ }}\n"),
-        ("config.pbtxt: ", "sequence_batching: ", "tune sends single ones", "--sequence-length"),
+    "stateful and decoupled": Repository(
+        replace_config(f"{CONFIG}sequence_batching {{ }}\nmodel_transaction_policy {{ decoupled: true }}\n"),
+        ("config.pbtxt: ", "sequence_batching and decoupled: ", "tune a copy with one of them"),
+    ),
+    "stateful with dynamic batching": Repository(
+        replace_config(f"{CONFIG}sequence_batching {{ }}\ndynamic_batching {{ }}\n"),
+        ("config.pbtxt:", '"dynamic_batching" is specified along with field "sequence_batching"'),
+    ),
+    "implicit state": Repository(
+        replace_config(f'{CONFIG}sequence_batching {{ state {{ input_name: "s" output_name: "t" }} }}\n'),
+        ("config.pbtxt: ", "sequence_batching.state: ", "no implicit state", "--target local"),
+    ),
+    "sequence ids as texts": Repository(
+        replace_config(
+            f'{CONFIG}sequence_batching {{ control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID '
+            "data_type: TYPE_STRING } } }\n"
+        ),
+        ("config.pbtxt: ", "control input 'ID' is TYPE_STRING", "TYPE_UINT64"),
+    ),
+    "oldest without candidates": Repository(
+        replace_config(f"{CONFIG}sequence_batching {{ oldest {{ }} }}\n"),
+        ("config.pbtxt: ", "sequence_batching.oldest: max_candidate_sequences is missing"),
+    ),
+    "preferred size of sequences above the limit": Repository(
+        replace_config(
+            f"{CONFIG}sequence_batching {{ oldest {{ max_candidate_sequences: 4 preferred_batch_size: 16 }} }}\n"
+        ),
+        ("config.pbtxt: ", "sequence_batching.oldest: preferred_batch_size 16 is above max_batch_size 8"),
     ),
     "decoupled": Repository(
         replace_config(f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"),

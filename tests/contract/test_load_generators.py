@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.input_data import to_json
+from optimizer.model.repository import read_repository_model
 from optimizer.store.recording import RecordedServer
 from tests.conftest import measurement
+from tests.repositories import write_sums
 
 CANDIDATE = Candidate(max_batch_size=64, dynamic_batching=True)
 LOAD = LoadPoint(request_batch_size=2, concurrency=4)
@@ -138,3 +145,97 @@ class TestOpenLoop(LoadGeneratorContract):
         assert result.throughput_infer_per_sec == pytest.approx(2 * 200, rel=0.2)
         assert result.mean_batch_size is not None
         assert result.mean_batch_size >= 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as the model ``sums`` received and answered it."""
+
+    sequence: int
+    is_start: bool
+    is_end: bool
+    x: float
+    y: float
+
+
+ENTRIES = 7  # of the input data; the entry i has the value i + 1
+LENGTHS = parse_size_distribution("1..6")
+
+
+class SequenceContract(LoadGeneratorContract):
+    load = LoadPoint(request_batch_size=1, concurrency=5)
+    strategy: str
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Path:
+        return tmp_path / "steps"
+
+    @pytest.fixture
+    def endpoint(self, tmp_path: Path, log: Path) -> Iterator[Endpoint]:
+        write_sums(tmp_path / "models", log, self.strategy)
+        source = read_repository_model(tmp_path / "models", "sums", gpu=False)
+        with (
+            contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
+            target.deploy(Candidate(4)) as endpoint,
+        ):
+            yield endpoint
+
+    @pytest.fixture
+    def generator(self, tmp_path: Path) -> LoadGenerator:
+        entries = [{"x": np.array([i + 1], np.float32)} for i in range(ENTRIES)]
+        (tmp_path / "entries.json").write_bytes(to_json(entries))
+        return SequenceGenerator(
+            log=tmp_path / "client.log",
+            input_data=str(tmp_path / "entries.json"),
+            sla=Sla.from_bounds({"p95": 1000.0}),
+            sequence_length=LENGTHS,
+        )
+
+    def test_each_sequence_gets_the_answers_to_its_own_steps_in_order(
+        self, generator: LoadGenerator, endpoint: Endpoint, log: Path
+    ) -> None:
+        for _ in range(2):  # the second load must not continue a sequence of the first
+            generator.measure(endpoint, self.load, 0.5)
+        steps = [
+            Step(int(sequence), start == "1", end == "1", float(x), float(y))
+            for sequence, start, end, x, y in map(str.split, log.read_text().splitlines())
+        ]
+        assert len(steps) > 100
+        sequences: dict[int, list[Step]] = {}
+        in_flight: set[int] = set()
+        for step in steps:
+            sequences.setdefault(step.sequence, []).append(step)
+            in_flight |= {step.sequence}
+            assert len(in_flight) <= self.load.concurrency
+            in_flight -= {step.sequence} if step.is_end else set()
+        assert not in_flight, "every sequence is ended"
+        for own in sequences.values():
+            assert [step.is_start for step in own] == [True] + [False] * (len(own) - 1)
+            assert [step.is_end for step in own] == [False] * (len(own) - 1) + [True]
+            xs = [step.x for step in own]
+            assert [step.y for step in own] == list(itertools.accumulate(xs))
+            assert (len(own) == 2 and set(xs) == {1.0}) or all(
+                after == before % ENTRIES + 1 for before, after in itertools.pairwise(xs)
+            ), "the inputs are consecutive entries; the warm-up repeats the first one"
+        lengths = {len(own) for own in sequences.values()}
+        assert max(lengths) == LENGTHS.largest
+        assert len(lengths) > 3
+
+    def test_the_throughput_counts_steps(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
+        result = generator.measure(endpoint, self.load, 1.0)
+        assert result.throughput_infer_per_sec is not None
+        assert result.latency_avg_ms is not None
+        in_flight = result.throughput_infer_per_sec * result.latency_avg_ms / 1000
+        assert 0.6 * self.load.concurrency < in_flight < 1.2 * self.load.concurrency
+        assert result.mean_batch_size is not None
+        assert 1 < result.mean_batch_size <= 4
+
+
+class TestSequencesOldest(SequenceContract):
+    strategy = "oldest { max_candidate_sequences: 16 }"
+
+
+class TestSequencesDirect(SequenceContract):
+    """Five sequences share four slots, so one waits until another ends."""
+
+    strategy = "direct { }"

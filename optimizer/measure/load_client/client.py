@@ -96,11 +96,14 @@ class LoadClient:
     Ends when the load is complete, a request fails, the server is overloaded or hangs, or the client is too late.
     """
 
+    _warm_ups = WARM_UPS
+    _drain_seconds = MAX_DRAIN_SECONDS
+
     def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
         self._plan, self._messages = plan, messages
         self._sent_ns: list[int] = []
         self._answered_ns: list[int] = []  # of each request that was sent
-        self._connection = Http2Connection(plan.address, METHOD, headers, encrypted=plan.tls is not None)
+        self._connection = self._make_connection(headers)
         self._start_ns = 0
         self._answers = 0
         self._cpu_seconds = 0.0
@@ -108,11 +111,14 @@ class LoadClient:
         self._overload = self._error = ""
         self._hangs = False
 
+    def _make_connection(self, headers: Mapping[str, str] | None) -> Http2Connection:
+        return Http2Connection(self._plan.address, METHOD, headers, encrypted=self._plan.tls is not None)
+
     def run(self, folder: Path) -> None:
         """Apply the load and write the record to ``folder``; failures are fields of the record."""
         try:
             with connect(self._plan.address, self._plan.tls) as self._socket:
-                detector = OverloadDetector(max(self._plan.latency_bound_ms / 1000, self._warm_up()))
+                detector = OverloadDetector(self._acceptable_seconds())
                 gc.collect()
                 gc.freeze()
                 gc.disable()
@@ -152,16 +158,24 @@ class LoadClient:
 
     @property
     def _in_flight(self) -> int:
-        return len(self._sent_ns) + WARM_UPS - self._answers
+        return len(self._sent_ns) + self._warm_ups - self._answers
 
     def _now_ns(self) -> int:
         return time.monotonic_ns() - self._start_ns
 
+    def _acceptable_seconds(self) -> float:
+        """Send the warm-up requests and return the acceptable latency for the overload detector."""
+        return max(self._plan.latency_bound_ms / 1000, self._warm_up())
+
+    def _warm_up_messages(self) -> list[bytes]:
+        """Return the requests that are sent alone before the load."""
+        return [self._messages[0]] * self._warm_ups
+
     def _warm_up(self) -> float:
-        """Send WARM_UPS requests, each alone, and return the latency of the last one in seconds."""
-        for number in range(WARM_UPS):
+        """Send the warm-up requests, each alone, and return the latency of the last one in seconds."""
+        for number, message in enumerate(self._warm_up_messages()):
             started = time.monotonic()
-            self._connection.request(self._messages[0])
+            self._connection.request(message)
             while self._answers == number:
                 if time.monotonic() - started > WARM_UP_SECONDS:
                     raise TimeoutError(f"the server did not answer a single request within {WARM_UP_SECONDS:g} s")
@@ -182,6 +196,9 @@ class LoadClient:
     def _send(self, now_ns: int) -> None:
         """Append the next request to the outbox and record ``now_ns`` as its time."""
         self._connection.request(self._messages[len(self._sent_ns) % len(self._messages)])
+        self._record_sent(now_ns)
+
+    def _record_sent(self, now_ns: int) -> None:
         self._sent_ns.append(now_ns)
         self._answered_ns.append(NEVER)
 
@@ -198,12 +215,20 @@ class LoadClient:
             return
         if not data:
             raise ConnectionError("the server closed the connection")
-        now_ns = self._now_ns()
+        self._receive(data, self._now_ns())
+
+    def _receive(self, data: bytes, now_ns: int) -> None:
+        """Record ``now_ns`` as the time of the answers that end with ``data``."""
+        warm_ups = self._warm_ups
         for call, error in self._connection.receive(data):
             self._error = self._error or error
             self._answers += 1
-            if call >= WARM_UPS:
-                self._answered_ns[call - WARM_UPS] = now_ns
+            if call >= warm_ups:
+                self._record_answer(call - warm_ups, now_ns)
+
+    def _record_answer(self, number: int, now_ns: int) -> None:
+        """Record that request ``number`` was answered at ``now_ns``."""
+        self._answered_ns[number] = now_ns
 
     def _flush(self) -> None:
         outbox = self._connection.outbox
@@ -243,7 +268,7 @@ class OpenLoopClient(LoadClient):
 
     def _finish(self, folder: Path, detector: OverloadDetector) -> None:
         self._write_record(folder)
-        deadline = time.monotonic() + min(2 * detector.patience_seconds, MAX_DRAIN_SECONDS)
+        deadline = time.monotonic() + min(2 * detector.patience_seconds, self._drain_seconds)
         with contextlib.suppress(OSError):
             while self._in_flight and (left := deadline - time.monotonic()) > 0:
                 self._exchange(left)
@@ -264,7 +289,7 @@ class OpenLoopClient(LoadClient):
         if self._oldest == total:
             return True
         waiting_ns = now_ns - self._sent_ns[self._oldest] if self._oldest < sent else 0
-        self._overload = detector.reason(now_ns / 1e9, sent, self._answers - WARM_UPS, waiting_ns / 1e9)
+        self._overload = detector.reason(now_ns / 1e9, sent, self._answers - self._warm_ups, waiting_ns / 1e9)
         # limit both the lateness of the client and the wait for the last answers
         patience_seconds = BEHIND_SECONDS if sent < total else detector.patience_seconds
         late_ns = now_ns - self._planned_ns[min(sent, total - 1)]
@@ -278,6 +303,11 @@ class ClosedLoopClient(LoadClient):
         super().__init__(plan, messages, headers)
         self._end_ns = int(1e9 * plan.seconds)
         self._counted, self._answered_at_ns = 0, 0  # answers at the last check, and when they had increased
+
+    @property
+    def _progress(self) -> int:
+        """A number that grows as long as the server does not hang."""
+        return self._answers
 
     def _planned(self) -> list[int]:
         return self._sent_ns
@@ -301,14 +331,16 @@ class ClosedLoopClient(LoadClient):
 
     def _check_progress(self, now_ns: int, detector: OverloadDetector) -> None:
         """Raise TimeoutError if the server has not answered any request for a long time."""
-        if self._answers > self._counted:
-            self._counted, self._answered_at_ns = self._answers, now_ns
+        if self._progress > self._counted:
+            self._counted, self._answered_at_ns = self._progress, now_ns
         waited_seconds = (now_ns - self._answered_at_ns) / 1e9
         if waited_seconds > max(STALL_SECONDS, detector.patience_seconds):
             raise TimeoutError(f"no answer within {waited_seconds:.0f} s")
 
 
-def main() -> None:
+def main(
+    closed_loop: type[ClosedLoopClient] = ClosedLoopClient, open_loop: type[OpenLoopClient] = OpenLoopClient
+) -> None:
     """Send the plan in the folder that the command line names and write the record there."""
     folder = Path(sys.argv[1])
     headers = json.loads(os.environ.pop(HEADERS, "{}"))
@@ -316,9 +348,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     plan, messages, planned_ns = SendPlan.read(folder)
     client = (
-        ClosedLoopClient(plan, messages, headers)
-        if plan.concurrency
-        else OpenLoopClient(plan, messages, planned_ns, headers)
+        closed_loop(plan, messages, headers) if plan.concurrency else open_loop(plan, messages, planned_ns, headers)
     )
     client.run(folder)
 

@@ -11,6 +11,7 @@ import numpy as np
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.timing import (
     FIRST_WINDOW_MS,
     MAX_WINDOW_MS,
@@ -30,12 +31,13 @@ from optimizer.measure.load_client.judgement import (
     judge_open_loop,
 )
 from optimizer.measure.load_client.launcher import LoadClientGenerator
-from optimizer.measure.load_client.plan import SendRecord
+from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
 from optimizer.model.input_data import count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
 GENERATED_INPUT = ("random", "zero")  # input data without a file
 MAX_SENT_ENTRIES = 65_536  # of a data file, in the closed loop
+DRAWN_LENGTHS = 1024  # of sequences; then they start over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,23 +59,34 @@ class OpenLoopGenerator(LoadClientGenerator):
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
-        seconds += LEAD_IN_SECONDS
-        if load.request_rate * seconds > MAX_PLANNED:
+        lead_in_seconds = MAX_LEAD_IN_SECONDS if self.streams else LEAD_IN_SECONDS
+        if load.request_rate * (seconds + lead_in_seconds) > MAX_PLANNED:
             raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
-        seed = int(np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(1)[0])
-        planned_seconds = self.arrivals.plan(load.request_rate, seconds, seed)
+        seeds = np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(2)
+        lead_in_ns = list[int]()
+        if self.streams:  # the client decides how many of these it sends, so the others are planned on their own
+            lead_in_ns = self._plan(load, lead_in_seconds, int(seeds[1]))
+        else:
+            seconds += LEAD_IN_SECONDS
 
         def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
-            return judge_open_loop(record, load, seconds, self.sla, spread_limit, parts, sizes)
+            return judge_open_loop(record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output)
 
-        planned_ns = (1e9 * planned_seconds).astype(np.int64).tolist()
-        return self._launch(endpoint, load, judge, seconds, planned_ns)
+        planned_ns = lead_in_ns + self._plan(load, seconds, int(seeds[0]))
+        return self._launch(endpoint, load, judge, seconds, planned_ns, lead_in_requests=len(lead_in_ns))
+
+    def _plan(self, load: LoadPoint, seconds: float, seed: int) -> list[int]:
+        """Return the planned times in nanoseconds."""
+        times_ns: list[int] = (1e9 * self.arrivals.plan(load.request_rate, seconds, seed)).astype(np.int64).tolist()
+        return times_ns
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedLoopGenerator(LoadClientGenerator):
     """Keeps ``concurrency`` requests in flight; latency counts from the actual send.
 
+    The load on a model that streams continues until FEWEST_STREAMED requests have ended for each window, see
+    ``streaming_client``. ``judgement.AnsweredRequests`` says which of its requests count.
     Unlike perf_analyzer it sends over gRPC only and takes data of at most MAX_SENT_ENTRIES entries.
     """
 
@@ -90,7 +103,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
         def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
-            return judge_closed_loop(record, load, seconds, self.sla, spread_limit, parts, sizes)
+            return judge_closed_loop(record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output)
 
         while True:
             try:
@@ -98,8 +111,9 @@ class ClosedLoopGenerator(LoadClientGenerator):
                     endpoint,
                     load,
                     judge,
-                    seconds + CLOSED_LOOP_LEAD_IN_SECONDS,
+                    seconds if self.streams else seconds + CLOSED_LOOP_LEAD_IN_SECONDS,
                     concurrency=round(load.concurrency),
+                    parts=parts,
                 )
             except NoAnswersError as error:
                 seconds *= 5
@@ -112,3 +126,20 @@ class ClosedLoopGenerator(LoadClientGenerator):
             return super()._wanted_messages(load)
         entries = min(count_entries(Path(self.input_data)), MAX_SENT_ENTRIES)
         return entries // math.gcd(entries, round(load.request_batch_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceGenerator(ClosedLoopGenerator):
+    """Keeps ``concurrency`` sequences in flight, each with one request at a time, for stateful models.
+
+    The latency is that of a request, and the throughput counts requests. The sequences have ``sequence_length``
+    requests; their inputs are consecutive entries of the data file.
+    """
+
+    sequence_length: SizeDistribution
+
+    def _sequence_lengths(self) -> tuple[int, ...]:
+        fixed = self.sequence_length.fixed
+        if fixed is not None:
+            return (fixed,)
+        return tuple(self.sequence_length.draw(DRAWN_LENGTHS, np.random.default_rng(self.seed)).tolist())

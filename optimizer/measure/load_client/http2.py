@@ -1,4 +1,4 @@
-"""Unary gRPC calls over one HTTP/2 connection, fast enough for the open loop.
+"""gRPC calls over one HTTP/2 connection, fast enough for the open loop: with one response each, or with any number.
 
 The package hpack encodes and decodes header blocks. Frames and flow control are implemented here, because the package
 h2 takes several times the CPU time and reaches less than half the rate (benchmarks/open_loop_http2.md).
@@ -27,9 +27,11 @@ CLIENT_SETTINGS = (
     (MAX_FRAME_SIZE, MAX_FRAME),
 )
 NO_STATUS = "the answer has no gRPC status that can be read; give the address of tritonserver itself, not of a proxy"
+NO_TRITONSERVER = "the server's answers are not those of a tritonserver; is a proxy in between?"
 _FRAME = struct.Struct(">IBI")  # length (24 bits) and type, flags, stream
 _SETTING = struct.Struct(">HI")
 _NUMBER = struct.Struct(">I")
+_PREFIX = struct.Struct(">BI")  # of a gRPC message: whether it is compressed, length
 
 
 class Http2Connection:
@@ -113,7 +115,7 @@ class Http2Connection:
     def _receive_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:
         if kind == HEADERS:
             if flags & (PADDED | PRIORITY):
-                raise ConnectionError("the server's answers are not those of a tritonserver; is a proxy in between?")
+                raise ConnectionError(NO_TRITONSERVER)
             self._block, self._ends_call = b"", bool(flags & END_STREAM)
         self._block += payload
         if not flags & END_HEADERS or not self._ends_call:
@@ -157,6 +159,53 @@ class Http2Connection:
         if self._unacknowledged > MAX_WINDOW // 2:
             self.outbox += _frame(WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._unacknowledged))
             self._unacknowledged = 0
+
+
+class StreamingConnection(Http2Connection):
+    """A connection whose calls have any number of response messages.
+
+    ``messages`` holds the serialized responses that ``receive`` completed, each with the number of its call, in the
+    order of their arrival; the user empties it. All responses of a call have to fit into a window of 2 GiB.
+    """
+
+    def __init__(
+        self, authority: str, method: str, headers: Mapping[str, str] | None = None, *, encrypted: bool = False
+    ) -> None:
+        super().__init__(authority, method, headers, encrypted=encrypted)
+        self.messages: list[tuple[int, bytes]] = []
+        self._incomplete: dict[int, bytes] = {}  # stream -> the start of a message
+
+    def _receive_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:
+        if kind == DATA:
+            if flags & PADDED:
+                raise ConnectionError(NO_TRITONSERVER)
+            messages, rest = split_messages(self._incomplete.pop(stream, b"") + payload)
+            self.messages += [(stream // 2, message) for message in messages]
+            if rest:
+                self._incomplete[stream] = rest
+        return super()._receive_frame(kind, flags, stream, payload)
+
+    def _forget(self, stream: int) -> None:
+        super()._forget(stream)
+        self._incomplete.pop(stream, None)
+
+
+def split_messages(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the complete gRPC messages at the start of ``data``, without their prefixes, and the incomplete rest.
+
+    Raises ConnectionError if a message is compressed, which the client does not accept.
+    """
+    messages, start = list[bytes](), 0
+    while len(data) - start >= _PREFIX.size:
+        compressed, size = _PREFIX.unpack_from(data, start)
+        if compressed:
+            raise ConnectionError("the server compresses its responses, which the load generator cannot read")
+        end = start + _PREFIX.size + size
+        if len(data) < end:
+            break
+        messages.append(data[start + _PREFIX.size : end])
+        start = end
+    return messages, data[start:]
 
 
 @lru_cache(maxsize=64)

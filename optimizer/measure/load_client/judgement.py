@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import Measurement
+from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing, timing_of
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.notes import LateRequests
 from optimizer.core.timing import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_health import without_traceback
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
@@ -63,7 +64,8 @@ class SentRequests:
     """The requests planned between the end of the lead-in and ``end_seconds``, in planned order.
 
     ``latencies_ms`` count from the planned send time to the answer. For an unanswered request it is the time until
-    the client stopped reading answers, a lower bound. ``sizes`` are samples per request.
+    the client stopped reading answers, a lower bound. ``sizes`` are samples per request. ``streams`` are the times
+    and responses of a model that streams; its time to first response counts from the planned send time too.
     """
 
     planned_seconds: Floats
@@ -72,25 +74,53 @@ class SentRequests:
     answered: Mask
     sizes: Sizes
     end_seconds: float
+    begin_seconds: float = LEAD_IN_SECONDS
+    streams: StreamTimes | None = None
 
     @classmethod
-    def of(cls, record: SendRecord, seconds: float, sizes: Sizes = ONE_SAMPLE) -> SentRequests:
+    def of(
+        cls,
+        record: SendRecord,
+        seconds: float,
+        sizes: Sizes = ONE_SAMPLE,
+        streamed: StreamedRequests | None = None,
+    ) -> SentRequests:
         """Return the counted requests of ``record``.
 
         ``seconds`` is the planned time including the lead-in; request ``i`` has ``sizes[i % len(sizes)]`` samples.
+        ``streamed`` are the responses of a model that streams, whose client chose the time that counts.
         """
-        planned, ended_ns = record.planned_ns, record.ended_ns
-        end_ns = min(ended_ns, seconds * 1e9)
-        counted = (planned >= LEAD_IN_SECONDS * 1e9) & (planned < end_ns)
-        planned, sent, answered = planned[counted], record.sent_ns[counted], record.answered_ns[counted]
+        planned, ended_ns, answered = record.planned_ns, record.ended_ns, record.answered_ns
+        begin_ns, end_ns = LEAD_IN_SECONDS * 1e9, min(ended_ns, seconds * 1e9)
+        if record.responses:
+            begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
+        streams = None
+        if streamed:
+            streams = streamed.times(planned, np.where(answered == NEVER, ended_ns, NEVER))
+            answered = streamed.ended_ns(answered)
+        counted = (planned >= begin_ns) & (planned < end_ns)
+        planned, sent, answered = planned[counted], record.sent_ns[counted], answered[counted]
         late_by = np.where(sent == NEVER, ended_ns, sent) - planned
         latencies = np.where(answered == NEVER, ended_ns, answered) - planned
         samples = np.resize(sizes, len(counted))[counted]
-        return cls(planned / 1e9, late_by / 1e6, latencies / 1e6, answered != NEVER, samples, end_ns / 1e9)
+        return cls(
+            planned / 1e9,
+            late_by / 1e6,
+            latencies / 1e6,
+            answered != NEVER,
+            samples,
+            end_ns / 1e9,
+            begin_ns / 1e9,
+            streams and streams.take(counted),
+        )
 
     @property
     def span_seconds(self) -> float:
-        return self.end_seconds - LEAD_IN_SECONDS
+        return self.end_seconds - self.begin_seconds
+
+    def times_ms(self, timing: Timing) -> Floats:
+        """Return the ``timing`` of each request that has one."""
+        return _known_times(self.latencies_ms, self.streams, timing)
 
     def late_share(self, limit_ms: float = LATE_MS) -> float:
         return float(np.mean(self.late_by_ms > limit_ms))
@@ -109,12 +139,14 @@ class SentRequests:
         burst = np.cumsum(delayed & ~np.roll(delayed, 1))
         largest_ms = np.zeros(len(delayed) + 1)
         np.maximum.at(largest_ms, burst[delayed], self.late_by_ms[delayed])
-        latencies_ms = np.where(delayed, np.maximum(self.latencies_ms - largest_ms[burst], 0.0), self.latencies_ms)
-        return replace(self, latencies_ms=latencies_ms, late_by_ms=np.zeros(len(delayed)))
+        saved_ms = np.where(delayed, largest_ms[burst], 0.0)
+        streams = self.streams and replace(self.streams, ttft_ms=np.maximum(self.streams.ttft_ms - saved_ms, 0.0))
+        latencies_ms = np.where(delayed, np.maximum(self.latencies_ms - saved_ms, 0.0), self.latencies_ms)
+        return replace(self, latencies_ms=latencies_ms, late_by_ms=np.zeros(len(delayed)), streams=streams)
 
     def parts(self, count: int) -> list[SentRequests]:
         """Divide the time into ``count`` equal parts and return the requests of each."""
-        edges = LEAD_IN_SECONDS + self.span_seconds * np.arange(1, count) / count
+        edges = self.begin_seconds + self.span_seconds * np.arange(1, count) / count
         places = np.searchsorted(self.planned_seconds, edges)
         return [
             replace(
@@ -124,17 +156,18 @@ class SentRequests:
                 latencies_ms=self.latencies_ms[begin:end],
                 answered=self.answered[begin:end],
                 sizes=self.sizes[begin:end],
+                streams=self.streams and self.streams.take(slice(begin, end)),
             )
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
 
-    def windows(self, rate: float) -> list[MeasurementWindow]:
-        """Return one window per third of the time.
+    def windows(self, rate: float, timing: Timing) -> list[MeasurementWindow]:
+        """Return one window per third of the time, with the p95 of ``timing``.
 
         The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
         """
         return [
-            MeasurementWindow(rate * float(part.answered.mean()), _quantile(part.latencies_ms, 0.95))
+            MeasurementWindow(rate * float(part.answered.mean()), _p95(part.times_ms(timing)))
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
             for part in self.parts(MIN_WINDOWS)
@@ -149,13 +182,14 @@ def judge_open_loop(
     spread_limit: float,
     parts: int = 1,
     sizes: Sizes = ONE_SAMPLE,
+    token_output: str = "",
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
 
     Requests were planned for ``seconds``. ``sla`` has the latency bounds; ``sizes`` are the samples of
     the requests, in turn. A measurement is not stable if the server was overloaded, or if thirds of the time disagree
     by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are judged without
-    lateness, since they show whether the server is in a steady state.
+    lateness, since they show whether the server is in a steady state. ``token_output`` is explained in ``responses``.
 
     Raises MeasurementError if a request failed or none was answered, LateError if late requests void the measurement.
     """
@@ -163,7 +197,8 @@ def judge_open_loop(
         raise MeasurementError(
             f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
         )
-    requests = SentRequests.of(record, seconds, sizes)
+    streamed = StreamedRequests.decode(record.responses, token_output) if record.responses else None
+    requests = SentRequests.of(record, seconds, sizes, streamed)
     if not np.any(record.answered_ns != NEVER):
         waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
         raise MeasurementError(f"no request was answered within {waited}")
@@ -173,13 +208,16 @@ def judge_open_loop(
     samples_rate = load.request_rate * load.request_batch_size
     if record.overload:
         # the answers belong to requests that were sent long ago; count all answers in this time as the capacity
-        answered = np.resize(sizes, len(record.answered_ns))[record.answered_ns >= LEAD_IN_SECONDS * 1e9]
-        measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload)
+        begin_ns = requests.begin_seconds * 1e9
+        answered = np.resize(sizes, len(record.answered_ns))[record.answered_ns >= begin_ns]
+        output = streamed.output_between(begin_ns, math.inf) if streamed else None
+        measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
         return [replace(measurement, overloaded=True)]
     on_time = requests.on_time()
     _check_verdict(requests, on_time, load, sla)
-    bound_ms = sla.latency_bound_ms(default=0.0)
-    reason = _disagreement(on_time.windows(samples_rate), bound_ms, spread_limit)
+    reason = _disagreement(
+        lambda timing: on_time.windows(samples_rate, timing), sla, spread_limit, streams=streamed is not None
+    )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
     return [
@@ -195,6 +233,7 @@ def judge_closed_loop(
     spread_limit: float,
     parts: int = 1,
     sizes: Sizes = ONE_SAMPLE,
+    token_output: str = "",
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the ``seconds`` after the lead-in.
 
@@ -208,62 +247,168 @@ def judge_closed_loop(
     """
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
-    begin_ns, length_ns = CLOSED_LOOP_LEAD_IN_SECONDS * 1e9, seconds * 1e9
-    counted = (record.answered_ns >= begin_ns) & (record.answered_ns < begin_ns + length_ns)
-    if not counted.any():
-        raise NoAnswersError(f"no request was answered within {seconds:.3g} s at {load}")
-    answered_ns = record.answered_ns[counted]
-    latencies_ms = (answered_ns - record.sent_ns[counted]) / 1e6
-    samples = np.resize(sizes, len(counted))[counted]
-
-    def divide(count: int) -> list[tuple[Floats, Sizes]]:
-        places = np.minimum(((answered_ns - begin_ns) * count / length_ns).astype(np.int64), count - 1)
-        return [(latencies_ms[places == place], samples[places == place]) for place in range(count)]
-
-    windows = [
-        MeasurementWindow(
-            float(answered.sum()) * MIN_WINDOWS / seconds, _quantile(own_ms, 0.95) if len(own_ms) else 0.0
-        )
-        for own_ms, answered in divide(MIN_WINDOWS)
-    ]
-    bound_ms = sla.latency_bound_ms(default=0.0)
-    reason = "" if math.isinf(spread_limit) else _disagreement(windows, bound_ms, spread_limit)
+    requests = AnsweredRequests.of(record, seconds, sizes, token_output)
+    if not len(requests.latencies_ms):
+        raise NoAnswersError(f"no request was answered within {requests.seconds:.3g} s at {load}")
+    streams = requests.streamed is not None
+    reason = "" if math.isinf(spread_limit) else _disagreement(requests.windows, sla, spread_limit, streams=streams)
     if record.cpu_share > SATURATED_CPU_SHARE:
         reason = f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; {ADVICE}"
     return [
-        _figures(own_ms, answered, seconds / parts, sla, reason)
-        if len(own_ms)
-        else Measurement(reason=f"no request was answered within {seconds / parts:.3g} s")
-        for own_ms, answered in divide(parts)
+        _figures(part.latencies_ms, part.sizes, part.seconds, sla, reason, part.streams, part.output)
+        if len(part.latencies_ms)
+        else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
+        for part in requests.parts(parts)
     ]
 
 
-def _measurement(requests: SentRequests, answered: Sizes, seconds: float, sla: Sla, reason: str) -> Measurement:
-    """Return the measurement over ``seconds``; ``answered`` holds the samples of each answered request."""
+@dataclass(frozen=True, slots=True)
+class AnsweredRequests:
+    """The requests of a closed loop that were answered between ``begin_ns`` and ``end_ns``.
+
+    A model that streams may need seconds for a request. In a steady state, the requests that end in a window are a
+    fair sample, however short it is: each request ends once. Those that are in flight at its begin count, so long
+    requests are not left out, and those that are in flight at its end do not. All times of a request (latency, time
+    to first response, inter-token latency) count where it ends; responses and tokens per second count all responses
+    that arrive in the window.
+    """
+
+    answered_ns: Sizes
+    latencies_ms: Floats
+    sizes: Sizes
+    begin_ns: float
+    end_ns: float
+    streams: StreamTimes | None = None
+    streamed: StreamedRequests | None = None
+
+    @classmethod
+    def of(cls, record: SendRecord, seconds: float, sizes: Sizes, token_output: str) -> AnsweredRequests:
+        """Return the requests of ``record``, whose client chose the time that counts if the model streams.
+
+        For other models it is ``seconds`` after the lead-in.
+        """
+        begin_ns = CLOSED_LOOP_LEAD_IN_SECONDS * 1e9
+        end_ns = begin_ns + seconds * 1e9
+        streams = streamed = None
+        ended_ns = record.answered_ns
+        if record.responses:
+            begin_ns, end_ns = float(record.responses.begin_ns), float(record.responses.end_ns)
+            streamed = StreamedRequests.decode(record.responses, token_output)
+            ended_ns = streamed.ended_ns(record.answered_ns)
+        counted = (record.answered_ns >= begin_ns) & (record.answered_ns < end_ns)
+        if streamed:
+            streams = streamed.times(record.sent_ns, np.full(len(counted), NEVER)).take(counted)
+        latencies_ms = (ended_ns - record.sent_ns)[counted] / 1e6
+        samples = np.resize(sizes, len(counted))[counted]
+        return cls(record.answered_ns[counted], latencies_ms, samples, begin_ns, end_ns, streams, streamed)
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    @property
+    def output(self) -> StreamOutput | None:
+        """The responses that arrived in the time."""
+        return self.streamed.output_between(self.begin_ns, self.end_ns) if self.streamed else None
+
+    def parts(self, count: int) -> list[AnsweredRequests]:
+        """Divide the time into ``count`` equal parts and return the requests that were answered in each."""
+        length_ns = (self.end_ns - self.begin_ns) / count
+        places = np.minimum(((self.answered_ns - self.begin_ns) / length_ns).astype(np.int64), count - 1)
+        return [
+            AnsweredRequests(
+                self.answered_ns[places == place],
+                self.latencies_ms[places == place],
+                self.sizes[places == place],
+                self.begin_ns + place * length_ns,
+                self.begin_ns + (place + 1) * length_ns,
+                self.streams and self.streams.take(places == place),
+                self.streamed,
+            )
+            for place in range(count)
+        ]
+
+    def windows(self, timing: Timing) -> list[MeasurementWindow]:
+        """Return one window per third of the time, with the p95 of ``timing``.
+
+        The throughput of a model that streams is that of its tokens, since few requests end in a window.
+        """
+        return [
+            MeasurementWindow(
+                (part.output.tokens if part.output else float(part.sizes.sum())) / part.seconds,
+                _p95(_known_times(part.latencies_ms, part.streams, timing)),
+            )
+            for part in self.parts(MIN_WINDOWS)
+        ]
+
+
+def _measurement(
+    requests: SentRequests,
+    answered: Sizes,
+    seconds: float,
+    sla: Sla,
+    reason: str,
+    output: StreamOutput | None = None,
+) -> Measurement:
+    """Return the measurement over ``seconds``; ``answered`` holds the samples of each answered request.
+
+    ``output`` counts the responses of a model that streams, by default those to ``requests``.
+    """
     if not len(requests.latencies_ms):
         return Measurement(reason=f"no request was due within {seconds:.3g} s")
+    streams = requests.streams
+    output = streams.output if streams and output is None else output
     return replace(
-        _figures(requests.latencies_ms, answered, seconds, sla, reason),
+        _figures(requests.latencies_ms, answered, seconds, sla, reason, streams, output),
         late_request_share=round(requests.late_share(), 6),
         send_lateness_p99_ms=round(_quantile(requests.late_by_ms, 0.99), 6),
     )
 
 
-def _figures(latencies_ms: Floats, answered: Sizes, seconds: float, sla: Sla, reason: str) -> Measurement:
-    """Return the throughput of the ``answered`` samples and the quantiles, counts and sketch of the latencies."""
+def _figures(
+    latencies_ms: Floats,
+    answered: Sizes,
+    seconds: float,
+    sla: Sla,
+    reason: str,
+    streams: StreamTimes | None = None,
+    output: StreamOutput | None = None,
+) -> Measurement:
+    """Return the throughput of the ``answered`` samples and the times of the requests.
+
+    ``streams`` and ``output`` are the times and the responses of a model that streams.
+    """
+    fields: dict[str, Any] = output.fields(seconds) if output else {}
+    for timing in TIMINGS:
+        fields |= timing_fields(timing, _known_times(latencies_ms, streams, timing), sla)
     return Measurement(
         throughput_infer_per_sec=float(answered.sum()) / seconds,
-        latency_avg_ms=float(latencies_ms.mean()),
-        latency_p50_ms=_quantile(latencies_ms, 0.50),
-        latency_p90_ms=_quantile(latencies_ms, 0.90),
-        latency_p95_ms=_quantile(latencies_ms, 0.95),
-        latency_p99_ms=_quantile(latencies_ms, 0.99),
-        requests_over_ms=count_over(latencies_ms, [bound.bound for bound in sla.latencies]),
-        latency_sketch=sketch_latencies(latencies_ms),
         requests=len(answered),
         stable=not reason,
         reason=reason,
+        **fields,
     )
+
+
+def timing_fields(timing: Timing, times_ms: Floats, sla: Sla) -> dict[str, Any]:
+    """Return the fields of a Measurement with statistics, counts above the bounds and sketch; none without times."""
+    if not len(times_ms):
+        return {}
+    bounds = [bound.bound for bound in sla.latencies if timing_of(bound.metric) is timing]
+    return {
+        timing.field_of("avg"): float(times_ms.mean()),
+        **{timing.field_of(name): _quantile(times_ms, level) for name, level in QUANTILES.items()},
+        timing.over_field: count_over(times_ms, bounds),
+        timing.sketch_field: sketch_latencies(times_ms),
+    }
+
+
+def _known_times(latencies_ms: Floats, streams: StreamTimes | None, timing: Timing) -> Floats:
+    """Return the ``timing`` of each request that has one."""
+    if timing is LATENCY:
+        return latencies_ms
+    times_ms = streams.by_timing()[timing] if streams else np.empty(0)
+    return times_ms[~np.isnan(times_ms)]
 
 
 def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) -> None:
@@ -311,15 +456,33 @@ def _lateness_in_p95(requests: SentRequests, on_time: SentRequests, spread_limit
     return f"unstable: p95 {p95_ms:.4g} ms, of which late sending may be {p95_ms - at_best_ms:.4g} ms"
 
 
-def _disagreement(windows: list[MeasurementWindow], latency_bound_ms: float, spread_limit: float) -> str:
+def _disagreement(
+    windows: Callable[[Timing], list[MeasurementWindow]], sla: Sla, spread_limit: float, *, streams: bool
+) -> str:
     """Return why the windows disagree; an empty string if they agree or their differences do not matter.
 
-    Different p95 latencies do not matter if all of them meet the bound or all miss it, unless they keep rising.
+    Compared are the throughputs and the times that have a bound. Different p95s do not matter if all of them meet the
+    bound or all miss it, unless they keep rising. Without bounds the latencies are compared; those of a model that
+    ``streams`` depend on the lengths of the responses, so only a rise counts.
     """
-    p95s_ms = [window.latency_p95_ms for window in windows]
-    one_side = max(p95s_ms) <= latency_bound_ms or min(p95s_ms) > latency_bound_ms > 0
-    rising = all(before < after for before, after in pairwise(p95s_ms))
-    return describe_instability(windows, spread_limit, math.inf if one_side and not rising else None)
+    bounds_ms = {
+        timing: min(own)
+        for timing in TIMINGS
+        if (own := [bound.bound for bound in sla.latencies if timing_of(bound.metric) is timing])
+    }
+    for timing, bound_ms in (bounds_ms or {LATENCY: math.inf if streams else 0.0}).items():
+        judged = windows(timing)
+        p95s_ms = [window.latency_p95_ms for window in judged]
+        one_side = max(p95s_ms) <= bound_ms or min(p95s_ms) > bound_ms > 0
+        rising = all(before < after for before, after in pairwise(p95s_ms))
+        reason = describe_instability(judged, spread_limit, math.inf if one_side and not rising else None)
+        if reason:
+            return reason
+    return ""
+
+
+def _p95(values: Floats) -> float:
+    return _quantile(values, 0.95) if len(values) else 0.0
 
 
 def _quantile(values: Floats, share: float) -> float:

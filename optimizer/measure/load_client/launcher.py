@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from objectives.metrics import Measurement
+from objectives.metrics import TTFT, Measurement, timing_of
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import write_error
@@ -25,7 +25,7 @@ from optimizer.core.interfaces import Endpoint
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import MAX_SPREAD, Stopwatch
+from optimizer.core.timing import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS, Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.load_client.judgement import LateError
@@ -44,6 +44,9 @@ MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
 CLIENT_SECONDS = 90.0  # time limit of the client beyond the plan: its start, warm-up and the end of an overload
 SCRATCH = "load-client-"  # prefix of the folders with the client's files, in the folder of the log
 CLIENT = "optimizer.measure.load_client.client"
+SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
+STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
+FEWEST_STREAMED = 20  # requests of a model that streams, in each window
 PACKAGES = Path(__file__).parents[3]
 
 Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64]], list[Measurement]]"
@@ -70,6 +73,9 @@ class LoadClientGenerator:
             backlog is an overload and which late requests void a measurement.
         cpus: CPUs of the client process; None for all.
         repeat: Repeat a measurement once if late requests void it.
+        streams: Whether the model is decoupled: it sends any number of responses to a request.
+        token_output: Output of such a model whose elements are the tokens of a response. If it is empty, each
+            response with outputs counts as one token.
     """
 
     log: Path
@@ -82,6 +88,8 @@ class LoadClientGenerator:
     cpus: frozenset[int] | None = None
     stopwatch: Stopwatch | None = None
     repeat: bool = True
+    streams: bool = False
+    token_output: str = ""
     _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
     _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
@@ -115,8 +123,11 @@ class LoadClientGenerator:
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """Apply the load for WARM_UP_SECONDS and return the result; None if it is not stable.
 
-        Raises ServerCrashed if the server no longer answers. Other errors are left to ``measure``.
+        Do nothing for a model that streams: the lead-in of each load warms its server up. Raises ServerCrashed
+        if the server no longer answers. Other errors are left to ``measure``.
         """
+        if self.streams:
+            return None
         try:
             (result,) = self._measure(endpoint, load, WARM_UP_SECONDS, math.inf)
         except ServerCrashed:
@@ -147,11 +158,33 @@ class LoadClientGenerator:
         seconds: float,
         planned_ns: Sequence[int] = (),
         concurrency: int = 0,
+        *,
+        lead_in_requests: int = 0,
+        parts: int = 1,
     ) -> list[Measurement]:
-        """Apply a load for ``seconds`` and return what ``judge`` makes of the record and the requests' samples."""
+        """Apply a load for ``seconds`` and return what ``judge`` makes of the record and the requests' samples.
+
+        The other arguments are those of SendPlan.
+        """
         messages = self._messages_for(endpoint, load)
         before = self._statistics(endpoint)
-        record, client_seconds = self._run_client(endpoint, messages.serialized, seconds, planned_ns, concurrency)
+        plan = SendPlan(
+            endpoint.connection.address,
+            self.sla.latency_bound_ms(default=0.0),
+            concurrency=concurrency,
+            seconds=seconds,
+        )
+        if self.streams:
+            plan = replace(
+                plan,
+                streams=True,
+                first_response_bound_ms=self._first_response_bound_ms(),
+                fewest_requests=max(3 * concurrency, FEWEST_STREAMED * max(parts, MIN_WINDOWS)),
+                longest_seconds=max(seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
+                lead_in_requests=lead_in_requests,
+            )
+        plan = replace(plan, sequence_lengths=self._sequence_lengths())
+        record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns)
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
         if record.hangs or model_died(record.error):
@@ -164,8 +197,12 @@ class LoadClientGenerator:
             for measurement in measurements
         ]
 
+    def _first_response_bound_ms(self) -> float:
+        """Return the tightest bound on the time to first response; 0 without one."""
+        return min((bound.bound for bound in self.sla.latencies if timing_of(bound.metric) is TTFT), default=0.0)
+
     def _run_client(
-        self, endpoint: Endpoint, messages: list[bytes], seconds: float, planned_ns: Sequence[int], concurrency: int
+        self, endpoint: Endpoint, plan: SendPlan, messages: list[bytes], planned_ns: Sequence[int]
     ) -> tuple[SendRecord, float]:
         """Return the client's record and how long it ran in seconds.
 
@@ -185,14 +222,11 @@ class LoadClientGenerator:
         try:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
-                plan = SendPlan(
-                    connection.address, self.sla.latency_bound_ms(default=0.0), tls_files, concurrency, seconds
-                )
-                plan.write(folder, messages, planned_ns)
+                replace(plan, tls=tls_files).write(folder, messages, planned_ns)
                 with (self.stopwatch or Stopwatch()).count("load_generator"):
                     done = run_command(
-                        [sys.executable, "-P", "-m", CLIENT, folder],
-                        timeout_seconds=seconds + CLIENT_SECONDS,
+                        [sys.executable, "-P", "-m", _client_module(plan), folder],
+                        timeout_seconds=max(plan.seconds, plan.longest_seconds) + CLIENT_SECONDS,
                         log=self.log,
                         env=environment,
                         cpus=self.cpus,
@@ -206,6 +240,10 @@ class LoadClientGenerator:
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
         with (self.stopwatch or Stopwatch()).count("server"):
             return read_statistics(endpoint)
+
+    def _sequence_lengths(self) -> tuple[int, ...]:
+        """Return the requests of each sequence, in turn; nothing for requests that are independent of each other."""
+        return ()
 
     def _wanted_messages(self, load: LoadPoint) -> int:
         """Return how many distinct requests are sent in turn, if they are not too large."""
@@ -242,6 +280,12 @@ class LoadClientGenerator:
                 sizes = mix.draw(count, np.random.default_rng(self.seed))
             self._messages[key] = Messages(make(sizes.tolist()), sizes)
         return self._messages[key]
+
+
+def _client_module(plan: SendPlan) -> str:
+    if plan.sequence_lengths:
+        return SEQUENCE_CLIENT
+    return STREAMING_CLIENT if plan.streams else CLIENT
 
 
 def _client_failure(done: FinishedProcess) -> str:

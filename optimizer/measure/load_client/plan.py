@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 HEADERS = "TRITUNE_HEADERS"  # environment variable of the client: the headers of each request as a JSON object
 NEVER = -1  # instead of a time: the request was not sent or not answered
+MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # of models that stream
 PLAN, MESSAGES, PLANNED = "plan.json", "messages.bin", "planned.bin"
 FACTS, TIMES = "record.json", "times.bin"
+RESPONSE_TIMES, RESPONSES = "response_times.bin", "responses.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,18 @@ class SendPlan:
     ``tls`` maps the field names of ``Tls`` to paths; None sends unencrypted requests. Headers are secrets: they are
     passed in the environment and written to no file. A closed loop keeps ``concurrency`` requests in flight for
     ``seconds``. If ``concurrency`` is 0, the load is an open loop.
+
+    Attributes:
+        streams: Whether the model sends any number of responses to a request. The client then chooses the lead-in,
+            see ``streaming_client``, and ``seconds`` count after it.
+        first_response_bound_ms: Bound on the time to first response of a model that streams; 0 without one.
+        fewest_requests: A closed loop of a model that streams continues after ``seconds`` until this number of
+            requests have ended since the lead-in.
+        longest_seconds: Limit for the time after the lead-in.
+        lead_in_requests: The first planned times are those of the lead-in of a model that streams; the others count
+            from its end.
+        sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
+            which are in flight.
     """
 
     address: str
@@ -38,6 +52,12 @@ class SendPlan:
     tls: dict[str, str | None] | None = None
     concurrency: int = 0
     seconds: float = 0.0
+    streams: bool = False
+    first_response_bound_ms: float = 0.0
+    fewest_requests: int = 0
+    longest_seconds: float = 0.0
+    lead_in_requests: int = 0
+    sequence_lengths: tuple[int, ...] = ()
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
         """Write the plan; the serialized ``messages`` are sent in turn.
@@ -63,6 +83,41 @@ class SendPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseRecord:
+    """The responses of a model that streams, ordered by request and then by arrival.
+
+    Those of request ``i`` have the numbers ``offsets[i]`` to ``offsets[i + 1] - 1``. ``arrived_ns`` are nanoseconds
+    after the start, ``messages`` serialized ModelStreamInferResponse. ``begin_ns`` and ``end_ns`` limit the time that
+    counts.
+    """
+
+    offsets: Nanoseconds
+    arrived_ns: Nanoseconds
+    messages: tuple[bytes, ...]
+    begin_ns: int
+    end_ns: int
+
+    @classmethod
+    def read(cls, folder: Path, requests: int) -> ResponseRecord:
+        """Read the file of ``write_responses`` in ``folder``; ``requests`` is their number."""
+        import numpy as np
+
+        content = np.fromfile(folder / RESPONSE_TIMES, dtype=np.int64)
+        begin_ns, end_ns = content[:2].tolist()
+        request, arrived_ns, sizes = content[2:].reshape(3, -1)
+        order = np.argsort(request, kind="stable")
+        data, ends = folder.joinpath(RESPONSES).read_bytes(), np.cumsum(sizes)
+        places = zip((ends - sizes)[order].tolist(), ends[order].tolist(), strict=True)
+        return cls(
+            np.searchsorted(request[order], np.arange(requests + 1)),
+            arrived_ns[order],
+            tuple(data[start:end] for start, end in places),
+            begin_ns,
+            end_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SendRecord:
     """When each request was planned, sent and answered, in nanoseconds after the start; NEVER if it was not.
 
@@ -70,6 +125,7 @@ class SendRecord:
     reading answers. ``overload`` is the reason for an early stop and ``error`` the message of the first failed
     request; both are empty otherwise. ``hangs`` is true if a request that was sent alone remained unanswered, or if a
     closed loop got no answer for a long time. ``cpu_share`` is the client's CPU time as a share of one core.
+    ``responses`` is None unless the model streams; a request is then answered when its call ends.
     """
 
     planned_ns: Nanoseconds
@@ -80,6 +136,7 @@ class SendRecord:
     error: str = ""
     hangs: bool = False
     cpu_share: float = 0.0
+    responses: ResponseRecord | None = None
 
     @classmethod
     def read(cls, folder: Path) -> SendRecord:
@@ -88,10 +145,28 @@ class SendRecord:
 
         facts: dict[str, Any] = json.loads(folder.joinpath(FACTS).read_text())
         planned, sent, answered = np.fromfile(folder / TIMES, dtype=np.int64).reshape(3, -1)
-        return cls(planned, sent, answered, **facts)
+        streamed = (folder / RESPONSE_TIMES).exists()
+        responses = ResponseRecord.read(folder, len(planned)) if streamed else None
+        return cls(planned, sent, answered, responses=responses, **facts)
 
 
 def write_record(folder: Path, times_ns: Sequence[Sequence[int]], facts: Mapping[str, object]) -> None:
     """Write the client's record: planned, sent and answered times of all requests, and the other fields."""
     folder.joinpath(FACTS).write_text(json.dumps(facts))
     folder.joinpath(TIMES).write_bytes(b"".join(array("q", times).tobytes() for times in times_ns))
+
+
+def write_responses(
+    folder: Path,
+    counted_ns: tuple[int, int],
+    requests: Sequence[int],
+    arrived_ns: Sequence[int],
+    messages: Sequence[bytes],
+) -> None:
+    """Write the requests, times and messages of all responses, which are in their order of arrival.
+
+    ``counted_ns`` are begin and end of the time that counts.
+    """
+    columns = (counted_ns, requests, arrived_ns, [len(message) for message in messages])
+    folder.joinpath(RESPONSE_TIMES).write_bytes(b"".join(array("q", column).tobytes() for column in columns))
+    folder.joinpath(RESPONSES).write_bytes(b"".join(messages))

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 BUILDERS: dict[str, str] = {
+    "accumulator": "optimizer.model.builders.stateful:ACCUMULATOR_BUILDER",
     "bert": "optimizer.model.builders.bert:BUILDER",
     "dlrm": "optimizer.model.builders.dlrm:BUILDER",
+    "gru": "optimizer.model.builders.stateful:GRU_BUILDER",
     "minilm": "optimizer.model.builders.minilm:BUILDER",
     "minilm_model": "optimizer.model.builders.minilm:CLASSIFIER_BUILDER",
     "mlp": "optimizer.model.builders.mlp:BUILDER",
     "resnext": "optimizer.model.builders.resnext:BUILDER",
     "text_recognition": "optimizer.model.builders.text_recognition:BUILDER",
+    "tinygpt": "optimizer.model.builders.tinygpt:BUILDER",
 }
 """Name of a builder, also the name that its model is served under -> ``module:attribute`` of its ``Builder``."""
 

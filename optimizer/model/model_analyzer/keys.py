@@ -213,10 +213,11 @@ PERF_ANALYZER_FLAGS: KeyTable = {
         *("ssl-https-client-certificate-file", "ssl-https-private-key-type", "ssl-https-private-key-file"),
     ),
     **_mapped("`request.string_length`", "string-length"),
+    **_mapped("`request.sequence_length`", "sequence-length"),
     **_mapped("`request.string_data`", "string-data"),
     **_unsupported(
-        "requests are independent of each other",
-        *("num-of-sequences", "sequence-length", "sequence-id-range"),
+        "the concurrency is the number of sequences, and tune numbers them",
+        *("num-of-sequences", "sequence-id-range"),
     ),
     **_unsupported("each request gets one response", "streaming"),
     **_unsupported("requests contain their data", "shared-memory", "output-shared-memory-size"),

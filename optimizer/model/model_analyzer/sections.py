@@ -160,6 +160,8 @@ def _request(
         request["request", "string_data"] = replace(where, value=reader.text(where))
     if (where := flags.get("string-length")) is not None:
         request["request", "string_length"] = replace(where, value=reader.whole(where))
+    if (where := flags.get("sequence-length")) is not None:
+        request["request", "sequence_length"] = replace(where, value=reader.whole(where))
     if (where := flags.get("input-data")) is not None:
         first_data = _items(where, reader)[0]
         if (text := reader.text(first_data)) not in ("random", "zero"):

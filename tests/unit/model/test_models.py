@@ -170,7 +170,7 @@ def test_mlp_computes_an_mlp(tmp_path: Path) -> None:
     assert source.facts["parameters"] == 64 * 32 + 32 + 32 * 32 + 32 + 32 * 8 + 8
 
 
-@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - {"minilm"}))  # whose ONNX part is minilm_model
+@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - {"minilm", "tinygpt"}))  # they are served by Python
 def test_models_pass_the_checker_and_match_their_description(builder: str, tmp_path: Path) -> None:
     source = obtain(tmp_path, builder, **SMALL.get(builder, {}))
     onnx.checker.check_model(str(model_file(source)), full_check=True)

@@ -83,7 +83,8 @@ FAULTS = [
     (MODEL + "spaec: {}", "p.yaml:2: spaec: unknown key; did you mean space?"),
     (
         MODEL + "zzz: 1",
-        "p.yaml:2: zzz: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
+        "p.yaml:2: zzz: unknown key; known: model, description, "
+        "sla, request, tokens, load, space, score, tolerance, gpu",
     ),
     (
         MODEL + "space:\n  instance_count: [1]",
@@ -92,11 +93,13 @@ FAULTS = [
     (MODEL + "sla: {p095: 1ms}", "p.yaml:2: sla.p095: unknown key; did you mean p95?"),
     (
         MODEL + '"a\\nb": 1',
-        "p.yaml:2: a\\nb: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
+        "p.yaml:2: a\\nb: unknown key; known: model, description, "
+        "sla, request, tokens, load, space, score, tolerance, gpu",
     ),
     (
         MODEL + "<<: {}",
-        "p.yaml:2: <<: unknown key; known: model, description, sla, request, load, space, score, tolerance, gpu",
+        "p.yaml:2: <<: unknown key; known: model, description, "
+        "sla, request, tokens, load, space, score, tolerance, gpu",
     ),
     # keys of another section
     (
@@ -214,6 +217,38 @@ FAULTS = [
         "p.yaml:1: model.repository: 'nothing' does not exist in {here}",
     ),
     ("model: {repository: data.json, name: x}", "p.yaml:1: model.repository: 'data.json' is not a folder"),
+    # prompts and outputs
+    (
+        MODEL + "tokens: {prompt: 0, output: 32, prompt_input: a, output_input: b}",
+        "p.yaml:2: tokens.prompt: 0: write lengths from 1 to 1,000,000 tokens, the lower one first",
+    ),
+    (
+        MODEL + "tokens: {prompt: 9..3, output: 32, prompt_input: a, output_input: b}",
+        "p.yaml:2: tokens.prompt: '9..3': write lengths from 1 to 1,000,000 tokens, the lower one first",
+    ),
+    (
+        MODEL + "tokens: {prompt: 1.5, output: 32, prompt_input: a, output_input: b}",
+        "p.yaml:2: tokens.prompt: 1.5 is not a length; write a number such as 128, a range 32..256, "
+        "lognormal:128:0.5, or a file with one number a line",
+    ),
+    (
+        MODEL + "tokens: {prompt: none.txt, output: 32, prompt_input: a, output_input: b}",
+        "p.yaml:2: tokens.prompt: 'none.txt' does not exist in {here}",
+    ),
+    (
+        MODEL + "tokens: {prompt: 60..70, output: 30, prompt_input: a, output_input: b, maximum: 99}",
+        "p.yaml:2: tokens: prompts of up to 70 tokens and outputs of up to 30 are 100 tokens, and the model has at "
+        "most 99; shorten one of them",
+    ),
+    (MODEL + "tokens: {prompt: 5}", "p.yaml:2: tokens: output is missing; generated prompts need it"),
+    (
+        MODEL + "tokens: {prompt: 5, output: 6, prompt_input: a}",
+        "p.yaml:2: tokens: output_input is missing; generated prompts need it",
+    ),
+    (
+        MODEL + "request: {input_data: data.json}\ntokens: {prompt: 5, output: 6, prompt_input: a, output_input: b}",
+        "p.yaml:3: tokens: request.input_data has prompts of its own; leave out prompt and output, or the input data",
+    ),
     # SLA and score
     (MODEL + "sla: {p95: 20}", "p.yaml:2: sla.p95: 20: a unit is missing: 20ms?"),
     (
@@ -336,12 +371,14 @@ FAULTS = [
     ),
     (
         MODEL + "gpu: {zzz: 1}",
-        "p.yaml:2: gpu.zzz: unknown key; known: model, description, sla, request, load, space, score, tolerance",
+        "p.yaml:2: gpu.zzz: unknown key; known: model, description, "
+        "sla, request, tokens, load, space, score, tolerance",
     ),
     (MODEL + "gpu:\n  reqest: {}", "p.yaml:3: gpu.reqest: unknown key; did you mean request?"),
     (
         MODEL + "gpu: {gpu: {}}",
-        "p.yaml:2: gpu.gpu: unknown key; known: model, description, sla, request, load, space, score, tolerance",
+        "p.yaml:2: gpu.gpu: unknown key; known: model, description, "
+        "sla, request, tokens, load, space, score, tolerance",
     ),
     (
         MODEL + "gpu:\n  model:\n    settings: {layers: x}",

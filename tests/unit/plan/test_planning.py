@@ -200,7 +200,7 @@ def test_a_safe_plan_allows_for_slow_unmeasured_sizes_but_not_for_all_at_once() 
 def test_a_plan_takes_the_worse_scenario_of_unmeasured_sizes() -> None:
     expected = np.array([[SERVICE_MS / 1e3]])
     plain = server(30.0)
-    uncertain = replace(plain, times=PlausibleTimes(0.5 * expected, expected, 2 * expected, 1))
+    uncertain = replace(plain, times=PlausibleTimes(0.5 * expected, expected, 1.6 * expected, 1))
     plain_count, uncertain_count = (
         replicas_needed(Fleet(one, PoissonTraffic(), "random", requests=20_000), 2000.0) for one in (plain, uncertain)
     )

@@ -30,6 +30,7 @@ def task_with(input_data: str = "random", concurrent: tuple[str, ...] = (), open
     )
     source = SimpleNamespace(concurrent=concurrent, name="m")
     requests: dict[str, Any] = {"input_data": input_data, "shapes": (), "unbounded": (), "concurrent": {}}
+    requests["sequence_length"] = None
     return cast("Task", SimpleNamespace(problem=problem, source=source, **requests))
 
 

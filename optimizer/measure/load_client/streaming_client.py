@@ -1,0 +1,235 @@
+"""The client process for models that stream: record the arrival of each response of each request.
+
+Started as ``python -m optimizer.measure.load_client.streaming_client FOLDER``, see ``client``. Each request is a call
+of ModelStreamInfer of its own. A request is answered when its call ends.
+
+At first all requests of a closed loop are equally old, and the server of an open loop has few requests in flight. So
+nothing counts until requests that were sent later have ended as well. This lead-in depends on the duration of the
+requests, which only the client knows; therefore it decides when the time that counts begins.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optimizer.measure.load_client.client import (
+    BEHIND_SECONDS,
+    WARM_UP_SECONDS,
+    WATCH_SECONDS,
+    ClosedLoopClient,
+    LoadClient,
+    OpenLoopClient,
+    OverloadDetector,
+    main,
+)
+from optimizer.measure.load_client.http2 import StreamingConnection
+from optimizer.measure.load_client.plan import (
+    MAX_LEAD_IN_SECONDS,
+    MIN_LEAD_IN_SECONDS,
+    NEVER,
+    SendPlan,
+    write_responses,
+)
+
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message
+OPEN_LOOP_AWAITED = 10  # requests that have to end before the last ones of the lead-in are sent
+LAST_ANSWERS_FACTOR, LAST_ANSWERS_SECONDS = 2, 30.0  # wait for the last answers: share of the longest request, limit
+DRAIN_SECONDS = 20.0
+
+
+class StreamingClient(LoadClient):
+    """Records the responses of each request; a base class beside one of the two loops.
+
+    The lead-in ends when the first ``_awaited`` requests have ended and, in an open loop, also those that had been
+    sent by then. It takes MIN_LEAD_IN_SECONDS to MAX_LEAD_IN_SECONDS.
+    """
+
+    _warm_ups = 1  # a request may take seconds
+    _drain_seconds = DRAIN_SECONDS
+    _connection: StreamingConnection
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._requests: list[int] = []  # of each response, in the order of arrival
+        self._arrived_ns: list[int] = []
+        self._responses: list[bytes] = []
+        self._begun_ns: list[int] = []  # of each request: its first response, or its end if it has none
+        self._begun, self._received_ns, self._longest_ns = 0, 0, 0
+        self._generations, self._awaited = 1, 0
+        self._begin_ns = NEVER
+
+    def _make_connection(self, headers: Mapping[str, str] | None) -> StreamingConnection:
+        return StreamingConnection(self._plan.address, METHOD, headers, encrypted=self._plan.tls is not None)
+
+    def _acceptable_seconds(self) -> float:
+        """Send one request alone and return the acceptable time to first response.
+
+        Without a bound on it, it is the acceptable latency of a whole request.
+        """
+        plan = self._plan
+        started_ns = first_ns = self._received_ns = self._now_ns()
+        self._connection.request(self._messages[0])
+        while not self._answers:
+            if self._now_ns() - self._received_ns > 1e9 * WARM_UP_SECONDS:
+                raise TimeoutError(f"the server did not respond to a single request within {WARM_UP_SECONDS:g} s")
+            self._exchange(WATCH_SECONDS)
+            first_ns = self._received_ns if first_ns == started_ns else first_ns
+        if plan.first_response_bound_ms:
+            return max(plan.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
+        return max(plan.latency_bound_ms / 1000, (self._received_ns - started_ns) / 1e9)
+
+    def _send(self, now_ns: int) -> None:
+        super()._send(now_ns)
+        self._begun_ns.append(NEVER)
+
+    def _receive(self, data: bytes, now_ns: int) -> None:
+        ended, messages = self._connection.receive(data), self._connection.messages
+        for call, message in messages:
+            self._received_ns = now_ns
+            if message[:1] == ERROR_TAG:
+                self._error = self._error or error_text(message)
+            elif call >= self._warm_ups:
+                self._note_begun(call - self._warm_ups, now_ns)
+                self._requests.append(call - self._warm_ups)
+                self._arrived_ns.append(now_ns)
+                self._responses.append(message)
+        messages.clear()
+        for call, error in ended:
+            self._received_ns = now_ns
+            self._error = self._error or error
+            self._answers += 1
+            if call >= self._warm_ups:
+                request = call - self._warm_ups
+                self._note_begun(request, now_ns)
+                self._answered_ns[request] = now_ns
+                self._longest_ns = max(self._longest_ns, now_ns - self._sent_ns[request])
+
+    def _note_begun(self, request: int, now_ns: int) -> None:
+        if self._begun_ns[request] == NEVER:
+            self._begun_ns[request] = now_ns
+            self._begun += 1
+
+    def _lead_in_has_ended(self, now_ns: int) -> bool:
+        """Return whether the lead-in ends now. Called every WATCH_SECONDS until it does."""
+        first = self._answered_ns[: self._awaited]
+        if self._generations and len(first) == self._awaited and NEVER not in first:
+            self._generations -= 1
+            self._awaited = len(self._sent_ns)
+        is_steady = not self._generations and now_ns >= 1e9 * MIN_LEAD_IN_SECONDS
+        return is_steady or now_ns >= 1e9 * MAX_LEAD_IN_SECONDS
+
+    def _write_record(self, folder: Path) -> None:
+        super()._write_record(folder)
+        begin_ns = min(self._ended_ns, int(1e9 * MIN_LEAD_IN_SECONDS)) if self._begin_ns == NEVER else self._begin_ns
+        write_responses(folder, (begin_ns, self._counted_until()), self._requests, self._arrived_ns, self._responses)
+
+    def _counted_until(self) -> int:
+        """Return the end of the time that counts, in nanoseconds after the start."""
+        raise NotImplementedError
+
+
+class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
+    """Sends the requests of the lead-in until it ends, and then the others, whose planned times count from there.
+
+    The server is overloaded if the first responses are late as answers are in ``OverloadDetector``: a whole request
+    may take much longer beside others than alone.
+    """
+
+    def __init__(
+        self,
+        plan: SendPlan,
+        messages: list[bytes],
+        planned_ns: list[int],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(plan, messages, planned_ns[: plan.lead_in_requests], headers)
+        self._measured_ns = planned_ns[plan.lead_in_requests :]
+        self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, plan.lead_in_requests)
+
+    def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
+        sent, total = len(self._sent_ns), len(self._planned_ns)
+        if self._begin_ns == NEVER and self._lead_in_has_ended(now_ns):
+            self._begin_ns = now_ns
+            self._planned_ns[sent:] = [now_ns + planned_ns for planned_ns in self._measured_ns]
+            return False
+        if self._begin_ns != NEVER and sent == total and not self._in_flight:
+            return True
+        while self._oldest < sent and self._begun_ns[self._oldest] != NEVER:
+            self._oldest += 1
+        waiting_ns = now_ns - self._sent_ns[self._oldest] if self._oldest < sent else 0
+        self._overload = detector.reason(now_ns / 1e9, sent, self._begun, waiting_ns / 1e9)
+        if self._overload or (sent == total and self._begin_ns == NEVER):
+            return bool(self._overload)
+        late_ns = now_ns - self._planned_ns[min(sent, total - 1)]
+        return late_ns > (1e9 * BEHIND_SECONDS if sent < total else self._last_answers_ns(detector))
+
+    def _last_answers_ns(self, detector: OverloadDetector) -> float:
+        """Return how long to wait for the end of the last requests."""
+        waiting_ns = max(1e9 * detector.patience_seconds, LAST_ANSWERS_FACTOR * self._longest_ns)
+        return min(waiting_ns, 1e9 * LAST_ANSWERS_SECONDS)
+
+    def _counted_until(self) -> int:
+        if self._begin_ns == NEVER:
+            return self._ended_ns
+        return min(self._ended_ns, self._begin_ns + int(1e9 * self._plan.seconds))
+
+
+class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
+    """Keeps ``concurrency`` requests in flight for the plan's ``seconds`` after the lead-in.
+
+    It goes on for at most ``longest_seconds`` until ``fewest_requests`` have ended, and then waits DRAIN_SECONDS for
+    the requests that are in flight. Closing the connection cancels those that have not ended by then.
+    """
+
+    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(plan, messages, headers)
+        self._end_ns = sys.maxsize
+        self._awaited, self._ended_before = plan.concurrency, 0
+
+    @property
+    def _progress(self) -> int:
+        return self._answers + len(self._responses)
+
+    def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
+        self._check_progress(now_ns, detector)
+        if self._begin_ns == NEVER:
+            if self._lead_in_has_ended(now_ns):
+                self._begin_ns, self._ended_before = now_ns, self._answers
+            return False
+        seconds = (now_ns - self._begin_ns) / 1e9
+        has_enough = self._answers - self._ended_before >= self._plan.fewest_requests
+        if seconds < self._plan.seconds or not (has_enough or seconds >= self._plan.longest_seconds):
+            return False
+        self._end_ns = now_ns
+        return True
+
+    def _finish(self, folder: Path, detector: OverloadDetector) -> None:
+        deadline = time.monotonic() + self._drain_seconds
+        while self._in_flight and not self._error and time.monotonic() < deadline:
+            self._exchange(WATCH_SECONDS)
+            self._check_progress(self._now_ns(), detector)
+        self._write_record(folder)
+
+    def _counted_until(self) -> int:
+        return min(self._ended_ns, self._end_ns)
+
+
+def error_text(message: bytes) -> str:
+    """Return the error message that a serialized ModelStreamInferResponse starts with."""
+    size, start = 0, 1
+    for shift in range(0, 35, 7):  # the length has 7 bits in each byte, the lowest ones first
+        byte = message[start]
+        size |= (byte & 0x7F) << shift
+        start += 1
+        if byte < 0x80:
+            break
+    return message[start : start + size].decode(errors="replace")
+
+
+if __name__ == "__main__":
+    main(StreamingClosedLoopClient, StreamingOpenLoopClient)

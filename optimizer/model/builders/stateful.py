@@ -1,0 +1,154 @@
+"""Two stateful reference models, in Python: a running sum, and a gated recurrent unit (GRU, Cho et al. 2014).
+
+    accumulator   oldest   input FP32 [16] -> output FP32 [16], the sum of the inputs of the sequence so far
+    gru           direct   input FP32 [64] -> output FP32 [8], after one step of the recurrent layer
+
+Each model keeps the states of its sequences itself, by the control input CORRID. Triton's implicit state needs a
+native backend, and the backends of the embedded server are based on Python.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+from tritonclient.grpc import model_config_pb2 as pb
+
+from optimizer.model.builders import builder as triton
+from optimizer.model.builders.builder import (
+    Builder,
+    BuilderSettings,
+    Draft,
+    InstanceKind,
+    Interface,
+    ModelFacts,
+    Samples,
+    TensorSpec,
+)
+from optimizer.model.builders.onnx_graph import Graph
+from optimizer.model.builders.request_data import write_input_data
+
+ACCUMULATOR, GRU = "accumulator", "gru"
+ACCUMULATOR_WIDTH = 16
+INPUT_WIDTH, OUTPUT_WIDTH = 64, 8  # of the GRU
+CANDIDATE_SEQUENCES = 64
+IDLE_MICROSECONDS = 5_000_000
+SUM_INTERFACE = Interface(
+    (TensorSpec("input", "FP32", (ACCUMULATOR_WIDTH,)),), (TensorSpec("output", "FP32", (ACCUMULATOR_WIDTH,)),)
+)
+GRU_INTERFACE = Interface(
+    (TensorSpec("input", "FP32", (INPUT_WIDTH,)),), (TensorSpec("output", "FP32", (OUTPUT_WIDTH,)),)
+)
+
+
+class AccumulatorSettings(BuilderSettings):
+    """FP32 ``input`` [16] -> FP32 ``output`` [16]; ``samples``: entries of request data."""
+
+    samples: Samples = 251
+
+
+class GruSettings(BuilderSettings):
+    """FP32 ``input`` [64] -> a GRU of ``hidden_width`` -> FP32 ``output`` [8]; ``samples``: request data."""
+
+    hidden_width: int = Field(default=256, ge=1, le=4096)
+    samples: Samples = 251
+
+
+def write_accumulator(settings: AccumulatorSettings, draft: Draft) -> ModelFacts:
+    """Write the model and its request data."""
+    draft.say("building accumulator: a running sum of each sequence")
+    (requests,) = settings.generators(1)
+    shutil.copyfile(Path(__file__).with_name("accumulator_model.py"), draft.version / "model.py")
+    samples = requests.standard_normal((settings.samples, ACCUMULATOR_WIDTH), dtype=np.float32)
+    write_input_data(draft.input_data, {"input": samples})
+    return {"precision": "fp32", "parameters": 0}
+
+
+def write_gru(settings: GruSettings, draft: Draft) -> ModelFacts:
+    """Write the model, the ONNX graph of one step and request data."""
+    draft.say(f"building gru: a recurrent layer of {settings.hidden_width}")
+    weights, requests = settings.generators(2)
+    shutil.copyfile(Path(__file__).with_name("gru_model.py"), draft.version / "model.py")
+    graph = draw_gru(settings.hidden_width, weights)
+    graph.save(draft.version / "step.onnx")
+    samples = requests.standard_normal((settings.samples, INPUT_WIDTH), dtype=np.float32)
+    write_input_data(draft.input_data, {"input": samples})
+    return {"precision": "fp32", "parameters": graph.parameters}
+
+
+def draw_gru(hidden: int, rng: np.random.Generator) -> Graph:
+    """Return the graph of one step: ``input``, ``state`` [batch, hidden] -> ``output``, ``next_state``."""
+
+    def weight(name: str, *shape: int) -> str:
+        return graph.weight(name, (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32))
+
+    graph = Graph(GRU)
+    x = graph.input("input", np.float32, [INPUT_WIDTH])
+    state = graph.input("state", np.float32, [hidden])
+    axis = graph.constant("axis", np.array([0], np.int64))
+    step = graph.op("Unsqueeze", x, axis, to="step")
+    before = graph.op("Unsqueeze", state, axis, to="before")
+    layer = [weight("gru.input", 1, 3 * hidden, INPUT_WIDTH), weight("gru.recurrent", 1, 3 * hidden, hidden)]
+    bias = graph.weight("gru.bias", np.zeros((1, 6 * hidden), np.float32))
+    graph.op("GRU", step, *layer, bias, "", before, to="outputs", hidden_size=hidden)  # [1, 1, batch, hidden]
+    both = graph.constant("both", np.array([0, 1], np.int64))
+    graph.op("Squeeze", "outputs", both, to="next_state")
+    width = weight("output.weight", hidden, OUTPUT_WIDTH)
+    graph.op("MatMul", "next_state", width, to="output")
+    graph.output("output", np.float32, [OUTPUT_WIDTH])
+    graph.output("next_state", np.float32, [hidden])
+    return graph
+
+
+def _sequence_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> pb.ModelConfig:
+    """Return the configuration of a Python model that gets the control inputs START, END, READY and CORRID."""
+    config = pb.ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
+    batching = config.sequence_batching
+    batching.max_sequence_idle_microseconds = IDLE_MICROSECONDS
+    control = pb.ModelSequenceBatching.Control
+    for signal in ("START", "END", "READY"):
+        flag = batching.control_input.add(name=signal).control.add(
+            kind=control.Kind.Value(f"CONTROL_SEQUENCE_{signal}")
+        )
+        flag.int32_false_true.extend([0, 1])
+    batching.control_input.add(name="CORRID").control.add(
+        kind=control.CONTROL_SEQUENCE_CORRID, data_type=pb.TYPE_UINT64
+    )
+    return triton.with_instance(triton.with_tensors(config, interface), kind)
+
+
+def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[pb.ModelConfig]:
+    """Return the configuration with the strategy ``oldest``; the model computes on a CPU."""
+    config = _sequence_config(ACCUMULATOR, SUM_INTERFACE, max_batch_size, "KIND_CPU")
+    config.sequence_batching.oldest.max_candidate_sequences = CANDIDATE_SEQUENCES
+    return [config]
+
+
+def gru_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[pb.ModelConfig]:
+    """Return the configuration with the strategy ``direct``; the model computes on a CPU."""
+    config = _sequence_config(GRU, GRU_INTERFACE, max_batch_size, "KIND_CPU")
+    config.sequence_batching.direct.SetInParent()
+    return [config]
+
+
+ACCUMULATOR_BUILDER = Builder(
+    name=ACCUMULATOR,
+    version=1,
+    source="tritune's own",
+    settings=AccumulatorSettings,
+    interface=lambda _: SUM_INTERFACE,
+    write=write_accumulator,
+    configs=accumulator_configs,
+)
+GRU_BUILDER = Builder(
+    name=GRU,
+    version=1,
+    source="tritune's own",
+    settings=GruSettings,
+    interface=lambda _: GRU_INTERFACE,
+    write=write_gru,
+    configs=gru_configs,
+)

@@ -1,0 +1,80 @@
+"""Test the client's steps of sequences without a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+
+from optimizer.measure.load_client.plan import SendPlan
+from optimizer.measure.load_client.sequences import LARGEST_ID, SequenceClient, fresh_ids, step_parameters
+
+REQUEST = ModelInferRequest(model_name="m", raw_input_contents=[b"1234"])
+
+
+@pytest.mark.parametrize("sequence", [1, 127, 128, 2**31 - 1])
+@pytest.mark.parametrize(("start", "end"), [(True, False), (False, False), (False, True), (True, True)])
+def test_parameters_are_appended_to_a_serialized_request(sequence: int, start: bool, end: bool) -> None:
+    message = REQUEST.SerializeToString() + step_parameters(sequence, start=start, end=end)
+    request = ModelInferRequest.FromString(message)
+    assert (request.model_name, request.raw_input_contents) == (REQUEST.model_name, REQUEST.raw_input_contents)
+    assert request.parameters["sequence_id"].int64_param == sequence
+    flags = {name: value.bool_param for name, value in request.parameters.items() if name != "sequence_id"}
+    assert flags == {name: True for name, is_set in (("sequence_start", start), ("sequence_end", end)) if is_set}
+
+
+def test_ids_are_fresh_and_fit_an_int32() -> None:
+    first = list(islice(fresh_ids(), 1000))
+    assert len(set(first)) == 1000
+    assert all(1 <= number <= LARGEST_ID for number in first)
+    assert next(fresh_ids()) not in first[:1]
+
+
+class Sent:
+    """Stands in for the connection: it keeps the requests that the client sends."""
+
+    def __init__(self) -> None:
+        self.requests: list[ModelInferRequest] = []
+
+    def request(self, message: bytes) -> None:
+        self.requests.append(ModelInferRequest.FromString(message))
+
+
+def client(concurrency: int, lengths: tuple[int, ...], messages: int = 3) -> tuple[SequenceClient, Sent]:
+    plan = SendPlan("localhost:1", 0.0, concurrency=concurrency, seconds=1e9, sequence_lengths=lengths)
+    requests = [ModelInferRequest(raw_input_contents=[bytes([i])]).SerializeToString() for i in range(messages)]
+    made, sent = SequenceClient(plan, requests), Sent()
+    made._connection = sent  # type: ignore[assignment]
+    return made, sent
+
+
+def test_the_next_step_is_sent_when_the_last_one_is_answered() -> None:
+    made, sent = client(2, (3,))
+    made._send_due()
+    made._send_due()
+    assert len(sent.requests) == 2, "both sequences wait for an answer"
+    made._record_answer(1, 5)
+    made._send_due()
+    ids = [request.parameters["sequence_id"].int64_param for request in sent.requests]
+    assert ids[2] == ids[1] != ids[0]
+
+
+def test_first_sequences_are_shortened_so_that_they_do_not_end_together() -> None:
+    made, sent = client(4, (8,))
+    for number in range(200):
+        made._send_due()
+        made._record_answer(number, number)
+    ends = Counter(request.parameters["sequence_id"].int64_param for request in sent.requests)
+    assert list(ends.values())[:4] == [2, 4, 6, 8]
+    assert set(list(ends.values())[4:-4]) == {8}
+
+
+def test_the_steps_of_a_sequence_have_consecutive_entries() -> None:
+    made, sent = client(1, (4, 2), messages=5)
+    for number in range(18):
+        made._send_due()
+        made._record_answer(number, number)
+    entries = [request.raw_input_contents[0][0] for request in sent.requests]
+    assert entries == [i % 5 for i in range(len(entries))]
