@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import TYPE_STRING, ModelConfig, ModelSequenceBatching
 
 from optimizer.config import field_path, model_config
+from optimizer.config.llm_backends import VLLM, complete_vllm
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import check_shell_word, format_value, is_folder, one_line
@@ -153,6 +154,8 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
             f"{', '.join(MODEL_FILES)}; only a server of your own that has it can serve this model: to tune it here, "
             f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
         )
+    if backend == VLLM:
+        complete_vllm(config)
     refuse_unmeasurable(config, path)
     if config.sequence_batching.state and not any_backend:
         raise BadInputError(
@@ -292,6 +295,11 @@ def read_source(
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
+    if decoupled := [step for step in _steps(top.config) if parts[step].is_streaming]:
+        raise BadInputError(
+            f"{name}: its step {decoupled[0]} is decoupled, and tune does not measure ensembles that stream; tune "
+            f"{decoupled[0]}, or a decoupled Python model that calls it, such as tensorrt_llm_bls of TensorRT-LLM"
+        )
     _check_stateful(top, parts, composing, variants, concurrent)
     if variants and parts:
         raise BadInputError(

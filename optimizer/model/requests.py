@@ -17,7 +17,7 @@ from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import Shape, SizeDistribution, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.core.token_lengths import TokenRequests
-from optimizer.model import input_data
+from optimizer.model import input_data, text_prompts
 from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (
     read_csv_samples,
@@ -253,7 +253,7 @@ class _Inputs:
                 )
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
         if self.tokens is not None:
-            integers.remove(self.tokens.output_input)
+            integers = [name for name in integers if name != self.tokens.output_input]
         unbounded = tuple(name for name in integers if name not in self.bounds and self.kind == "random")
         fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
         plain = not self.bounds and not self._describes_strings and self.tokens is None
@@ -292,10 +292,25 @@ class _Inputs:
             for _ in range(batching.samples)
         ]
         if self.tokens is not None:
-            lengths = self.tokens.output.draw(len(samples), np.random.default_rng([batching.seed, 2]))
-            for sample, length in zip(samples, lengths, strict=True):
-                sample[self.tokens.output_input].fill(length)
+            self._fill_tokens(samples, self.tokens, batching.seed)
         return samples
+
+    def _fill_tokens(self, samples: list[InputSample], tokens: TokenRequests, seed: int) -> None:
+        """Set the numbers of tokens to generate, prompts that are texts, and the flags that ask for a stream."""
+        counts = tokens.output.draw(len(samples), np.random.default_rng([seed, 2]))
+        is_text = self._is_text(tokens.output_input)
+        for sample, count in zip(samples, map(int, counts), strict=True):
+            sample[tokens.output_input].fill(text_prompts.sampling_parameters(count) if is_text else count)
+        if self._is_text(tokens.prompt_input):
+            rng = np.random.default_rng([seed, 3])
+            for sample, words in zip(samples, tokens.prompt.draw(len(samples), rng), strict=True):
+                sample[tokens.prompt_input].fill(text_prompts.prompt_text(words, rng))
+        for sample in samples:
+            for flag in sample.keys() & set(text_prompts.STREAM_FLAGS):
+                sample[flag].fill(True)
+
+    def _is_text(self, name: str) -> bool:
+        return self.tensors[name].datatype == "BYTES"
 
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
         """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""
@@ -328,14 +343,22 @@ class _Inputs:
                     f"{where}: {self.model} has no such input; its inputs are {', '.join(self.tensors)}"
                 )
             is_prompt, described = key == "prompt_input", f"{where}: it is {tensor.datatype} {list(tensor.shape)}"
-            if not tensor.datatype.startswith(("INT", "UINT")) or tensor.shape.count(-1) != is_prompt:
+            is_integer = tensor.datatype.startswith(("INT", "UINT")) and tensor.shape.count(-1) == is_prompt
+            if not is_integer and not (tensor.datatype == "BYTES" and -1 not in tensor.shape):
                 needs = "integers with one variable size" if is_prompt else "an integer of a fixed size"
+                needs += ", or a text"
                 raise BadInputError(
                     f"{described}, but {'a prompt' if is_prompt else 'the number of tokens'} needs {needs}"
                 )
             if name in (self.shapes if is_prompt else self.bounds):
                 raise BadInputError(f"{where}: the tokens: section gives its values; leave out its shape and range")
         prompt = self.tensors[tokens.prompt_input]
+        if self._is_text(prompt.name):
+            used = (tokens.prompt_input, tokens.output_input, *text_prompts.STREAM_FLAGS)
+            self.tensors = {
+                name: tensor for name, tensor in self.tensors.items() if name in used or name not in self.optional
+            }
+            return
         sizes = (tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.shape)
         self.shapes[prompt.name] = (f"{prompt.name}: lengths of the prompts", Shape(prompt.name, tuple(sizes)))
 
