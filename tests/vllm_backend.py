@@ -53,7 +53,7 @@ class Metrics:
     """The metrics of the engine under vLLM's names, with the labels that the backend gives them."""
 
     def __init__(self, labels: dict[str, str]) -> None:
-        self._families = []
+        self._families: list[Any] = []
         kinds = pb_utils.MetricFamily
         self.cache_usage = self._add("vllm:gpu_cache_usage_perc", kinds.GAUGE, labels)
         self.running = self._add("vllm:num_requests_running", kinds.GAUGE, labels)

@@ -295,11 +295,7 @@ def read_source(
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
-    if decoupled := [step for step in _steps(top.config) if parts[step].is_streaming]:
-        raise BadInputError(
-            f"{name}: its step {decoupled[0]} is decoupled, and tune does not measure ensembles that stream; tune "
-            f"{decoupled[0]}, or a decoupled Python model that calls it, such as tensorrt_llm_bls of TensorRT-LLM"
-        )
+    _check_streaming(top, parts)
     _check_stateful(top, parts, composing, variants, concurrent)
     if variants and parts:
         raise BadInputError(
@@ -352,6 +348,18 @@ def _steps(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
+def _check_streaming(top: ModelSource, parts: Mapping[str, ModelSource]) -> None:
+    """Raise BadInputError if a model that does not stream itself is served with one that does."""
+    decoupled = [name for name, part in parts.items() if part.is_streaming]
+    if decoupled and not top.is_streaming:
+        raise BadInputError(
+            f"{one_line(top.name)}: decoupled: {format_value(decoupled[0])} sends any number of responses to a "
+            "request, and such a model is measured only on its own, or behind a decoupled Python model that calls it "
+            "(such as tensorrt_llm_bls, with its models in bls_composing_models): tune that one, or use a copy that "
+            "responds once"
+        )
+
+
 def _gather(
     name: str, read: Callable[[str], ModelSource], parts: dict[str, ModelSource], path: tuple[str, ...]
 ) -> None:
@@ -364,11 +372,6 @@ def _gather(
         part = read(name)
     except BadInputError as error:
         raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
-    if part.is_streaming:
-        raise BadInputError(
-            f"{one_line(path[-1])}: decoupled: {format_value(name)} sends any number of responses to a request, and "
-            "such a model is measured only on its own: tune it itself, or use a copy that responds once"
-        )
     for step in _steps(part.config):
         _gather(step, read, parts, (*path, name))
     parts[name] = part
