@@ -83,6 +83,8 @@ class Measurement:
         latency_sketch: Mergeable sketch of all latencies, see ``objectives.latency_sketch``; empty if there is none.
         ttft_sketch: The same for the times to first response.
         itl_sketch: The same for the inter-token latencies.
+        response_times_ms: Times of the responses of the request with the median latency, in ms after it was sent,
+            separated by spaces, at most 256 (see ``objectives.response_times``); empty unless the model streams.
         stable: Whether the windows of the measurement agree. ``reason`` says why not.
         gpu_utilization: Share of the time in which a kernel ran, 0 to 1: mean over the server's GPUs.
         gpu_memory_bytes: Largest memory in use: sum over the server's GPUs.
@@ -141,6 +143,7 @@ class Measurement:
     latency_sketch: str = ""
     ttft_sketch: str = ""
     itl_sketch: str = ""
+    response_times_ms: str = ""
     stable: bool = False
     gpu_utilization: float | None = None
     gpu_memory_bytes: float | None = None
@@ -161,6 +164,11 @@ class Measurement:
     overloaded: bool = False
     reason: str = ""
     forecast: Forecast | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the model streams its responses, so that the time to first response was measured."""
+        return self.ttft_p50_ms is not None or self.output_tokens_per_sec is not None
 
 
 class Measured(Protocol):

@@ -157,6 +157,7 @@ ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
     "states observed during its confirmation"
 )
+STREAMED_SUBJECTS = {"ttft": "time to first response", "itl": "mean inter-token latency"}
 MOST_EXCLUDED = 0.2  # share of the windows; with more, what is left does not represent the machine
 LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
 
@@ -197,6 +198,16 @@ class SequentialTest:
     error: float
     most_servers: int = 0
     confidence: float = CONFIDENCE
+
+
+def estimand(sla: Sla) -> str:
+    """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
+    timings = [timing_of(constraint.metric) for constraint in sla if constraint.metric in QUANTILE_LEVELS]
+    subjects = list(dict.fromkeys(STREAMED_SUBJECTS.get(timing.name, "latency") for timing in timings if timing))
+    if subjects in ([], ["latency"]):
+        return ESTIMAND
+    shares = " and of those ".join(f"whose {subject} is over its bound" for subject in subjects)
+    return ESTIMAND.replace("over the bound", shares)
 
 
 def judge_sla(
@@ -269,6 +280,8 @@ def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, Serve
         sla: The SLA, whose latencies are judged.
     """
     metrics = ["throughput", *(constraint.metric for constraint in sla.latencies), sla.judged_latency]
+    if any(window.output_tokens_per_sec for servers in groups for own in servers for window in own):
+        metrics.append("output-throughput")
     return {metric: _metric_spread(groups, metric) for metric in metrics}
 
 
@@ -351,13 +364,13 @@ def _slope(windows: Sequence[Measurement], level: float, timing: Timing) -> floa
 
 
 def throughput_interval(
-    servers: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
+    servers: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE, metric: str = "throughput"
 ) -> ConfidenceInterval:
-    """Return the confidence interval of the throughput on a fresh server in inferences per second.
+    """Return the confidence interval of the throughput ``metric`` on a fresh server in its unit per second.
 
     It is Student's t interval of the log, with the variance between servers that all configurations have together.
     """
-    logs = _logs(servers, "throughput")
+    logs = _logs(servers, metric)
     if not logs:
         return UNBOUNDED
     low, high = mean_bounds(logs, spread, 1 - confidence)

@@ -287,6 +287,14 @@ class SearchConverged(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class SearchedWithoutSimulator(Note):
+    """The simulator of the dynamic batcher does not describe the model, so the search had only its surrogate."""
+
+    def __str__(self) -> str:
+        return "no simulator describes this model: the search learns from measurements alone and may need more trials"
+
+
+@dataclass(frozen=True, slots=True)
 class WarmStarted(Note):
     """The search began with configurations of another study; ``machine`` is empty if it is unknown."""
 

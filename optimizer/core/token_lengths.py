@@ -17,6 +17,7 @@ from pathlib import Path
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import is_file, one_line, read_bytes
 
+PLACE_OF_TOKENS = "{tokens}"
 MAX_TOKENS = 1_000_000  # of a prompt or an output
 MAX_LOGNORMAL = 1 << 16  # its distribution is a table
 MAX_FILE_BYTES = 16 << 20
@@ -32,6 +33,8 @@ class TokenRequests:
 
     ``prompt_input`` is the input with the tokens of the prompt, ``output_input`` that with the number of tokens to
     generate. ``maximum`` is the largest number of tokens of a prompt and its output; None if it is unknown.
+    ``length_input`` gets the number of tokens of the prompt. ``output_text`` is the text of an ``output_input`` of
+    strings, with PLACE_OF_TOKENS for the number.
     """
 
     prompt: SizeDistribution
@@ -39,9 +42,13 @@ class TokenRequests:
     prompt_input: str
     output_input: str
     maximum: int | None = None
+    length_input: str = ""
+    output_text: str = ""
 
     def check(self) -> None:
-        """Raise ValueError if a prompt and its output may have more tokens than the model allows."""
+        """Raise ValueError for more tokens than the model allows, and for a text without a place for the number."""
+        if self.output_text and PLACE_OF_TOKENS not in self.output_text:
+            raise ValueError(f"output_text has no {PLACE_OF_TOKENS}, which stands for the number of tokens")
         longest = self.prompt.largest + self.output.largest
         if self.maximum is not None and longest > self.maximum:
             raise ValueError(

@@ -25,20 +25,38 @@ def target_load(recommended: Recommendation, settings: ProductionSettings) -> in
     return autoscaling.target_load(recommended.knee, settings.target_utilization)
 
 
+def is_scaled_by_rate(recommended: Recommendation) -> bool:
+    """Return whether the metric of the autoscaler is the rate of requests, not the requests in flight.
+
+    Triton's duration of a request ends when the backend's execution returns. A model that streams then still sends
+    responses (https://github.com/triton-inference-server/server/issues/8463), so too few requests would be in flight.
+    """
+    return recommended.is_rate or recommended.is_streaming
+
+
+def _target(recommended: Recommendation, settings: ProductionSettings) -> tuple[str, str]:
+    """Return the target of a replica as a quantity of Kubernetes, and in words."""
+    if recommended.is_streaming:  # long requests: often a few per second
+        rate = settings.target_utilization * recommended.served_rate
+        return f"{max(1, math.floor(1e3 * rate))}m", f"{formatting.number(rate)} requests per second"
+    load = target_load(recommended, settings)
+    return str(load), f"{formatting.count(load, 'request')} {'per second' if recommended.is_rate else 'in flight'}"
+
+
 def pod_metrics(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
     """Return the metrics of the HorizontalPodAutoscaler."""
     if settings.autoscaled_by == "cpu":
         utilization = round(100 * settings.target_utilization)
         goal: dict[str, Any] = {"type": "Utilization", "averageUtilization": utilization}
         return [{"type": "Resource", "resource": {"name": "cpu", "target": goal}}]
-    goal = {"type": "AverageValue", "averageValue": str(target_load(recommended, settings))}
+    goal = {"type": "AverageValue", "averageValue": _target(recommended, settings)[0]}
     return [{"type": "Pods", "pods": {"metric": {"name": metric_name(recommended)}, "target": goal}}]
 
 
 def metric_name(recommended: Recommendation) -> str:
     """Return the name of the metric of this model. Each model has its own rule in prometheus-adapter."""
     model = re.sub(r"[^a-z0-9]+", "_", recommended.model.lower()).strip("_")
-    return f"triton_{model}_requests_{'per_second' if recommended.is_rate else 'in_flight'}"
+    return f"triton_{model}_requests_{'per_second' if is_scaled_by_rate(recommended) else 'in_flight'}"
 
 
 def adapter_rule(recommended: Recommendation) -> dict[str, Any]:
@@ -46,7 +64,8 @@ def adapter_rule(recommended: Recommendation) -> dict[str, Any]:
 
     Requests in flight are the sum of request durations per second (Little's law).
     """
-    series = "nv_inference_request_success" if recommended.is_rate else "nv_inference_request_duration_us"
+    is_rate = is_scaled_by_rate(recommended)
+    series = "nv_inference_request_success" if is_rate else "nv_inference_request_duration_us"
     model = f"model={json.dumps(recommended.model, ensure_ascii=False)}"
     query = f"sum by (<<.GroupBy>>) (rate(<<.Series>>{{<<.LabelMatchers>>,{model}}}[{RATE_WINDOW}]))"
     resources = {name: {"resource": name} for name in ("namespace", "pod")}
@@ -54,7 +73,7 @@ def adapter_rule(recommended: Recommendation) -> dict[str, Any]:
         "seriesQuery": f'{series}{{namespace!="",pod!="",{model}}}',
         "resources": {"overrides": resources},
         "name": {"as": metric_name(recommended)},
-        "metricsQuery": query if recommended.is_rate else f"{query} / 1e6",
+        "metricsQuery": query if is_rate else f"{query} / 1e6",
     }
 
 
@@ -65,13 +84,11 @@ def autoscaling_notes(recommended: Recommendation, settings: ProductionSettings)
     share = f"{100 * settings.target_utilization:g}%"
     if settings.autoscaled_by == "cpu":
         return [f"replicas: scaled to keep CPUs at {share}; the measured load is not used"]
-    unit = "per second" if recommended.is_rate else "in flight"
-    kept, measured = (
-        f"{formatting.count(target_load(recommended, settings), 'request')} {unit}",
-        formatting.exact(recommended.knee),
-    )
+    measured = formatting.exact(recommended.knee)
+    if recommended.is_streaming:
+        measured = formatting.number(recommended.served_rate)
     return [
-        f"replicas: scaled to keep each at {kept}, {share} of the measured {measured};",
+        f"replicas: scaled to keep each at {_target(recommended, settings)[1]}, {share} of the measured {measured};",
         f"prometheus-adapter computes {metric_name(recommended)} with this rule in its rules.custom:",
         *(f"  {line}" for line in to_yaml([adapter_rule(recommended)]).splitlines()),
     ]

@@ -73,6 +73,18 @@ class Recommendation:
     def is_rate(self) -> bool:
         return bool(self.point.load.request_rate)
 
+    @property
+    def is_streaming(self) -> bool:
+        """Return whether the model streams its responses."""
+        return bool(self.configs[self.model].model_transaction_policy.decoupled)
+
+    @property
+    def served_rate(self) -> float:
+        """Return the requests per second at the highest load that met the SLA."""
+        return (
+            self.point.load.request_rate or self.point.throughput_infer_per_sec / self.point.load.request_batch_size
+        )
+
 
 def read_recommendation(run: FinishedRun) -> Recommendation:
     """Return what ``run`` recommends.

@@ -40,6 +40,9 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     _sentences(console, *_binding(explanation))
     if explanation.simulation is not None:
         _print_simulation(console, explanation, explanation.simulation)
+    elif not explanation.run.problem.is_simulated:
+        _heading(console, "What other settings would change")
+        _sentences(console, "Changes are not simulated: no simulator describes a model that streams or keeps state.")
     if explanation.recommended:
         _heading(console, "Why the runner-up lost")
         _sentences(console, *_runner_up(explanation, explanation.runner_up))

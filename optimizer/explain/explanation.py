@@ -112,9 +112,9 @@ class Simulation:
 class Explanation:
     """Explanation of ``run``.
 
-    ``subject`` is the recommendation, or else the point closest to the SLA. ``simulation`` is None for a stateful
-    model, and if no measurement has both a throughput and a latency. ``unfinished`` says why the run is incomplete;
-    it is empty if the run ended.
+    ``subject`` is the recommendation, or else the point closest to the SLA. ``simulation`` is None if no measurement
+    has both a throughput and a latency, or the simulator does not apply to the model. ``unfinished`` says why the run
+    is incomplete; it is empty if the run ended.
     """
 
     run: FinishedRun
@@ -160,7 +160,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
 
 def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp16_factor: float) -> Simulation | None:
     measured = latest_points(run.trials)
-    if run.problem.space.is_stateful:  # the simulator does not describe the sequence batcher
+    if not run.problem.is_simulated:
         return None
     if not any(is_complete(point, binding_latency(run.problem, measured)) for point in measured):
         return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from tritonclient.utils import InferenceServerException
 
 from optimizer.core.interfaces import Connection
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _UNBOUNDED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FAILURES: dict[str, CallFailure] = {
     "UNAVAILABLE": "unreachable",
     "DEADLINE_EXCEEDED": "overdue",
@@ -77,6 +79,22 @@ class GrpcClient:
             call = channel.unary_unary(_INFER)
             send = partial(call.future, timeout=timeout_seconds, metadata=tuple(self._headers.items()))
             return send_all(messages, send, lambda call: bytes(call.result()), in_flight)
+
+    def stream(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[list[bytes]]:
+        with self._translated_errors(), self._channel() as channel:
+            call = channel.stream_stream(_STREAM, response_deserializer=ModelStreamInferResponse.FromString)
+            send = partial(call, timeout=timeout_seconds, metadata=tuple(self._headers.items()))
+            return send_all(messages, lambda message: send(iter([message])), self._receive_all, in_flight)
+
+    def _receive_all(self, responses: Iterable[ModelStreamInferResponse]) -> list[bytes]:
+        """Return the responses of a request that have outputs; others only say that it has ended."""
+        received = []
+        for response in responses:
+            if response.error_message:
+                raise CallError(self._connection, "refused", response.error_message)
+            if response.infer_response.outputs:
+                received.append(bytes(response.infer_response.SerializeToString()))
+        return received
 
     def close(self) -> None:
         self._client.close()

@@ -108,6 +108,9 @@ class HttpClient:
 
             return send_all(messages, send, lambda call: _response(call.get_result()), in_flight)
 
+    def stream(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[list[bytes]]:
+        raise CallError(self._connection, "refused", "Triton sends several responses to a request over gRPC only")
+
     def close(self) -> None:
         """Do nothing: no connection stays open."""
 

@@ -51,6 +51,17 @@ def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, time
         return client.infer(messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
 
 
+def stream(
+    endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float
+) -> list[list[bytes]]:
+    """Send ``messages`` to a decoupled model as ``infer`` does, and return all responses with outputs to each.
+
+    Raises the same errors.
+    """
+    with _client(endpoint) as client:
+        return client.stream(messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
+
 def with_model_name(message: bytes, model: str) -> bytes:
     """Return the serialized ModelInferRequest ``message`` with ``model`` as its model name."""
     from tritonclient.grpc.service_pb2 import ModelInferRequest

@@ -220,6 +220,12 @@ class BaselineOutputCheck:
         if difference := reference.compare(order, responses, self._tolerance):
             raise DeploymentError(f"outputs differ from those of the unbatched baseline: {difference}")
 
+    def _infer(
+        self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
+    ) -> list[bytes]:
+        """Return the response to each of ``messages``; a subclass may send them in another way."""
+        return inference.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
     def _send_alone(self, endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
         """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
 
@@ -229,7 +235,7 @@ class BaselineOutputCheck:
         responses: list[bytes] = []
         while len(responses) < len(requests) and time.monotonic() - started < REFERENCE_SECONDS:
             chunk = requests[len(responses) : len(responses) + _CHUNK]
-            responses += inference.infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+            responses += self._infer(endpoint, chunk, in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
         return responses, time.monotonic() - started
 
     def _send_together(self, endpoint: Endpoint, reference: ReferenceOutputs) -> tuple[list[int], list[bytes]]:
@@ -238,12 +244,12 @@ class BaselineOutputCheck:
         order = [number % len(reference.requests) for number in range(count)]
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * count * reference.seconds_alone)
         messages = [inference.with_model_name(reference.requests[number], endpoint.model) for number in order]
-        return order, inference.infer(endpoint, messages, in_flight=count, timeout_seconds=timeout_seconds)
+        return order, self._infer(endpoint, messages, in_flight=count, timeout_seconds=timeout_seconds)
 
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         """Return whether the server answers ``request`` with an error; a crash is no answer."""
         try:
-            inference.infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+            self._infer(endpoint, [request], in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
         except ServerCrashed:
             return False
         except DeploymentError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from optimizer.core.interfaces import Connection
 from optimizer.measure.server_health import shorten
@@ -40,15 +40,18 @@ class CallError(Exception):
         self.failure = failure
 
 
+_Received = TypeVar("_Received")
+
+
 def send_all(
-    messages: Iterable[bytes], send: Callable[[bytes], Any], receive: Callable[[Any], bytes], in_flight: int
-) -> list[bytes]:
+    messages: Iterable[bytes], send: Callable[[bytes], Any], receive: Callable[[Any], _Received], in_flight: int
+) -> list[_Received]:
     """Send ``messages``, at most ``in_flight`` at a time, and return the responses in the same order.
 
     ``send`` starts a call, and ``receive`` waits for the response of a call.
     """
     pending: deque[Any] = deque()
-    responses: list[bytes] = []
+    responses: list[_Received] = []
     for message in messages:
         if len(pending) == in_flight:
             responses.append(receive(pending.popleft()))
@@ -93,5 +96,8 @@ class ServerClient(Protocol):
 
         Both are serialized: ModelInferRequest and ModelInferResponse.
         """
+
+    def stream(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[list[bytes]]:
+        """Send ``messages`` to a decoupled model as ``infer`` does, and return all responses with outputs to each."""
 
     def close(self) -> None: ...

@@ -192,7 +192,9 @@ class ValueGenerator:
         """Raise ValueError if the bounds do not fit the input's type."""
         if self.bounds is None:
             return
-        if tensor.dtype.kind not in "fiuV":  # V: BF16
+        if tensor.dtype.kind == "b" and not set(self.bounds) <= {0, 1}:
+            raise ValueError(f"{tensor.name} is BOOL: write 0..0, 1..1 or 0..1")
+        if tensor.dtype.kind not in "bfiuV":  # V: BF16
             raise ValueError(f"{tensor.name} is {tensor.datatype}, but a range needs numbers")
         if tensor.dtype.kind in "iu":
             low, high = np.iinfo(tensor.dtype).min, np.iinfo(tensor.dtype).max
@@ -207,7 +209,8 @@ class ValueGenerator:
         if self.kind == "zero":
             return np.zeros(shape, dtype)
         if dtype.kind == "b":
-            return rng.integers(0, 2, shape).astype(bool)
+            low, high = self.bounds or (0, 1)
+            return rng.integers(int(low), int(high), shape, endpoint=True).astype(bool)
         if dtype.kind in "iu":
             low, high = self.bounds or (np.iinfo(dtype).min, np.iinfo(dtype).max)
             return rng.integers(int(low), int(high), shape, dtype=dtype, endpoint=True)

@@ -278,10 +278,22 @@ class TokensSection(ProfileSection):
         examples=[32],
     )
     prompt_input: PrintableText | None = Field(
-        default=None, description="Input with the tokens of the prompt", examples=["INPUT_IDS"]
+        default=None,
+        description="Input with the tokens of the prompt; strings get as many words",
+        examples=["INPUT_IDS"],
     )
     output_input: PrintableText | None = Field(
         default=None, description="Input with the number of tokens to generate", examples=["MAX_TOKENS"]
+    )
+    output_text: PrintableText | None = Field(
+        default=None,
+        description="Text of an output_input of strings, with {tokens} for the number",
+        examples=['{"max_tokens": {tokens}, "ignore_eos": true}'],
+    )
+    length_input: PrintableText | None = Field(
+        default=None,
+        description="Input with the number of tokens of the prompt (default: none)",
+        examples=["LENGTH"],
     )
     output_tensor: PrintableText | None = Field(
         default=None,
@@ -304,7 +316,15 @@ class TokensSection(ProfileSection):
         prompt, output = prompt or self.prompt, output or self.output
         if not (prompt and output and self.prompt_input and self.output_input):
             return None
-        requests = TokenRequests(prompt, output, self.prompt_input, self.output_input, self.maximum)
+        requests = TokenRequests(
+            prompt,
+            output,
+            self.prompt_input,
+            self.output_input,
+            self.maximum,
+            self.length_input or "",
+            self.output_text or "",
+        )
         requests.check()
         return requests
 

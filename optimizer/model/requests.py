@@ -14,10 +14,10 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import file_lock, write_atomically, write_error
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import Shape, SizeDistribution, ValueRange, parse_range, parse_shape, select_inputs
+from optimizer.core.request_sizes import Shape, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.core.token_lengths import TokenRequests
-from optimizer.model import input_data, text_prompts
+from optimizer.model import input_data
 from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (
     read_csv_samples,
@@ -26,6 +26,7 @@ from optimizer.model.recorded_samples import (
     read_npz_samples,
     read_parquet_samples,
 )
+from optimizer.model.token_inputs import TokenInputs
 
 GENERATED_DATA = ("random", "zero")  # input data that the load generator makes up
 READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[InputSample]]] = {
@@ -195,7 +196,7 @@ class _Inputs:
             self._add_shape(text)
         for text in options.ranges:
             self._add_range(text)
-        self.tokens = tokens
+        self.tokens: TokenInputs | None = None
         if tokens is not None:
             self._add_tokens(tokens)
 
@@ -252,9 +253,8 @@ class _Inputs:
                     f"(in a profile request.shapes, such as {{{name}: [128]}}, or request.input_data)"
                 )
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
-        if self.tokens is not None:
-            integers = [name for name in integers if name != self.tokens.output_input]
-        unbounded = tuple(name for name in integers if name not in self.bounds and self.kind == "random")
+        known = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
+        unbounded = tuple(name for name in integers if name not in known and self.kind == "random")
         fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
         plain = not self.bounds and not self._describes_strings and self.tokens is None
         if plain and len(fixed) == len(self.shapes):
@@ -292,25 +292,8 @@ class _Inputs:
             for _ in range(batching.samples)
         ]
         if self.tokens is not None:
-            self._fill_tokens(samples, self.tokens, batching.seed)
+            self.tokens.fill(samples, batching.seed)
         return samples
-
-    def _fill_tokens(self, samples: list[InputSample], tokens: TokenRequests, seed: int) -> None:
-        """Set the numbers of tokens to generate, prompts that are texts, and the flags that ask for a stream."""
-        counts = tokens.output.draw(len(samples), np.random.default_rng([seed, 2]))
-        is_text = self._is_text(tokens.output_input)
-        for sample, count in zip(samples, map(int, counts), strict=True):
-            sample[tokens.output_input].fill(text_prompts.sampling_parameters(count) if is_text else count)
-        if self._is_text(tokens.prompt_input):
-            rng = np.random.default_rng([seed, 3])
-            for sample, words in zip(samples, tokens.prompt.draw(len(samples), rng), strict=True):
-                sample[tokens.prompt_input].fill(text_prompts.prompt_text(words, rng))
-        for sample in samples:
-            for flag in sample.keys() & set(text_prompts.STREAM_FLAGS):
-                sample[flag].fill(True)
-
-    def _is_text(self, name: str) -> bool:
-        return self.tensors[name].datatype == "BYTES"
 
     def _draw_shapes(self, count: int, seed: int) -> list[dict[str, tuple[int, ...]]]:
         """Return the shape of each input for ``count`` requests; inputs named together get the same shape."""
@@ -335,32 +318,19 @@ class _Inputs:
             raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
 
     def _add_tokens(self, tokens: TokenRequests) -> None:
-        """Give the prompt's input its lengths. Raises BadInputError if the inputs cannot hold tokens and a number."""
-        for key, name in (("prompt_input", tokens.prompt_input), ("output_input", tokens.output_input)):
-            where, tensor = f"tokens.{key} {one_line(name, 60)}", self.tensors.get(name)
-            if tensor is None:
+        """Give the prompt's input its lengths. Raises BadInputError if the inputs cannot hold tokens and numbers."""
+        self.tokens = TokenInputs(tokens, self.tensors, self.model)
+        for name in (*self.tokens.filled, tokens.prompt_input):
+            if name in self.shapes or (name in self.bounds and name in self.tokens.filled):
                 raise BadInputError(
-                    f"{where}: {self.model} has no such input; its inputs are {', '.join(self.tensors)}"
+                    f"input {one_line(name, 60)}: the tokens: section gives its values; leave out its shape and range"
                 )
-            is_prompt, described = key == "prompt_input", f"{where}: it is {tensor.datatype} {list(tensor.shape)}"
-            is_integer = tensor.datatype.startswith(("INT", "UINT")) and tensor.shape.count(-1) == is_prompt
-            if not is_integer and not (tensor.datatype == "BYTES" and -1 not in tensor.shape):
-                needs = "integers with one variable size" if is_prompt else "an integer of a fixed size"
-                needs += ", or a text"
-                raise BadInputError(
-                    f"{described}, but {'a prompt' if is_prompt else 'the number of tokens'} needs {needs}"
-                )
-            if name in (self.shapes if is_prompt else self.bounds):
-                raise BadInputError(f"{where}: the tokens: section gives its values; leave out its shape and range")
-        prompt = self.tensors[tokens.prompt_input]
-        if self._is_text(prompt.name):
-            used = (tokens.prompt_input, tokens.output_input, *text_prompts.STREAM_FLAGS)
-            self.tensors = {
-                name: tensor for name, tensor in self.tensors.items() if name in used or name not in self.optional
-            }
-            return
-        sizes = (tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.shape)
-        self.shapes[prompt.name] = (f"{prompt.name}: lengths of the prompts", Shape(prompt.name, tuple(sizes)))
+        named = {*self.tokens.filled, tokens.prompt_input, *self.bounds, *self.shapes}
+        self.tensors = {  # random values of the other inputs would change what is generated
+            name: tensor for name, tensor in self.tensors.items() if name in named or name not in self.optional
+        }
+        if shape := self.tokens.prompt_shape:
+            self.shapes[tokens.prompt_input] = (f"{tokens.prompt_input}: lengths of the prompts", shape)
 
     def _add_range(self, text: str) -> None:
         try:

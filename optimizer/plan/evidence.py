@@ -256,17 +256,17 @@ def planned_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[
     Each hardware has the configuration that its newest run recommends and, if it is another one, the best within
     the SLA. ``latencies`` replace the latency bounds of the runs.
 
-    Raises BadInputError if the runs are of several models or of a stateful one, or one recommends nothing.
+    Raises BadInputError if the runs are of several models, or one recommends nothing or cannot be simulated.
     """
+    without = next((run for run in runs if not run.problem.is_simulated), None)
+    if without is not None:
+        raise BadInputError(
+            f"{without.folder.path}: tune plan simulates the dynamic batcher, which does not describe a model that "
+            "streams or keeps state; divide your rate by the confirmed throughput that the run's report shows"
+        )
     models = dict.fromkeys(run.problem.model for run in runs)
     if len(models) > 1:
         raise BadInputError(f"the runs are of different models ({', '.join(models)}); give runs of one model")
-    for run in runs:
-        if run.problem.space.is_stateful:
-            raise BadInputError(
-                f"{run.folder.path}: {run.problem.model} is stateful, and the simulator that plans replicas does not "
-                "describe the sequence batcher; divide your rate of steps by the measured throughput of a replica"
-            )
     by_hardware: dict[str, list[FinishedRun]] = {}
     for run in runs:
         by_hardware.setdefault(hardware_of(run), []).append(run)

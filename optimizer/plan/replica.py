@@ -34,7 +34,7 @@ from optimizer.simulator.fitted_parameters import (
     execution_settings,
     fit_overheads,
 )
-from optimizer.simulator.metrics import LATENCY_FIELDS, LATENCY_NAMES, as_closed_loop
+from optimizer.simulator.metrics import LATENCY_NAMES, as_closed_loop
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
@@ -86,7 +86,7 @@ class Replica:
 
     def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
         """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
-        return 1e3 * self.tail * lateness * float(getattr(simulated, LATENCY_FIELDS[metric]))
+        return 1e3 * self.tail * lateness * simulated.latency_s(metric)
 
     def meets(self, simulated: SimulationResult, lateness: float = 1.0) -> bool:
         """Return True if ``simulated`` meets all bounds."""
@@ -254,9 +254,7 @@ class _Speeds:
         return np.asarray(np.log(measured.latency_avg_ms / simulated_ms))
 
     def _field(self, point: Point, latency: str) -> Array:
-        return np.array(
-            [getattr(result, LATENCY_FIELDS[latency]) for result in self._simulated[point.candidate, point.load]]
-        )
+        return np.array([result.latency_s(latency) for result in self._simulated[point.candidate, point.load]])
 
     def _load(self, load: LoadPoint) -> SimulatedLoad:
         if load.concurrency:

@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from objectives import batch_stats
-from objectives.metrics import Measurement
+from objectives.metrics import STATISTICS, TIMINGS, Measurement
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.simulator.metrics import LATENCY_NAMES
 from optimizer.simulator.scenario import Array
 from optimizer.store.recording import RecordedServer
 
@@ -132,11 +131,13 @@ def perturbed(measurement: Measurement, throughput: float, tail: float) -> Measu
     """Return ``measurement`` with effects on its log throughput and its log tail ratio.
 
     In a closed loop the mean latency is the load divided by the throughput. So all times change by the inverse factor
-    of the throughput, and the percentiles also by that of the tail. Exact counts of latencies are left out.
+    of the throughput, and the percentiles also by that of the tail. Exact counts of times are left out.
     """
     slower, longer = math.exp(-throughput), math.exp(tail)
     values: dict[str, Any] = {
-        f"latency_{name}_ms": slower * (1.0 if name == "avg" else longer) for name in LATENCY_NAMES
+        timing.field_of(statistic): slower * (1.0 if statistic == "avg" else longer)
+        for timing in TIMINGS
+        for statistic in STATISTICS
     }
     factors = {**values, **dict.fromkeys(STAGES, slower), "throughput_infer_per_sec": 1 / slower}
     changed = {
@@ -146,5 +147,5 @@ def perturbed(measurement: Measurement, throughput: float, tail: float) -> Measu
         batch._replace(compute_ns=round(slower * batch.compute_ns))
         for batch in batch_stats.from_text(measurement.batch_stats)
     ]
-    counts: dict[str, Any] = {"requests_over_ms": "", "latency_sketch": ""}
+    counts: dict[str, Any] = {name: "" for timing in TIMINGS for name in (timing.over_field, timing.sketch_field)}
     return replace(measurement, **changed, **counts, batch_stats=batch_stats.to_text(batches))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
 from objectives.load_sequence import MARGIN, OTHER_MARGIN
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
+from objectives.sla import Sla
 from objectives.verdict import (
     MOST_EXCLUDED,
     ConfidenceInterval,
@@ -90,7 +91,8 @@ class Confirmed:
     ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
     of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
     comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
-    load generator.
+    load generator. ``streamed`` has the intervals of the output tokens per second and of the other bounded latencies
+    by metric; it is empty unless the model streams. ``sla`` is the SLA of the verdict.
     """
 
     point: Point
@@ -102,6 +104,12 @@ class Confirmed:
     latency_ms: ConfidenceInterval
     error: float = 0.0
     agreement: Agreement | None = None
+    streamed: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
+    sla: Sla = field(default_factory=Sla)
+
+    def interval(self, metric: str) -> ConfidenceInterval | None:
+        """Return the confidence interval of ``metric``; None if it was not estimated."""
+        return {**self.streamed, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +434,27 @@ def _judge_confirmation(
         latency_interval_ms(usable, latency, judged.effective_requests, spreads[latency], problem.confidence),
         error,
         load_agreement(trial, load, problem),
+        _streamed_intervals(usable, judged.effective_requests, problem, spreads),
+        problem.sla,
     )
+
+
+def _streamed_intervals(
+    servers: Sequence[Sequence[Measurement]],
+    effective_requests: float,
+    problem: Problem,
+    spreads: Mapping[str, ServerSpread],
+) -> dict[str, ConfidenceInterval]:
+    """Return ``Confirmed.streamed``."""
+    if "output-throughput" not in spreads:
+        return {}
+    confidence, output = problem.confidence, "output-throughput"
+    latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
+    intervals = {
+        metric: latency_interval_ms(servers, metric, effective_requests, spreads[metric], confidence)
+        for metric in sorted(latencies)
+    }
+    return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
 
 
 def _confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:

@@ -36,6 +36,7 @@ _TYPES: dict[str, Any] = {
             "batch_stats",
             *(timing.over_field for timing in TIMINGS),
             *(timing.sketch_field for timing in TIMINGS),
+            "response_times_ms",
             "gpu_throttling",
             "load_generator",
             "latency",

@@ -134,6 +134,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         cpu_count=None if hardware["gpus"] else hardware["cpu_count"],
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
+        is_simulated=bool(info.get("is_simulated", True)),
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from objectives.confidence import Verdict
-from objectives.metrics import METRICS, Measurement, Metric
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric, timing_of
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
@@ -21,6 +21,8 @@ from optimizer.core.trial import INSTANCE_GPUS, VARIANT, Candidate, LoadPoint, P
 from optimizer.options import server_options
 
 UNKNOWN = "unknown"
+OUTPUT_THROUGHPUT = "output-throughput"
+TIMING_NAMES = {"latency": "latency", "ttft": "TTFT", "itl": "inter-token"}  # for people
 NO_SLA = "PASS: no SLA was given"
 NO_BATCHING = "# no dynamic_batching"
 VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
@@ -165,12 +167,26 @@ def value_of(point: Point, metric: str) -> str:
 
 
 def short_metric(metric: str) -> str:
-    """Return ``p95`` for ``latency-p95``; other names unchanged."""
-    return metric.removeprefix("latency-")
+    """Return ``p95`` for ``latency-p95``, ``TTFT p95`` for ``ttft-p95``; names of other metrics are unchanged."""
+    timing = timing_of(metric)
+    if timing is None:
+        return metric
+    statistic = metric.removeprefix(f"{timing.name}-")
+    return f"{TIMING_NAMES[timing.name]} {statistic}" if timing.needs_streaming else statistic
+
+
+def latency_label(metric: str) -> str:
+    """Return ``p95 latency`` for ``latency-p95``, and the short name of a time of a model that streams."""
+    return f"{short_metric(metric)} latency" if timing_of(metric) is LATENCY else short_metric(metric)
 
 
 def metric_label(metric: str) -> str:
     """Return a label for a metric: ``GPU memory`` for ``gpu-memory``."""
+    timing = timing_of(metric)
+    if timing is not None and timing.needs_streaming:
+        return short_metric(metric)
+    if metric == OUTPUT_THROUGHPUT:
+        return "output tokens"
     return metric.replace("latency-", "latency ").replace("gpu-", "GPU ")
 
 
@@ -202,8 +218,13 @@ def bounds(sla: Sla) -> str:
 
 
 def performance(point: Point, latency: str) -> str:
-    """Return ``12,345 infer/s, p95 18.2 ms, concurrency 24``, or ``at 3,000 req/s`` in an open loop."""
-    figures = f"{value_of(point, 'throughput')}, {short_metric(latency)} {value_of(point, latency)}"
+    """Return ``12,345 infer/s, p95 18.2 ms, concurrency 24``, or ``at 3,000 req/s`` in an open loop.
+
+    For a model that streams, the output tokens per second follow the throughput.
+    """
+    has_tokens = point.measurement.output_tokens_per_sec is not None
+    output = f", {value_of(point, OUTPUT_THROUGHPUT)}" if has_tokens else ""
+    figures = f"{value_of(point, 'throughput')}{output}, {short_metric(latency)} {value_of(point, latency)}"
     if point.load.request_rate:
         return f"{figures}, at {load(point.load)}"
     return f"{figures}, concurrency {load(point.load)}"

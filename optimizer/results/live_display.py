@@ -19,6 +19,7 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.results import formatting, summary
+from optimizer.results.recommendation import front_metrics
 
 if TYPE_CHECKING:
     from optimizer.core.timing import Budget
@@ -29,7 +30,6 @@ XY = tuple[float, float]
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, [row][column]
 BLANK = 0x2800
 FRONT, BOUND = "●", "┊"
-UNIT = "infer/s"
 LEAST_COLUMNS, LEAST_HEIGHT = 20, 4
 MARGIN = 1.1  # ratio of the axis to the bound or the largest latency
 FAR = 3.0  # a bound this many times beyond all points is not shown, because it would squeeze them
@@ -59,12 +59,18 @@ class PlotFrame:
 
 
 def scatter(
-    points: Sequence[XY], front: Sequence[XY], bound: float | None, label: str, width: int, height: int
+    points: Sequence[XY],
+    front: Sequence[XY],
+    bound: float | None,
+    label: str,
+    width: int,
+    height: int,
+    unit: str = "infer/s",
 ) -> list[Text]:
-    """Return a plot of (latency in ms, infer/s), with axes, as ``height`` lines of at most ``width`` characters.
+    """Return a plot with axes, as ``height`` lines of at most ``width`` characters.
 
-    The result is empty if there is no room or nothing to draw. ``label`` names the latency metric. Points beyond
-    twice the bound are not shown.
+    Points are (latency in ms, throughput in ``unit``). The result is empty if there is no room or nothing to draw.
+    ``label`` names the latency metric. Points beyond twice the bound are not shown.
     """
     drawable = [point for point in (*points, *front) if all(map(math.isfinite, point)) and min(point) > 0]
     if not drawable:
@@ -75,12 +81,12 @@ def scatter(
         right = max(min(right, 2 * bound), MARGIN * bound)
     visible = [y for x, y in drawable if x <= right] or [y for _, y in drawable]
     bottom, top = 0.9 * min(visible), 1.02 * max(visible)
-    label_width = max(map(len, (UNIT, formatting.number(bottom), formatting.number(top))))
+    label_width = max(map(len, (unit, formatting.number(bottom), formatting.number(top))))
     frame = PlotFrame(right, bottom, top, width - label_width - 2, height - 2)
     if frame.columns < LEAST_COLUMNS or height < LEAST_HEIGHT:
         return []
     lines = [*_canvas(frame, points, front, bound), *_axis(frame, bound, label)]
-    labels = {0: formatting.number(top), frame.rows: formatting.number(bottom), frame.rows + 1: UNIT}
+    labels = {0: formatting.number(top), frame.rows: formatting.number(bottom), frame.rows + 1: unit}
     return [Text(f"{labels.get(i, ''):>{label_width}} ", "dim").append_text(line) for i, line in enumerate(lines)]
 
 
@@ -148,6 +154,7 @@ class LiveWatcher:
         self._started = time.monotonic() if started is None else started
         self._hardware = hardware
         self._latency = problem.sla.judged_latency
+        self._throughput = front_metrics(problem)[0]
         self._finished: tuple[tuple[str, Trial], ...] = ()
         self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last one changed last
         self._best: Point | None = None
@@ -215,26 +222,30 @@ class LiveWatcher:
             formatting.short_metric(self._latency),
             self._console.width,
             min(MOST_PLOT, self._console.height - OTHER_LINES - LEAST_ROWS),
+            self._throughput.unit,
         )
 
     def _known(self, trials: Sequence[Trial]) -> list[Point]:
         latency = METRICS[self._latency]
         measured = latest_points(trials)
-        return [point for point in measured if point.throughput_infer_per_sec and latency.value(point.measurement)]
+        return [p for p in measured if self._throughput.value(p.measurement) and latency.value(p.measurement)]
 
     def _front(self, known: Sequence[Point]) -> list[Point]:
-        return pareto.pareto_front(known, (METRICS["throughput"], METRICS[self._latency]))
+        return pareto.pareto_front(known, (self._throughput, METRICS[self._latency]))
 
     def _places(self, known: Sequence[Point]) -> list[tuple[float, float]]:
         latency = METRICS[self._latency]
-        return [(latency.value(point.measurement) or 0.0, point.throughput_infer_per_sec) for point in known]
+        return [
+            (latency.value(point.measurement) or 0.0, self._throughput.value(point.measurement) or 0.0)
+            for point in known
+        ]
 
     def _table(self, plot_lines: int) -> Table:
         roomy = self._console.width >= LEAST_COLUMNS_FOR_LOADS
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
         table.add_column("trial", justify="right", no_wrap=True)
         table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=1)
-        table.add_column("infer/s", justify="right", no_wrap=True, min_width=7)
+        table.add_column(self._throughput.unit, justify="right", no_wrap=True, min_width=7)
         table.add_column(f"{formatting.short_metric(self._latency)} ms", justify="right", no_wrap=True, min_width=6)
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
@@ -258,7 +269,7 @@ class LiveWatcher:
         shown, met = summary.best_load(trial, self._problem)
         if shown is None:
             return str(trial.number), name, "–", "–", loads
-        figures = shown.measurement.throughput_infer_per_sec, METRICS[self._latency].value(shown.measurement)
+        figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]
         style = "" if met else "red"
         return str(trial.number), name, *(Text(formatting.number(figure), style) for figure in figures), loads
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from objectives import pareto
 from objectives.confidence import Verdict
-from objectives.metrics import LATENCY, METRICS, timing_of
+from objectives.metrics import LATENCY, METRICS, Metric, timing_of
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.search_space import Problem
@@ -15,7 +15,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points,
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, judge_confirmations, meets_sla
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
-FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])
+FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])  # unless the goals are those of a model that streams
 SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
 
 
@@ -39,7 +39,7 @@ class Outcome:
     ``gain_over_dynamic_batching`` are the throughput of the recommendation relative to theirs, None unless both sides
     met the constraints on fresh servers. ``untried`` names those of the two that were not reached before the run
     ended. ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the
-    constraints that all this is about.
+    constraints that all this is about, ``front_metrics`` the throughput and the latency of the Pareto front.
     """
 
     recommended: Point | None
@@ -58,6 +58,12 @@ class Outcome:
     dominated_by: Point | None = None
     gain: ThroughputRatio | None = None
     gain_over_dynamic_batching: ThroughputRatio | None = None
+    front_metrics: tuple[Metric, Metric] = FRONT_METRICS
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether the model streams its responses."""
+        return any(point.measurement.is_streamed for point in self.points)
 
     @property
     def verdict(self) -> Verdict:
@@ -98,7 +104,9 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     speed = fit_speed_correction(trials, problem)
     recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
     closest = None if recommended else problem.sla.closest_point(measured)
-    front = pareto.pareto_front(points, FRONT_METRICS)
+    metrics = front_metrics(problem)
+    front = pareto.pareto_front(points, metrics)
+    better = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
 
     def compared(candidate: Candidate) -> Point | None:
         if recommended is not None and recommended.candidate == candidate:
@@ -130,18 +138,30 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         again=tuple(confirmed),
         sla=problem.sla,
         points=tuple(points),
-        dominated_by=next((point for point in front if _dominates(point, recommended)), None),
+        dominated_by=next(better, None),
         gain=gain_over(shown["baseline"]),
         gain_over_dynamic_batching=gain_over(shown["dynamic_batching"]),
+        front_metrics=metrics,
+    )
+
+
+def front_metrics(problem: Problem) -> tuple[Metric, Metric]:
+    """Return the throughput and the latency of the Pareto front.
+
+    They are FRONT_METRICS, except that a goal of a model that streams takes their place: an objective of output
+    tokens per second, and a first latency bound on one of its times.
+    """
+    throughput, latency = FRONT_METRICS
+    output, judged = METRICS["output-throughput"], METRICS[problem.sla.judged_latency]
+    timing = timing_of(judged.name)
+    return (
+        output if output in problem.objectives else throughput,
+        judged if timing is not None and timing.needs_streaming else latency,
     )
 
 
 def _confirmation_of(point: Point | None, confirmed: Sequence[Confirmed]) -> Confirmed | None:
     return next((entry for entry in confirmed if entry.point is point), None)
-
-
-def _dominates(point: Point, recommended: Point | None) -> bool:
-    return recommended is not None and pareto.dominates(point, recommended, FRONT_METRICS)
 
 
 def _points(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[Point]:

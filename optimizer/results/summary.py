@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement, timing_of
 from objectives.sequential import LOOKS
-from objectives.verdict import ESTIMAND, MOST_EXCLUDED, QUANTILE_LEVELS
+from objectives.verdict import MOST_EXCLUDED, QUANTILE_LEVELS, STREAMED_SUBJECTS, estimand
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
@@ -25,6 +25,7 @@ from optimizer.core.trial import SETTING_COLUMNS, latest_points
 from optimizer.results import formatting
 
 if TYPE_CHECKING:
+    from objectives.metrics import Timing
     from objectives.verdict import ConfidenceInterval, ThroughputRatio
     from optimizer.config.search_space import Problem
     from optimizer.core.trial import Point, Trial
@@ -32,18 +33,26 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 
-_PERCENTILES = ("latency-p50", "latency-p90", "latency-p95", "latency-p99")
-_ALWAYS_SHOWN = {"throughput", *_PERCENTILES}
+OUTPUT = formatting.OUTPUT_THROUGHPUT
+STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
+_SHOWN_TIMES = {timing: [f"{timing.name}-{name}" for name in QUANTILES] for timing in TIMINGS}
+_ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
+_STREAMED_SHOWN = {OUTPUT, *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing])}
 VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
 NO_CHANGE = "No change: the current configuration is the best one."
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
-    """Return the result in one line: the verdict, and throughput and latencies of the recommendation with the SLA."""
+    """Return the result in one line: the verdict, and throughput and latencies of the recommendation with the SLA.
+
+    For a model that streams, the output tokens per second follow the throughput.
+    """
     goal, best = formatting.bounds(problem.sla), outcome.recommended
     if best is None:
         return f"{problem.model}: FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
     throughput = estimate(outcome, best, "throughput")
+    if best.measurement.output_tokens_per_sec is not None:
+        throughput += f", {estimate(outcome, best, OUTPUT)}"
     if not goal:
         return f"{problem.model}: {throughput}"
     latencies = (
@@ -77,6 +86,8 @@ KEYS: Final = {  # of ``document``
     "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
     "confirmation.latency": "Name of the bounded latency.",
     "confirmation.latency_ms": "Interval of that latency.",
+    "confirmation.streaming": "Only of a model that streams: intervals of the output tokens per second and of the "
+    "other bounded latencies, by metric.",
     "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
     "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
     "dynamic_batching": "Plain `dynamic_batching {}`, in the same form.",
@@ -114,9 +125,7 @@ def estimate(outcome: Outcome, point: Point, metric: str) -> str:
 def _interval(outcome: Outcome, point: Point, metric: str) -> ConfidenceInterval | None:
     """Return the confidence interval of a value at ``point``; None if fresh servers give none."""
     confirmed = outcome.confirmation_of(point)
-    if confirmed is None:
-        return None
-    return {"throughput": confirmed.throughput, confirmed.latency: confirmed.latency_ms}.get(metric)
+    return confirmed.interval(metric) if confirmed else None
 
 
 def undecided_cause(outcome: Outcome) -> str:
@@ -141,7 +150,11 @@ def undecided_cause(outcome: Outcome) -> str:
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return judged.reason
     share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
-    measured = f"{share} of the requests are slower than {formatting.exact(bound.bound)} ms"
+    timing = timing_of(bound.metric)
+    over = f"{formatting.exact(bound.bound)} ms"
+    measured = f"{share} of the requests are slower than {over}"
+    if timing is not None and timing.needs_streaming:
+        measured = f"{share} of the requests have a {STREAMED_SUBJECTS[timing.name]} above {over}"
     latency_ms = METRICS[bound.metric].value(confirmed.point.measurement)
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
@@ -217,14 +230,29 @@ def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str,
         served = f"{formatting.load(load)} (open loop: sent independently of responses)"
     if measurement.mean_batch_size is not None:
         served += f", mean batch {formatting.number(measurement.mean_batch_size)} samples"
-    latencies = [f"{formatting.short_metric(name)} {estimate(outcome, point, name)}" for name in _PERCENTILES]
-    lines = [("throughput", throughput), ("latency", " · ".join(latencies)), ("load", served)]
+    lines = [("throughput", throughput), *_time_lines(outcome, point), ("load", served)]
     metrics = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.sla)]
     metrics += [name for name in (memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None]
-    rest = [name for name in dict.fromkeys(metrics) if name not in _ALWAYS_SHOWN]
+    shown = {*_ALWAYS_SHOWN, *_STREAMED_SHOWN} if measurement.is_streamed else _ALWAYS_SHOWN
+    rest = [name for name in dict.fromkeys(metrics) if name not in shown]
     lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
     gpu = formatting.gpu(measurement)
     return [*lines, ("GPU", gpu)] if gpu else lines
+
+
+def _time_lines(outcome: Outcome, point: Point) -> list[tuple[str, str]]:
+    """Return (label, values) of the latency and, for a model that streams, of the output and the other times."""
+
+    def quantiles(timing: Timing) -> str:
+        values = (estimate(outcome, point, name) for name in _SHOWN_TIMES[timing])
+        return " · ".join(f"{name} {value}" for name, value in zip(QUANTILES, values, strict=True))
+
+    lines = [(formatting.TIMING_NAMES[LATENCY.name], quantiles(LATENCY))]
+    if point.measurement.is_streamed:
+        responses = f"{formatting.approximate(point.measurement.responses_per_sec)} responses/s"
+        lines.insert(0, ("output", f"{estimate(outcome, point, OUTPUT)} in {responses}"))
+        lines += [(formatting.TIMING_NAMES[timing.name], quantiles(timing)) for timing in STREAMED_TIMINGS]
+    return lines
 
 
 def memory_of(measurement: Measurement) -> str:
@@ -252,18 +280,23 @@ def verdict_lines(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.recommended is None:
         return []
     is_share = any(constraint.metric in QUANTILE_LEVELS for constraint in outcome.sla)
-    estimand = [("estimand", ESTIMAND)] if outcome.confirmed and is_share else []
+    estimated = [("estimand", estimand(outcome.sla))] if outcome.confirmed and is_share else []
     check = [("cross-check", text)] if (text := cross_check(outcome)) else []
-    return [("verdict", verdict(outcome)), *estimand, *check]
+    return [("verdict", verdict(outcome)), *estimated, *check]
 
 
 def confirmed_intervals(confirmed: Confirmed) -> list[str]:
-    """Return the confidence interval of the throughput and, if it is known, of the judged latency."""
-    intervals = [formatting.interval(METRICS["throughput"], confirmed.throughput)]
-    if not confirmed.latency_ms.is_unknown:
-        latency = formatting.interval(METRICS[confirmed.latency], confirmed.latency_ms)
-        intervals.append(f"{formatting.short_metric(confirmed.latency)} {latency}")
-    return intervals
+    """Return the known confidence intervals of the throughput, the output tokens and the bounded latencies."""
+    throughputs = {"throughput": confirmed.throughput}
+    if (tokens := confirmed.interval(OUTPUT)) is not None:
+        throughputs[OUTPUT] = tokens
+    texts = [formatting.interval(METRICS[metric], own) for metric, own in throughputs.items()]
+    latencies = {confirmed.latency: confirmed.latency_ms, **confirmed.streamed}
+    return texts + [
+        f"{formatting.short_metric(metric)} {formatting.interval(METRICS[metric], own)}"
+        for metric, own in latencies.items()
+        if metric != OUTPUT and not own.is_unknown
+    ]
 
 
 def cross_check(outcome: Outcome) -> str:
@@ -285,10 +318,24 @@ def cross_check(outcome: Outcome) -> str:
     return f"{text}; {agreement.disagreement}" if agreement.disagreement else text
 
 
-def comparison_headers(problem: Problem) -> tuple[str, ...]:
+def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
+    """Return the metrics in ``comparisons``; for a model that streams, output tokens and all bounded latencies."""
+    if not outcome.is_streamed:
+        return ["throughput", problem.sla.judged_latency]
+    bounded = [bound.metric for bound in problem.sla.latencies] or [problem.sla.judged_latency]
+    return ["throughput", OUTPUT, *bounded]
+
+
+def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
     """Return the headers of ``comparisons``; those of numbers begin with ``>``."""
-    latency = formatting.short_metric(problem.sla.judged_latency)
-    return "configuration", ">infer/s", f">{latency} ms", ">load", "gain"
+    metrics = _compared_metrics(outcome, problem)
+    return "configuration", *(f">{header(metric)}" for metric in metrics), ">load", "gain"
+
+
+def header(metric: str) -> str:
+    """Return the header of a column with values of ``metric``: ``infer/s``, ``p95 ms`` or ``TTFT p95 ms``."""
+    unit = METRICS[metric].unit
+    return f"{formatting.short_metric(metric)} {unit}" if timing_of(metric) else unit
 
 
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
@@ -296,16 +343,16 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
 
     Each is at its best load; the gain is that of the recommendation over it.
     """
-    goal = formatting.bounds(problem.sla)
+    goal, metrics = formatting.bounds(problem.sla), _compared_metrics(outcome, problem)
     missed = f"no measured load meets {goal}" if goal else "not measured"
 
     def row(name: str, point: Point | None, gain: str, role: str = "") -> tuple[str, ...]:
         if point is None:
             why = "not reached before the run ended" if role in outcome.untried else missed
-            return name, "–", "–", "–", why
+            return name, *("–" for _ in metrics), "–", why
         values = [
             formatting.estimate(METRICS[metric].value(point.measurement), _interval(outcome, point, metric))
-            for metric in ("throughput", problem.sla.judged_latency)
+            for metric in metrics
         ]
         if not problem.sla.is_met(point.measurement):
             gain = ", ".join(filter(None, (gain, f"misses {goal} on fresh servers")))
@@ -335,15 +382,23 @@ def evidence(outcome: Outcome) -> str:
     return f"Intervals: {confidence}. Recommended: {windows} on {formatting.count(servers, 'fresh server')}."
 
 
-FRONT_HEADERS = (">infer/s", ">p95 ms", ">load", "measured", ">trial", "configuration (batch: max_batch_size)")
+def front_title(outcome: Outcome) -> str:
+    """Return the axes of the Pareto front: ``Throughput against p95 latency``."""
+    throughput, latency = (metric.name for metric in outcome.front_metrics)
+    return f"{formatting.metric_label(throughput).capitalize()} against {formatting.latency_label(latency)}"
+
+
+def front_headers(outcome: Outcome) -> tuple[str, ...]:
+    """Return the headers of ``front_rows``; those of numbers begin with ``>``."""
+    figures = (f">{header(metric.name)}" for metric in outcome.front_metrics)
+    return *figures, ">load", "measured", ">trial", "configuration (batch: max_batch_size)"
 
 
 def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...]]:
-    """Return the cells below FRONT_HEADERS of points of the Pareto front."""
+    """Return the cells below ``front_headers`` of points of the Pareto front."""
     return [
         (
-            formatting.number(point.measurement.throughput_infer_per_sec),
-            formatting.number(point.measurement.latency_p95_ms),
+            *(formatting.number(metric.value(point.measurement)) for metric in outcome.front_metrics),
             formatting.load(point.load),
             "fresh" if outcome.confirmation_of(point) else "search",
             str(point.trial),
@@ -368,9 +423,10 @@ def front_remark(outcome: Outcome) -> str:
     if best is None or any(point is best for point in outcome.front):
         return ""
     if better is None:
-        return "The recommendation is not on the front: it was disturbed, or its p95 latency is unknown."
+        latency = formatting.latency_label(outcome.front_metrics[1].name)
+        return f"The recommendation is not on the front: it was disturbed, or its {latency} is unknown."
     why = why_not_recommended(outcome, better)
-    seen = formatting.performance(better, "latency-p95")
+    seen = formatting.performance(better, outcome.front_metrics[1].name)
     return f"The recommendation is not on the front: trial {better.trial} had {seen}, but {why}."
 
 
@@ -414,6 +470,10 @@ _MEASURED = (
     "score",
 )
 
+_STREAMED = (
+    *(timing.field_of(statistic) for timing in STREAMED_TIMINGS for statistic in STATISTICS),
+    *("responses_per_sec", "output_tokens_per_sec"),
+)
 ENERGY = "energy_joules_per_1000_infer"
 
 
@@ -421,16 +481,17 @@ def entry(point: Point) -> dict[str, object]:
     """Return a measured point with the names of trials.csv: settings, trial, load, metrics; None if unknown.
 
     Throughput is in samples per second, latencies are per request in ms, memory is in bytes and energy in joules per
-    1,000 samples.
+    1,000 samples. The metrics of streaming follow for a model that streams.
     """
     candidate = point.candidate
+    streamed = _STREAMED if point.measurement.is_streamed else ()
     return {
         **{name: getattr(candidate, name) for name in SETTING_COLUMNS},
         "preferred_batch_sizes": list(candidate.preferred_batch_sizes),
         **dict(candidate.fields),
         "trial": point.trial,
         **{name: getattr(point.load, name) for name in _LOAD},
-        **{name: _known(getattr(point.measurement, name)) for name in _MEASURED},
+        **{name: _known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
         ENERGY: _known(METRICS["energy"].value(point.measurement)),
     }
 
@@ -471,15 +532,20 @@ def confirmation(confirmed: Confirmed) -> dict[str, object]:
         "servers": confirmed.servers,
         "measurements": confirmed.windows,
         "effective_requests": round(judged.effective_requests),
-        "estimand": ESTIMAND,
+        "estimand": estimand(confirmed.sla),
         "slow_share": [_known(judged.slow_share.low), _known(judged.slow_share.high)],
         "excluded_share": round(judged.excluded_share, 4),
         "error": confirmed.error,
         "throughput_infer_per_sec": [_known(confirmed.throughput.low), _known(confirmed.throughput.high)],
         "latency": confirmed.latency,
         "latency_ms": [_known(confirmed.latency_ms.low), _known(confirmed.latency_ms.high)],
+        **({"streaming": _bounds_of(confirmed.streamed)} if confirmed.streamed else {}),
         "perf_analyzer": _agreement(confirmed.agreement) if confirmed.agreement else None,
     }
+
+
+def _bounds_of(intervals: Mapping[str, ConfidenceInterval]) -> dict[str, list[object]]:
+    return {metric: [_known(own.low), _known(own.high)] for metric, own in intervals.items()}
 
 
 def _agreement(agreement: Agreement) -> dict[str, object]:
@@ -508,7 +574,8 @@ def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     ``confirmed`` says whether a row is from fresh servers or from the search.
     """
     fields = sorted({name for point in outcome.front for name, _ in point.candidate.fields})
-    columns = ("trial", *SETTING_COLUMNS, *fields, *_LOAD, "confirmed", *_MEASURED, ENERGY)
+    streamed = _STREAMED if outcome.is_streamed else ()
+    columns = ("trial", *SETTING_COLUMNS, *fields, *_LOAD, "confirmed", *_MEASURED, *streamed, ENERGY)
     rows = [{**entry(point), "confirmed": outcome.confirmation_of(point) is not None} for point in outcome.front]
     write_csv(path, columns, rows)
 

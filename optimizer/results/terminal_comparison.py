@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.text import Text
 
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import short_path
+from optimizer.core.trial import Point, short_path
 from optimizer.results import comparison as words
 from optimizer.results import formatting, summary
 from optimizer.results.comparison import Aspect, ComparedRun, Comparison
 from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.recommendation import Outcome
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
 
 NONE = "none"
@@ -66,7 +67,11 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "bound", formatting.bounds(outcome.sla) or NONE
     searched = "" if confirmed else ", in the search"
     yield "throughput", summary.estimate(outcome, point, "throughput") + searched
-    yield "latency", f"{formatting.short_metric(latency)} {summary.estimate(outcome, point, latency)}"
+    yield "output", summary.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
+    bounded = [bound.metric for bound in outcome.sla.latencies] if point.measurement.is_streamed else []
+    yield "latency", _latency_text(outcome, point, latency)
+    others = (_latency_text(outcome, point, name) for name in bounded if name != latency)
+    yield "other bounds", ", ".join(others) or formatting.UNKNOWN
     load = formatting.load(point.load)
     yield "load", load if point.load.request_rate else f"concurrency {load}"
     probe_ms = point.measurement.speed_probe_ms if confirmed else None
@@ -87,6 +92,10 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
         yield "baseline", summary.estimate(outcome, baseline, "throughput") + missed
     yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.gain)
+
+
+def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:
+    return f"{formatting.short_metric(metric)} {summary.estimate(outcome, point, metric)}"
 
 
 def _aspect_text(aspect: Aspect) -> str:

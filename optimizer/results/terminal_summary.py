@@ -120,9 +120,12 @@ def _print_change(console: Console, baseline: Candidate, recommended: Candidate)
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
-    table = plain_table(*summary.comparison_headers(problem))
+    headers, rows = summary.comparison_headers(outcome, problem), summary.comparisons(outcome, problem)
+    if outcome.is_streamed:  # more metrics than fit side by side: one row for each
+        headers, *rows = zip((name.removeprefix(">") for name in headers), *rows, strict=True)
+    table = plain_table(*headers)
     table.columns[0].no_wrap = True
-    for cells in summary.comparisons(outcome, problem):
+    for cells in rows:
         table.add_row(*map(Text, cells))
     print_table(console, table)
     print_line(console, textwrap.fill(summary.evidence(outcome), console.width), "dim")
@@ -151,8 +154,9 @@ def _print_details(
 def _print_front(console: Console, outcome: Outcome) -> None:
     if not outcome.front:
         return
-    print_line(console, "Pareto front: throughput against p95 latency", "bold")
-    table = plain_table(*summary.FRONT_HEADERS)
+    title = summary.front_title(outcome)
+    print_line(console, f"Pareto front: {title[0].lower()}{title[1:]}", "bold")
+    table = plain_table(*summary.front_headers(outcome))
     for *figures, configuration in summary.front_rows(outcome, summary.shown_front(outcome, MOST_FRONT_ROWS)):
         table.add_row(*figures, Text(configuration, overflow="fold"))
     print_table(console, table)

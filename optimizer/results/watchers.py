@@ -12,6 +12,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.results import formatting, summary
 from optimizer.results.live_display import LiveWatcher
+from optimizer.results.recommendation import front_metrics
 
 if TYPE_CHECKING:
     from objectives.metrics import Measurement
@@ -66,7 +67,8 @@ class PlainWatcher(QuietWatcher):
         left = formatting.clock(self._budget.left_seconds())
         best_so_far = ""
         if best is not None:
-            best_so_far = f"; best so far: trial {best.trial}, {formatting.value_of(best, 'throughput')}"
+            throughput = formatting.value_of(best, front_metrics(self._problem)[0].name)
+            best_so_far = f"; best so far: trial {best.trial}, {throughput}"
         self._print_line(
             f"trial {trial.number}{role}: {formatting.configuration(trial.candidate)}: "
             f"{self._trial_figures(trial)}{best_so_far}; {left} left"

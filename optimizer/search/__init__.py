@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # `simulated` ends if a deployment promises less, as a share of the throughput. It is the standard error with which a
 # confirmation knows the throughput: deployments differ by 5 %, and it has six servers.
 SMALLEST_GAIN = 0.02
+# objectives of `simulated`; lengths do not depend on the configuration, so tokens are proportional to requests
+RANKED_BY_THROUGHPUT = ("throughput", "output-throughput")
 
 
 def installed_methods() -> tuple[str, ...]:
@@ -66,7 +68,7 @@ def make_searcher(
 def _check(name: str, problem: Problem, transferred: TransferredStudy | None) -> None:
     if name not in SEARCHERS:
         raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
-    if name == "simulated" and problem.objectives[0].name != "throughput":
+    if name == "simulated" and problem.objectives[0].name not in RANKED_BY_THROUGHPUT:
         raise BadInputError(
             f"the search method simulated ranks by throughput; for {problem.objectives[0].name} take "
             f"{', '.join(other for other in SEARCHERS if other != name)}"

@@ -1,9 +1,9 @@
-"""Expected improvement under a latency bound, the probability of meeting it, and quantiles of mixtures."""
+"""Expected improvement under latency bounds, the probability of meeting it, and quantiles of mixtures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,46 +17,72 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The posterior of log throughput and log tail ratio.
+    """The posterior of log throughput and of the log tail ratio of each latency.
 
-    ``mean`` and ``deviation`` are [cells, 2]; ``log_loads`` [cells] are the logarithms of the samples in flight.
+    ``mean`` and ``deviation`` are [cells, 1 + latencies]; ``log_loads`` [cells] are the logarithms of the samples in
+    flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput, so a
+    slower server has less throughput and all of its latencies are longer, also those that Little's law does not
+    relate to the throughput.
     """
 
     mean: Array
     deviation: Array
     log_loads: Array
 
+    @property
+    def log_latencies(self) -> Array:
+        """The expected log latencies [cells, latencies] in seconds."""
+        return self.mean[:, 1:] - self.mean[:, :1] + self.log_loads[:, None]
 
-def probability_within_bound(posterior: Posterior, bound_s: float) -> Array:
-    """Return the probability [cells] that the latency is within the bound."""
-    latency = posterior.mean[:, 1] - posterior.mean[:, 0] + posterior.log_loads
-    return _normal_cdf((math.log(bound_s) - latency) / np.hypot(*posterior.deviation.T))
+
+def probability_within_bounds(posterior: Posterior, bounds_s: Array) -> Array:
+    """Return the probability [cells] that all latencies are within their bounds [latencies]."""
+    slack = np.log(bounds_s) - posterior.log_latencies
+    if len(bounds_s) == 1:
+        return _normal_cdf(slack[:, 0] / np.hypot(*posterior.deviation.T))
+    return _expectation(posterior, lambda error: _conditional_probability(posterior, slack, error))
 
 
-def expected_improvement(posterior: Posterior, bound_s: float, best: float) -> Array:
-    """Return E[max(0, log throughput - best); latency within the bound], [cells].
+def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> Array:
+    """Return E[max(0, log throughput - best); all latencies within their bounds], [cells].
 
     This is constrained expected improvement (Schonlau, Welch and Jones 1998, "Global versus local search in
-    constrained optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other.
-    The expectation is a Gauss-Hermite quadrature over the throughput: more throughput at a load also means less
-    latency, so improvement and probability are not independent factors.
+    constrained optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other: more
+    throughput at a load also means less latency, so improvement and probability are not independent factors.
     """
-    (throughput, tail), (spread, tail_spread) = posterior.mean.T, posterior.deviation.T
-    gains = np.zeros(len(throughput))
+    slack = np.log(bounds_s) - posterior.log_latencies
+
+    def improvement(error: Array) -> Array:
+        gain = np.maximum(0.0, posterior.mean[:, 0] + error - best)
+        return gain * _conditional_probability(posterior, slack, error)
+
+    return _expectation(posterior, improvement)
+
+
+def _expectation(posterior: Posterior, value: Callable[[Array], Array]) -> Array:
+    """Return the expectation [cells] of a function of the error of log throughput (Gauss-Hermite quadrature)."""
+    total = np.zeros(len(posterior.mean))
     for node, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
-        reached = throughput + node * spread
-        slack = math.log(bound_s) - (tail - reached + posterior.log_loads)
-        gains += weight * np.maximum(0.0, reached - best) * _normal_cdf(slack / np.maximum(tail_spread, 1e-9))
-    return gains
+        total += weight * value(node * posterior.deviation[:, 0])
+    return total
 
 
-def confirmed_throughput(posterior: Posterior, bound_s: float) -> float:
+def _conditional_probability(posterior: Posterior, slack: Array, error: Array) -> Array:
+    """Return the probability [cells] that all latencies are within their bounds, given the error of log throughput.
+
+    Given the throughput, the latencies are independent. ``slack`` [cells, latencies] is that without an error.
+    """
+    deviation = np.maximum(posterior.deviation[:, 1:], 1e-9)
+    return np.asarray(_normal_cdf((slack + error[:, None]) / deviation).prod(axis=1))
+
+
+def confirmed_throughput(posterior: Posterior, bounds_s: Array) -> float:
     """Return the log of the expected throughput with which a confirmation of the cells ends.
 
-    It tries the cells in descending order of throughput. Each meets the bound with its own probability.
+    It tries the cells in descending order of throughput. Each meets the bounds with its own probability.
     """
     value, none_passed = 0.0, 1.0
-    probabilities = probability_within_bound(posterior, bound_s)
+    probabilities = probability_within_bounds(posterior, bounds_s)
     for place in np.argsort(-posterior.mean[:, 0]):
         value += none_passed * float(probabilities[place]) * math.exp(posterior.mean[place, 0])
         none_passed *= 1 - float(probabilities[place])

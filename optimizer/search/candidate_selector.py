@@ -18,7 +18,13 @@ from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.search.trial_costs import TrialCosts
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, binding_latency, is_complete, six_digits
+from optimizer.simulator.metrics import (
+    ConfigurationLoad,
+    as_closed_loop,
+    is_complete,
+    predicted_latencies,
+    six_digits,
+)
 from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 from optimizer.store.trials_reader import MOST_MS
@@ -117,7 +123,7 @@ class CandidateSelector:
         chosen = int(np.argmax(gains))
         if surrogate.has_feasible:
             return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
-        is_likely = surrogate.probability_within_bound(cells).max() > UNLIKELY
+        is_likely = surrogate.probability_within_bounds(cells).max() > UNLIKELY
         return Decision(*cells[chosen], math.inf if is_likely else 0.0)
 
     @property
@@ -154,9 +160,9 @@ class CandidateSelector:
     def _state(self, trials: Sequence[Trial]) -> tuple[SearchState, list[Point]]:
         """Return the inputs of a surrogate after ``trials``, and the points that it can learn from."""
         speed = fit_speed_correction(trials, self._problem)
-        latency, measured = _complete_points(self._problem, trials, speed)
-        source = self._source(latency) if measured else None
-        return SearchState(self._problem, tuple(trials), latency, self._seed, source, speed), measured
+        latencies, measured = _complete_points(self._problem, trials, speed)
+        source = self._source(latencies[0]) if measured and self._problem.is_simulated else None
+        return SearchState(self._problem, tuple(trials), latencies, self._seed, source, speed), measured
 
     def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
@@ -223,10 +229,11 @@ class CandidateSelector:
         if len(candidates) <= SHORTLIST:
             return list(candidates)
         cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]
-        simulated = np.exp(surrogate.simulated(cells)).tolist()
+        simulated, bounds_s = np.exp(surrogate.simulated(cells)).tolist(), surrogate.bounds_s.tolist()
         scores: dict[Candidate, float] = {}
-        for (candidate, _), (throughput, latency_s) in zip(cells, simulated, strict=True):
-            score = throughput * min(1.0, surrogate.bound_s / latency_s) ** 3
+        for (candidate, _), (throughput, *latencies_s) in zip(cells, simulated, strict=True):
+            share = min(bound / latency for bound, latency in zip(bounds_s, latencies_s, strict=True))
+            score = throughput * min(1.0, share) ** 3
             scores[candidate] = max(score, scores.get(candidate, 0.0))
         places: Counter[object] = Counter()
         order: list[tuple[int, float, Candidate]] = []
@@ -287,16 +294,18 @@ def fit_surrogate(problem: Problem, trials: Sequence[Trial], seed: int = 0) -> S
         ValueError: No measurement has both throughput and latency.
     """
     speed = fit_speed_correction(trials, problem)
-    latency, measured = _complete_points(problem, trials, speed)
+    latencies, measured = _complete_points(problem, trials, speed)
     if not measured:
         raise ValueError("nothing was measured")
-    return Surrogate(SearchState(problem, trials, latency, seed, None, speed), measured)
+    return Surrogate(SearchState(problem, trials, latencies, seed, None, speed), measured)
 
 
-def _complete_points(problem: Problem, trials: Sequence[Trial], speed: SpeedCorrection) -> tuple[str, list[Point]]:
-    """Return the binding latency metric and the points that can be learned from, as closed loops at one speed."""
+def _complete_points(
+    problem: Problem, trials: Sequence[Trial], speed: SpeedCorrection
+) -> tuple[tuple[str, ...], list[Point]]:
+    """Return the predicted latency metrics and the points that can be learned from, as closed loops at one speed."""
     points = speed.correct_points(latest_points(trials))
     if problem.open_loop:
         points = as_closed_loop(points, problem)
-    latency = binding_latency(problem, points)
-    return latency, [point for point in points if is_complete(point, latency)]
+    latencies = predicted_latencies(problem, points)
+    return latencies, [point for point in points if is_complete(point, *latencies)]

@@ -1,7 +1,7 @@
 """Correction of the simulation by Gaussian processes on log(measured / simulated) over the parameters.
 
-In a closed loop throughput times mean latency is the concurrency (Little's law), so two processes suffice: one for
-the throughput and one for the tail ratio (the binding latency divided by the mean latency).
+In a closed loop throughput times mean latency is the concurrency (Little's law). So there is one process for the
+throughput, and one for the tail ratio (the latency divided by the mean latency) of each predicted latency.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ import numpy as np
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, Point
 from optimizer.search.gaussian_process import FantasyProcess, Prediction, ResidualProcess, SourceCorrelation
-from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, with_tails
-from optimizer.simulator.scenario import Array, SimulationResult
-from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.metrics import (
+    ConfigurationLoad,
+    ModelErrors,
+    Performance,
+    log_measured,
+    log_simulated,
+    with_tails,
+)
+from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, disturbance_noise
 
-# Prior standard deviations of the simulation's relative errors: of the speed with several instances and other
-# fields, which the simulator cannot derive, and of the tail ratio. The error of the batching is a parameter.
-SPEED_ERROR, TAIL_ERROR = 0.25, 0.1
+# Prior standard deviation of the simulation's relative error in the speed with several instances and other fields,
+# which the simulator cannot derive. The errors of the batching and of the tail ratios are those of the model.
+SPEED_ERROR = 0.25
 SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # length scales, in units of a parameter's range
 # Deployments of one configuration differ in speed, which affects all measurements of a deployment alike
 # (MOMENT_NOISE). Each measurement of USUAL_REQUESTS has noise of its own.
@@ -40,11 +47,11 @@ BATCH_SCALE, BUSY_SCALE, BATCHER_SCALE = 0.25, 0.5, 0.45
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """The errors of a simulation: log(measured / simulated) of throughput and tail ratio.
+    """The errors of a simulation: log(measured / simulated) of throughput and tail ratios.
 
     Attributes:
         inputs: [points, features].
-        values: [points, 2].
+        values: [points, 1 + latencies].
         deployments: [points], the number of the trial in which each point was measured.
         noise: [points], the standard deviation of the noise relative to a usual measurement.
         speed_error: [points], the error of the correction for the machine's speed, in log throughput. All points
@@ -73,22 +80,24 @@ class SourceResiduals:
 class Correction:
     """The posterior of the simulation's errors, given ``residuals``.
 
-    ``batching_error`` is the prior relative error of the simulated throughput. The similarity of the machine of
-    ``source`` is unknown, so the posterior is a mixture with one component for each of CORRELATIONS.
+    ``prior`` has the errors that the model of the server usually has. The similarity of the machine of ``source`` is
+    unknown, so the posterior is a mixture with one component for each of CORRELATIONS.
 
     ``probabilities`` are those of the components.
     """
 
-    def __init__(self, residuals: Residuals, batching_error: float, source: SourceResiduals | None = None) -> None:
+    def __init__(self, residuals: Residuals, prior: ModelErrors, source: SourceResiduals | None = None) -> None:
         def throughput_covariance(a: Array, b: Array) -> Array:
             speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
-            return SPEED_ERROR**2 * speed + batching_error**2 * _matern(a, b, BATCHING_LENGTH)
+            return SPEED_ERROR**2 * speed + prior.throughput**2 * _matern(a, b, BATCHING_LENGTH)
 
         def tail_covariance(a: Array, b: Array) -> Array:
-            return TAIL_ERROR**2 * _matern(a, b, BATCHING_LENGTH)
+            return prior.tail**2 * _matern(a, b, BATCHING_LENGTH)
+
+        count, noises = residuals.values.shape[1], _noise(residuals)
 
         def process(i: int, correlation: float) -> ResidualProcess:
-            kernel, noise = (throughput_covariance, tail_covariance)[i], _noise(residuals)[i]
+            kernel, noise = (tail_covariance, noises[1]) if i else (throughput_covariance, noises[0])
             own = kernel, residuals.inputs, noise, residuals.values[:, i]
             if source is None or not correlation:
                 return ResidualProcess(*own)
@@ -96,14 +105,14 @@ class Correction:
             return ResidualProcess(*own, transfer, source.expected[:, i])
 
         priors = CORRELATIONS if source else {0.0: 1.0}
-        pairs = [(process(0, correlation), process(1, correlation)) for correlation in priors]
-        densities = np.array([sum(process.usual_density for process in pair) for pair in pairs])
+        groups = [tuple(process(i, correlation) for i in range(count)) for correlation in priors]
+        densities = np.array([sum(process.usual_density for process in group) for group in groups])
         weights = np.array(list(priors.values())) * np.exp(densities - densities.max())
         # an improbable component must not decide by promising a large improvement
         weights[weights < NEGLIGIBLE * weights.sum()] = 0.0
-        self.untransferred = pairs[0]
+        self.untransferred = groups[0]
         self._usual_noise = float(np.median(residuals.noise))
-        self._processes = [pair for pair, weight in zip(pairs, weights, strict=True) if weight]
+        self._processes = [group for group, weight in zip(groups, weights, strict=True) if weight]
         self._components: Sequence[tuple[ResidualProcess | FantasyProcess, ...]] = self._processes
         self.probabilities: list[float] = (weights[weights > 0] / weights.sum()).tolist()
 
@@ -115,8 +124,8 @@ class Correction:
         count, other = len(inputs), copy.copy(self)
         noise = _noise(Residuals(inputs, np.zeros((count, 2)), range(count), np.ones(count), np.zeros(count)))
         other._components = [
-            tuple(FantasyProcess(process, inputs, own) for process, own in zip(pair, noise, strict=True))
-            for pair in self._processes
+            tuple(FantasyProcess(process, inputs, noise[min(i, 1)]) for i, process in enumerate(group))
+            for group in self._processes
         ]
         return other
 
@@ -131,33 +140,34 @@ class Correction:
         return sum(process.density for process in self.untransferred)
 
     def measurement_noise(self) -> Array:
-        """Return the standard deviations [components, 2] of a usual measurement of a new deployment."""
+        """Return the standard deviations [components, 1 + latencies] of a usual measurement of a new deployment."""
         one = np.zeros(1)
         noise = _noise(Residuals(one, one, [0], np.array([self._usual_noise]), one))
         return np.array(
             [
-                [process.noise_scale * math.sqrt(own[0, 0]) for process, own in zip(pair, noise, strict=True)]
-                for pair in self._processes
+                [process.noise_scale * math.sqrt(noise[min(i, 1)][0, 0]) for i, process in enumerate(group)]
+                for group in self._processes
             ]
         )
 
     def predict(self, inputs: Array, expected: Array | None = None) -> list[Prediction]:
-        """Return (mean, standard deviation), each [cells, 2], of the residuals for each component.
+        """Return (mean, standard deviation), each [cells, 1 + latencies], of the residuals for each component.
 
-        ``expected`` [cells, 2] is as in ``SourceResiduals``.
+        ``expected`` [cells, 1 + latencies] is as in ``SourceResiduals``.
         """
-        columns = (None, None) if expected is None else tuple(expected.T)
         predictions = []
-        for pair in self._components:
-            (mean, spread), (tail, tail_spread) = (
-                process.predict(inputs, column) for process, column in zip(pair, columns, strict=True)
+        for group in self._components:
+            columns = [None] * len(group) if expected is None else expected.T
+            means, spreads = zip(
+                *(process.predict(inputs, column) for process, column in zip(group, columns, strict=True)),
+                strict=True,
             )
-            predictions.append((np.stack([mean, tail], 1), np.stack([spread, tail_spread], 1)))
+            predictions.append((np.stack(means, 1), np.stack(spreads, 1)))
         return predictions
 
 
 def _noise(residuals: Residuals) -> tuple[Array, Array]:
-    """Return the noise covariances [points, points] of throughput and tail ratio."""
+    """Return the noise covariances [points, points] of throughput and of each tail ratio."""
     same = np.equal.outer(residuals.deployments, residuals.deployments) * MOMENT_NOISE**2
     same = same + np.multiply.outer(residuals.speed_error, residuals.speed_error)
     return same + np.diag((THROUGHPUT_NOISE * residuals.noise) ** 2), np.diag((TAIL_NOISE * residuals.noise) ** 2)
@@ -171,7 +181,7 @@ def _matern(a: Array, b: Array, length: float) -> Array:
     return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
 
 
-def features(space: SearchSpace, candidate: Candidate, concurrency: int, simulated: SimulationResult) -> list[float]:
+def features(space: SearchSpace, candidate: Candidate, concurrency: int, simulated: Performance) -> list[float]:
     """Return settings, load and simulated batching on comparable scales.
 
     A parameter's whole range is about one unit. The last BATCHING_FEATURES affect the batching, those before them
@@ -219,9 +229,9 @@ class SimulationResiduals:
 
     Attributes:
         cells: [points].
-        simulated: [points, 2], log throughput and log tail ratio.
+        simulated: [points, 1 + latencies], log throughput and log tail ratios.
         residuals: Without ``longer_tail``.
-        longer_tail: [2], the part of the residuals that all points share.
+        longer_tail: [1 + latencies], the part of the residuals that all points share.
     """
 
     cells: list[ConfigurationLoad]
@@ -231,24 +241,25 @@ class SimulationResiduals:
 
 
 def compute_residuals(
-    model: ServerModel,
+    model: PerformanceModel,
     points: Sequence[Point],
     problem: Problem,
-    latency: str,
+    latencies: Sequence[str],
     threads: int = 1,
     speed: SpeedCorrection | None = None,
 ) -> SimulationResiduals:
     """Return the errors of ``model`` at ``points``.
 
-    The points are complete for the metric ``latency`` and were corrected by ``speed``.
+    The points are complete for the metrics ``latencies`` and were corrected by ``speed``.
     """
     space, batch = problem.space, problem.space.request_batch_size
     cells = [(space.canonical(point.candidate), point.load.concurrency) for point in points]
     results = model.simulate(cells, threads)
-    simulated = with_tails(np.array([log_simulated(result, latency) for result in results]), cells, batch)
-    errors = with_tails(np.array([log_measured(point, latency) for point in points]), cells, batch) - simulated
-    # random arrivals have a longer tail than the simulated closed loop, regardless of the candidate
-    longer_tail = np.array([0.0, float(np.median(errors[:, 1])) if problem.open_loop else 0.0])
+    simulated = with_tails(np.array([log_simulated(result, *latencies) for result in results]), cells, batch)
+    errors = with_tails(np.array([log_measured(point, *latencies) for point in points]), cells, batch) - simulated
+    longer_tail = np.zeros(1 + len(latencies))
+    if problem.open_loop:  # random arrivals have a longer tail than the simulated closed loop, for any candidate
+        longer_tail[1:] = np.median(errors[:, 1:], axis=0)
     residuals = Residuals(
         np.array([features(space, *cell, result) for cell, result in zip(cells, results, strict=True)]),
         errors - longer_tail,

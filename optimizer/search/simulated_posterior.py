@@ -16,13 +16,20 @@ from optimizer.search.acquisition import (
     Posterior,
     confirmed_throughput,
     expected_improvement,
-    probability_within_bound,
+    probability_within_bounds,
 )
 from optimizer.search.correction import Correction, SourceResiduals, compute_residuals, features
 from optimizer.search.transfer import SourceMachine
-from optimizer.simulator.metrics import ConfigurationLoad, log_loads, log_simulated, with_tails
-from optimizer.simulator.scenario import Array, SimulationResult
-from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.metrics import (
+    ConfigurationLoad,
+    Performance,
+    latency_bounds_s,
+    log_loads,
+    log_simulated,
+    with_tails,
+)
+from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
 THREADS = max(1, min(4, os.cpu_count() or 1))
@@ -32,12 +39,13 @@ THREADS = max(1, min(4, os.cpu_count() or 1))
 class SearchState:
     """The inputs of a surrogate other than the measured points.
 
-    ``latency`` is the binding latency metric; ``speed`` is the correction that was applied to the points.
+    ``latencies`` are the predicted latency metrics, see ``predicted_latencies``; ``speed`` is the correction that was
+    applied to the points.
     """
 
     problem: Problem
     trials: Sequence[Trial]
-    latency: str
+    latencies: tuple[str, ...]
     seed: int
     source: SourceMachine | None
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
@@ -57,14 +65,14 @@ class Achieved:
     throughputs: Mapping[Candidate, float]
 
     @classmethod
-    def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bound_s: float) -> Achieved:
+    def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Achieved:
         """Return the throughput that the measured ``cells``, which met the bounds, achieve."""
         throughputs: dict[Candidate, float] = {}
         for (candidate, _), throughput in zip(cells, posterior.mean[:, 0].tolist(), strict=True):
             throughputs[candidate] = max(throughput, throughputs.get(candidate, -math.inf))
-        return cls(confirmed_throughput(posterior, bound_s), throughputs)
+        return cls(confirmed_throughput(posterior, bounds_s), throughputs)
 
-    def improvements(self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bound_s: float) -> Array:
+    def improvements(self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Array:
         """Return the expected gain in log throughput [cells] of a measurement.
 
         The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
@@ -72,31 +80,31 @@ class Achieved:
         """
         own = np.array([self.throughputs.get(candidate, -math.inf) for candidate, _ in cells])
         higher = np.maximum(0.0, posterior.mean[:, 0] - np.maximum(own, self.value))
-        again = probability_within_bound(posterior, bound_s) * higher
-        return np.where(np.isinf(own), expected_improvement(posterior, bound_s, self.value), again)
+        again = probability_within_bounds(posterior, bounds_s) * higher
+        return np.where(np.isinf(own), expected_improvement(posterior, bounds_s, self.value), again)
 
 
 class SimulatedPosterior:
-    """The posterior of throughput and latency for one server model. Simulations are cached.
+    """The posterior of throughput and latencies for one model of the server. Its predictions are cached.
 
     It is a mixture with one component for each similarity of the source machine, if there is one.
     """
 
-    def __init__(self, state: SearchState, measured: Sequence[Point], model: ServerModel) -> None:
-        """Fit the correction of ``model``'s simulation to ``measured``, points that are complete."""
-        self._problem, self._latency = state.problem, state.latency
-        self._bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
+    def __init__(self, state: SearchState, measured: Sequence[Point], model: PerformanceModel) -> None:
+        """Fit the correction of ``model``'s predictions to ``measured``, points that are complete."""
+        self._problem, self._latencies = state.problem, state.latencies
+        self._bounds_s = latency_bounds_s(state.problem, state.latencies)
         self._model = model
-        self._cache: dict[ConfigurationLoad, tuple[SimulationResult, list[float]]] = {}  # with the features
+        self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}  # with the features
         self._inputs: list[tuple[Sequence[ConfigurationLoad], Array]] = []
-        learned = compute_residuals(model, measured, self._problem, self._latency, THREADS, state.speed)
+        learned = compute_residuals(model, measured, self._problem, self._latencies, THREADS, state.speed)
         self._longer_tail = learned.longer_tail
         self._transfer_prior = state.source.prior(measured) if state.source else None
         source = None
         if state.source and self._transfer_prior:
             expected = self._transfer_prior.expected(learned.cells, THREADS)
             source = SourceResiduals(state.source.correction, expected)
-        self.correction = Correction(learned.residuals, model.error, source)
+        self.correction = Correction(learned.residuals, model.errors, source)
         feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
         places = list({learned.cells[i]: i for i in feasible}.values())
         cells, loads = (
@@ -105,7 +113,9 @@ class SimulatedPosterior:
         )
         simulated = learned.simulated + self._longer_tail
         self._achieved = [
-            Achieved.of(cells, Posterior((mean + simulated)[places], deviation[places], loads[places]), self._bound_s)
+            Achieved.of(
+                cells, Posterior((mean + simulated)[places], deviation[places], loads[places]), self._bounds_s
+            )
             for mean, deviation in self.correction.predict(
                 learned.residuals.inputs, source.expected if source else None
             )
@@ -117,9 +127,7 @@ class SimulatedPosterior:
         other, inputs = copy.copy(self), self._simulate(running)[1]
         other.correction = self.correction.with_fantasies(inputs)
         posteriors = self.posteriors(running)
-        throughput, tail = posteriors[self.likeliest].mean.T
-        loads = log_loads(running, self._problem.space.request_batch_size)
-        feasible = tail - throughput + loads <= math.log(self._bound_s)
+        feasible = (posteriors[self.likeliest].log_latencies <= np.log(self._bounds_s)).all(axis=1)
         if feasible.any():
             achieved = self._achieved or [Achieved(-math.inf, {})] * len(posteriors)
             other._achieved = [
@@ -129,7 +137,7 @@ class SimulatedPosterior:
         return other
 
     def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
+        """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
         return self._log_metrics(self._model.simulate(cells, THREADS))
 
     def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
@@ -137,18 +145,18 @@ class SimulatedPosterior:
         posteriors = self.posteriors(cells)
         if self._achieved:
             return self._average(
-                achieved.improvements(cells, posterior, self._bound_s)
+                achieved.improvements(cells, posterior, self._bounds_s)
                 for posterior, achieved in zip(posteriors, self._achieved, strict=True)
             )
         return self._average(
-            probability_within_bound(posterior, self._bound_s) * np.exp(posterior.mean[:, 0])
+            probability_within_bounds(posterior, self._bounds_s) * np.exp(posterior.mean[:, 0])
             for posterior in posteriors
         )
 
-    def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return the probability [cells] that the latency bound is met."""
+    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that all latency bounds are met."""
         return self._average(
-            probability_within_bound(posterior, self._bound_s) for posterior in self.posteriors(cells)
+            probability_within_bounds(posterior, self._bounds_s) for posterior in self.posteriors(cells)
         )
 
     @property
@@ -177,8 +185,8 @@ class SimulatedPosterior:
         """Return the mean over the components of the posterior."""
         return np.asarray(sum(p * value for p, value in zip(self.correction.probabilities, values, strict=True)))
 
-    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[SimulationResult], Array]:
-        """Return the simulation results and features [cells, features].
+    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[Performance], Array]:
+        """Return the predictions of the model and features [cells, features].
 
         Each cell is simulated once, and the same list of cells gives the same array, which predictions are cached by.
         """
@@ -192,8 +200,9 @@ class SimulatedPosterior:
             self._inputs.append((cells, inputs))
         return [result for result, _ in cached], inputs
 
-    def _log_metrics(self, results: Sequence[SimulationResult]) -> Array:
-        return np.array([log_simulated(result, self._latency) for result in results]).reshape(-1, 2)
+    def _log_metrics(self, results: Sequence[Performance]) -> Array:
+        logs = [log_simulated(result, *self._latencies) for result in results]
+        return np.array(logs).reshape(-1, 1 + len(self._latencies))
 
 
 def is_feasible(point: Point, problem: Problem) -> bool:

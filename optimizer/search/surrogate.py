@@ -15,9 +15,9 @@ from optimizer.core.trial import Point
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.feasibility import Feasibility
 from optimizer.search.simulated_posterior import SearchState, SimulatedPosterior, is_feasible
-from optimizer.simulator.metrics import LATENCY_FIELDS, ConfigurationLoad
+from optimizer.simulator.metrics import ConfigurationLoad, latency_bounds_s
+from optimizer.simulator.performance_model import fit_model, sample_models
 from optimizer.simulator.scenario import Array
-from optimizer.simulator.server_model import fit, sample_models
 
 # Samples of the server model that are drawn, and the most probable ones of them, which forecasts are made with.
 DRAWN, SAMPLES = 24, 8
@@ -25,7 +25,7 @@ TEMPER = 0.5  # exponent of the likelihood
 
 
 class Surrogate:
-    """The posterior of throughput and latency after some measurements.
+    """The posterior of throughput and latencies after some measurements.
 
     It is a mixture over samples of the server model. ``simulated`` and ``forecast`` use only the server model that
     is closest to the measurements.
@@ -35,17 +35,18 @@ class Surrogate:
         """Fit the simulation and its correction to ``measured``, points that are complete."""
         self._state, self._measured = state, measured
         self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
-        self.bound_s = state.problem.sla.latency_bound_ms(state.latency) / 1e3
+        self.bounds_s = latency_bounds_s(state.problem, state.latencies)
         self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
-        self._model = fit(measured, state.problem, state.latency, state.seed)
+        self._model = fit_model(measured, state.problem, state.latencies, state.seed)
         self._usual = SimulatedPosterior(state, measured, self._model)
-        bounds = state.problem.sla.without(*LATENCY_FIELDS, "throughput")
+        sla = state.problem.sla
+        bounds = sla.without(*(constraint.metric for constraint in sla.latencies), "throughput")
         self._feasibility = Feasibility(state.trials, state.problem.space, bounds.is_met)
 
     def missing_trials(self, state: SearchState) -> float:
         """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
         own, others = ({(t.number, t.candidate) for t in each.trials} for each in (self._state, state))
-        is_earlier = state.latency == self._state.latency and own <= others
+        is_earlier = state.latencies == self._state.latencies and own <= others
         return len(others) - len(own) if is_earlier else math.inf
 
     def missing_cells(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
@@ -67,8 +68,8 @@ class Surrogate:
 
     @property
     def latency(self) -> str:
-        """The binding latency metric, which is predicted."""
-        return self._state.latency
+        """The binding latency metric, whose forecasts are shown."""
+        return self._state.latencies[0]
 
     @property
     def noise_scale(self) -> float:
@@ -81,7 +82,7 @@ class Surrogate:
         return Surrogate(self._state, [point for point in self._measured if point.trial in first])
 
     def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return simulated log throughput and log latency [cells, 2], without correction or cache."""
+        """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
         return self._usual.simulated(cells)
 
     def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
@@ -97,15 +98,14 @@ class Surrogate:
         return np.asarray(self._success(cells) * np.average(improvements, axis=0, weights=weights))
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
-        """Return throughput (infer/s) and latency (s), each [cells], of the most probable component."""
+        """Return throughput (infer/s) and binding latency (s), each [cells], of the most probable component."""
         posterior = self._usual.posteriors(cells)[self._usual.likeliest]
-        throughput, tail = posterior.mean.T
-        return np.exp(throughput), np.exp(tail - throughput + posterior.log_loads)
+        return np.exp(posterior.mean[:, 0]), np.exp(posterior.log_latencies[:, 0])
 
     def measurement_quantiles(
         self, cells: Sequence[ConfigurationLoad], levels: Sequence[float], speed_probe_ms: float | None = None
     ) -> tuple[Array, Array]:
-        """Return quantiles of measurements of throughput (infer/s) and latency (s), each [levels, cells].
+        """Return quantiles of measurements of throughput (infer/s) and binding latency (s), each [levels, cells].
 
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
         deployment; None for the median speed of the run.
@@ -118,20 +118,20 @@ class Surrogate:
         )
         speed = self._state.speed
         slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
-        means = np.array([posterior.mean for posterior in posteriors])  # [components, cells, 2]
+        means = np.array([posterior.mean[:, :2] for posterior in posteriors])  # [components, cells, 2]
         throughput = means[:, :, 0] - speed.slope * slowness
-        spread, tail_spread = np.moveaxis(np.array([posterior.deviation for posterior in posteriors]), 2, 0)
+        spread, tail_spread = np.moveaxis(np.array([posterior.deviation[:, :2] for posterior in posteriors]), 2, 0)
         spread = np.sqrt(spread**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
         latency = means[:, :, 1] - throughput + posteriors[0].log_loads
-        latency_spread = np.sqrt(spread**2 + tail_spread**2 + noise[:, 1:] ** 2)
+        latency_spread = np.sqrt(spread**2 + tail_spread**2 + noise[:, 1:2] ** 2)
         return (
             np.exp(mixture_quantiles(weights, throughput, spread, levels)),
             np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
         )
 
-    def probability_within_bound(self, cells: Sequence[ConfigurationLoad]) -> Array:
-        """Return the probability [cells] that the latency bound is met."""
-        return np.asarray(sum(weight * own.probability_within_bound(cells) for weight, own in self._posteriors))
+    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> Array:
+        """Return the probability [cells] that all latency bounds are met."""
+        return np.asarray(sum(weight * own.probability_within_bounds(cells) for weight, own in self._posteriors))
 
     @functools.cached_property
     def _posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
@@ -146,7 +146,7 @@ class Surrogate:
         state = self._state
         if state.source:
             return [(1.0, self._usual)]
-        models = sample_models(self._model, self._measured, state.problem, state.latency, DRAWN)
+        models = sample_models(self._model, self._measured, state.problem, state.latencies, DRAWN)
         posteriors = [SimulatedPosterior(state, self._measured, model) for model in models]
         likelihoods = TEMPER * np.array([posterior.log_likelihood for posterior in posteriors])
         weights = np.cumsum(np.exp(likelihoods - likelihoods.max()))

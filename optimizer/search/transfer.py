@@ -62,8 +62,8 @@ class SourceMachine:
     def __init__(self, points: Sequence[Point], problem: Problem, latency: str, seed: int) -> None:
         self._problem, self._latency, self._seed = problem, latency, seed
         self._model = fit(points, problem, latency, seed)
-        residuals = compute_residuals(self._model, points, problem, latency).residuals
-        self.correction = Correction(residuals, self._model.error)
+        residuals = compute_residuals(self._model, points, problem, (latency,)).residuals
+        self.correction = Correction(residuals, self._model.errors)
         self._cache: dict[ConfigurationLoad, Array] = {}
 
     def prior(self, measured: Sequence[Point]) -> TransferPrior:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from optimizer.simulator.scenario import Array, SimulationResult, SimulationTrac
 ConfigurationLoad = tuple[Candidate, int]  # a candidate at a concurrency; arrays call it a cell
 
 LATENCY_NAMES = ("avg", "p50", "p90", "p95", "p99")
-LATENCY_FIELDS = {f"latency-{name}": f"latency_{name}_s" for name in LATENCY_NAMES}
 
 
 def binding_latency(problem: Problem, measured: Sequence[Point]) -> str:
@@ -36,32 +35,78 @@ def binding_latency(problem: Problem, measured: Sequence[Point]) -> str:
     return binding.metric if binding else "latency-p95"
 
 
-def is_complete(point: Point, latency: str) -> bool:
-    """Return whether both the throughput and ``latency`` were measured."""
-    return bool(point.measurement.throughput_infer_per_sec and METRICS[latency].value(point.measurement))
+def predicted_latencies(problem: Problem, measured: Sequence[Point]) -> tuple[str, ...]:
+    """Return the latency metrics that the search predicts, the binding one first.
+
+    Where the simulator applies that is the binding latency alone. Its bounds are on quantiles of one distribution, so
+    the same one binds everywhere. Other models may be limited by the time to the first response in one configuration
+    and by the inter-token latency in another, so all bounded latencies are predicted.
+    """
+    binding = binding_latency(problem, measured)
+    bounded = () if problem.is_simulated else (constraint.metric for constraint in problem.sla.latencies)
+    return tuple(dict.fromkeys([binding, *bounded]))
 
 
-def log_measured(point: Point, latency: str) -> tuple[float, float]:
-    """Return (log of infer/s, log of seconds) of a complete measured point."""
+def latency_bounds_s(problem: Problem, latencies: Sequence[str]) -> Array:
+    """Return the bounds [latencies] in seconds; infinity without a bound."""
+    return np.array([problem.sla.latency_bound_ms(latency) / 1e3 for latency in latencies])
+
+
+def is_complete(point: Point, *latencies: str) -> bool:
+    """Return whether the throughput and all ``latencies`` were measured."""
+    values = [METRICS[latency].value(point.measurement) for latency in latencies]
+    return bool(point.measurement.throughput_infer_per_sec) and all(values)
+
+
+def log_measured(point: Point, *latencies: str) -> tuple[float, ...]:
+    """Return the log of infer/s, and the log of the seconds of each latency, of a complete measured point."""
     throughput = point.measurement.throughput_infer_per_sec
-    milliseconds = METRICS[latency].value(point.measurement)
+    milliseconds = [METRICS[latency].value(point.measurement) or 0.0 for latency in latencies]
     assert throughput, "complete points only"
-    assert milliseconds, "complete points only"
-    return math.log(throughput), math.log(milliseconds / 1e3)
+    assert all(milliseconds), "complete points only"
+    return math.log(throughput), *(math.log(value / 1e3) for value in milliseconds)
 
 
-def log_simulated(result: SimulationResult, latency: str) -> tuple[float, float]:
-    """Return (log of infer/s, log of seconds) of a simulation."""
-    return math.log(result.throughput_infer_per_s), math.log(getattr(result, LATENCY_FIELDS[latency]))
+class Performance(Protocol):
+    """The performance of a candidate at a load, as a model of the server predicts it."""
+
+    @property
+    def throughput_infer_per_s(self) -> float:
+        """Samples per second."""
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Samples that an instance computes together."""
+
+    @property
+    def utilization(self) -> float:
+        """Share of the server's capacity in use, 0 to 1."""
+
+    def latency_s(self, metric: str) -> float:
+        """Return the latency of a metric of METRICS in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelErrors:
+    """Prior standard deviations of a model's relative errors: of the throughput, and of each tail ratio."""
+
+    throughput: float
+    tail: float
+
+
+def log_simulated(result: Performance, *latencies: str) -> tuple[float, ...]:
+    """Return the log of infer/s, and the log of the seconds of each latency, of a prediction."""
+    return math.log(result.throughput_infer_per_s), *(math.log(result.latency_s(latency)) for latency in latencies)
 
 
 def with_tails(metrics: Array, cells: Sequence[ConfigurationLoad], request_batch_size: float) -> Array:
-    """Return ``metrics`` [cells, 2] with the log latency replaced by the log tail ratio.
+    """Return ``metrics`` [cells, 1 + latencies] with each log latency replaced by the log tail ratio.
 
     The tail ratio is the latency divided by the mean latency, which in a closed loop is the samples in flight
     divided by the throughput (Little's law).
     """
-    return np.stack([metrics[:, 0], metrics[:, 1] + metrics[:, 0] - log_loads(cells, request_batch_size)], axis=1)
+    mean = log_loads(cells, request_batch_size) - metrics[:, 0]
+    return np.concatenate([metrics[:, :1], metrics[:, 1:] - mean[:, None]], axis=1)
 
 
 def log_loads(cells: Sequence[ConfigurationLoad], request_batch_size: float) -> Array:

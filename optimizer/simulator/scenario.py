@@ -199,6 +199,10 @@ class SimulationResult:
     rejected: int = 0
     timed_out: int = 0
 
+    def latency_s(self, metric: str) -> float:
+        """Return the latency of a metric such as ``latency-p95``."""
+        return float(getattr(self, f"{metric.replace('-', '_')}_s"))
+
     @property
     def rejected_share(self) -> float:
         """Share of the requests that were rejected; NaN without requests."""

@@ -30,7 +30,13 @@ from optimizer.simulator.fitted_parameters import (
     fit_service_times,
     longest_gap_s,
 )
-from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, simulated_measurement
+from optimizer.simulator.metrics import (
+    ConfigurationLoad,
+    ModelErrors,
+    log_measured,
+    log_simulated,
+    simulated_measurement,
+)
 from optimizer.simulator.scenario import (
     Array,
     ClosedLoopLoad,
@@ -50,19 +56,23 @@ INTERVALS = (
 )
 
 
+ERRORS = ModelErrors(throughput=0.1, tail=0.1)
+BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's statistics
+
+
 @dataclass(frozen=True, eq=False)
 class ServerModel:
     """The parameters of a simulated server, which refuses no request, because a measurement with a failure is void.
 
-    ``times`` returns the service times of an execution setting. ``error`` is the expected relative error of the
-    simulated throughput. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics.
+    ``times`` returns the service times of an execution setting. ``errors`` are the expected relative errors of the
+    simulation. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics.
     """
 
     times: Callable[[ExecutionSettings], ServiceTimes]
     request_batch_size: int
     overheads: FittedOverheads
     seed: int = 0
-    error: float = 0.1
+    errors: ModelErrors = ERRORS
     fixed_shapes: bool = True
     black_box: Array | None = None
 
@@ -174,9 +184,6 @@ def largest_batch(points: Sequence[Point], problem: Problem) -> int:
     return batch * max(1, min(size // batch, load))
 
 
-ERROR = 0.2  # error of the throughput: twice that of a model with known service times
-
-
 @dataclass(frozen=True, eq=False)
 class _BlackBox:
     """The simulation of measured points by the vectors of ``black_box_fit``."""
@@ -203,7 +210,7 @@ class _BlackBox:
         times = functools.cache(parameters.service_times(largest, self.problem).times)
         gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
         overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
-        return ServerModel(times, batch, overheads, self.seed, ERROR, self.problem.fixed_shapes, vector)
+        return ServerModel(times, batch, overheads, self.seed, BLACK_BOX_ERRORS, self.problem.fixed_shapes, vector)
 
     @property
     def _used(self) -> list[Point]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from objectives import batch_stats, latency_sketch
+from objectives import batch_stats, latency_sketch, response_times
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement, timing_of
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
@@ -164,7 +164,7 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
 }
 _SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share")
 _OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
-_TEXTS = ("batch_stats", *_OVER, *_SKETCHES, "gpu_throttling")
+_TEXTS = ("batch_stats", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling")
 _FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *_TEXTS, "stable", "overloaded"))
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
@@ -292,6 +292,7 @@ def _measurements(
         "batch_stats": _each(table, "batch_stats", _batch_stats),
         **{name: _each(table, name, _requests_over) for name in _OVER},
         **{name: _each(table, name, _latency_sketch) for name in _SKETCHES},
+        "response_times_ms": _each(table, "response_times_ms", _response_times),
         "gpu_throttling": table.texts("gpu_throttling"),
         "reason": table.texts("reason"),
         "forecast": _forecasts(table, numbers),
@@ -413,4 +414,9 @@ def _requests_over(text: str) -> str:
 
 def _latency_sketch(text: str) -> str:
     latency_sketch.check_sketch(text)
+    return text
+
+
+def _response_times(text: str) -> str:
+    response_times.from_text(text)
     return text

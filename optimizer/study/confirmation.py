@@ -341,7 +341,7 @@ def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Po
     def fit(points: Sequence[Point]) -> ServerModel | None:
         latency = binding_latency(problem, points)
         complete = [point for point in points if is_complete(point, latency)]
-        if options.search != "simulated" or problem.open_loop or not complete:
+        if options.search != "simulated" or problem.open_loop or not problem.is_simulated or not complete:
             return None
         return server_model.fit(complete, problem, latency, options.seed)
 

@@ -19,6 +19,7 @@ from optimizer.core.notes import (
     OutputsNotCompared,
     OwnBackend,
     RemoteServerUsed,
+    SearchedWithoutSimulator,
     present,
 )
 from optimizer.core.timing import Budget, Stopwatch
@@ -40,6 +41,7 @@ from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
 from optimizer.measure.output_check import BaselineOutputCheck, CombinedOutputCheck, NoOutputCheck
 from optimizer.measure.score import read_scorer
 from optimizer.measure.sequence_check import SequenceOutputCheck
+from optimizer.measure.streamed_output_check import StreamedOutputCheck
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.model.requests import Requests
@@ -255,6 +257,8 @@ class Environment:
         notes += [self.remote_note() if self._is_remote else self.placement(task).note, task.request_note]
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
+        if self.options.search == "simulated" and not task.problem.is_simulated:
+            notes.append(SearchedWithoutSimulator())
         if self.hardware.gpus and not self._is_remote and not self._needs_gpus(task):
             notes.append(explain_cpu_serving(task.source.tuned_config))
         if self._needs_gpus(task) and any(gpu.mig for gpu in self.gpus.local):
@@ -280,7 +284,11 @@ class Environment:
             return NoOutputCheck(OutputsNotCompared())
 
         length = task.sequence_length
-        kind = BaselineOutputCheck if length is None else partial(SequenceOutputCheck, sequence_length=length.largest)
+        kind: Callable[..., BaselineOutputCheck] = (
+            StreamedOutputCheck if task.source.is_streaming else BaselineOutputCheck
+        )
+        if length is not None:
+            kind = partial(SequenceOutputCheck, sequence_length=length.largest)
 
         def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
             return kind(

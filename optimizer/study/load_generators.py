@@ -45,10 +45,11 @@ class LoadGenerators:
     """The load generators of a run.
 
     Attributes:
-        search: It measures the search.
+        search: It measures the search. For a closed loop it is perf_analyzer, unless the model streams.
         confirmation: It measures the windows on fresh servers, on which the verdict depends.
         cross_checking: perf_analyzer if the own closed-loop client confirms, which it checks on each fresh server;
-            None otherwise.
+            None otherwise. It does not check models that stream: with ``--streaming`` it takes the first response for
+            the end of a request, so neither its latency nor its request rate are those of whole requests.
         reason: Why perf_analyzer confirms a closed loop; None if it does not.
     """
 
@@ -79,6 +80,8 @@ def make_load_generators(
         "log": folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),
         "sla": task.problem.sla.latencies,
         "seed": options.seed,
+        "streams": task.source.is_streaming,
+        "token_output": task.token_output,
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
@@ -88,6 +91,9 @@ def make_load_generators(
             task.unbounded,
         )
         return LoadGenerators(open_loop, open_loop)
+    if task.source.is_streaming:
+        closed_loop = IndexHintLoadGenerator(ClosedLoopGenerator(**own), task.unbounded)
+        return LoadGenerators(closed_loop, closed_loop)
     installed, image = runtime.ensure(say), options.perf_analyzer_image
     perf_analyzer = PerfAnalyzer(
         installed.perf_analyzer if image is None else Path(SDK_COMMAND),
@@ -117,10 +123,10 @@ def make_load_generators(
 def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
     """Return why perf_analyzer has to confirm a closed loop; None if the project's own client can send the same.
 
-    The result is None for an open loop and for sequences, which the own client sends in any case. Decoupled models
-    are refused before (``optimizer.model.repository``), mixes of request sizes by ``task.prepare_task``.
+    The result is None for an open loop, for sequences and for models that stream, which the own client measures in
+    any case. Mixes of request sizes are refused before by ``task.prepare_task``.
     """
-    if task.problem.open_loop or task.sequence_length is not None:
+    if task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming:
         return None
     protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
     if protocol != "grpc":

@@ -84,7 +84,7 @@ class RunPreview:
             "hardware": str(self.hardware),
             **asdict(self.resources),
             "load": {
-                "generator": "tune" if problem.open_loop else "perf_analyzer",
+                "generator": "tune" if problem.open_loop or self.task.source.is_streaming else "perf_analyzer",
                 "confirmation_generator": "perf_analyzer" if why_perf_analyzer(options, self.task) else "tune",
                 "protocol": options.protocol,
                 "kind": options.load,
@@ -231,6 +231,8 @@ def _load(shown: RunPreview) -> str:
     if length := shown.task.sequence_length:
         sequences = f"sequences of {length} {each}, 1 to {problem.max_concurrency:,} in flight"
         return f"tune's own client over grpc; {sequences}, {data}"
+    if shown.task.source.is_streaming:
+        return f"tune's own client over grpc; {each}, 1 to {problem.max_concurrency:,} in flight, {data}"
     confirming = "" if why_perf_analyzer(options, shown.task) else ", and tune's own client on fresh servers"
     loads = f"1 to {problem.max_concurrency:,} in flight"
     return f"perf_analyzer over {options.protocol}{confirming}; {each}, {loads}, {data}"

@@ -55,6 +55,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.sequence_length": "Requests in each sequence to a stateful model, as text; null for other models.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
+    "problem.is_simulated": "Whether the simulator of the dynamic batcher applies. It does not to models that stream "
+    "or keep state, for which the search learns from measurements alone.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -108,6 +110,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "sequence_length": task.sequence_length and str(task.sequence_length),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
+        "is_simulated": problem.is_simulated,
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import ITL, METRICS, TTFT, Measurement
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
@@ -104,6 +104,14 @@ STAGE_NAMES = (
     "Client\nRecv",
 )
 LATENCIES = ("latency_avg_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms")
+STREAMED = {  # header: metric of a model that streams
+    "Output\ntokens/s": "output-throughput",
+    **{
+        f"{formatting.TIMING_NAMES[timing.name]}\n{statistic} ms".replace("-", "-\n"): f"{timing.name}-{statistic}"
+        for timing in (TTFT, ITL)
+        for statistic in ("p50", "p95", "p99")
+    },
+}
 NONE = "–"
 Column = tuple[str, Callable[[SweepCell], str]]
 
@@ -122,7 +130,8 @@ class SweepProgress:
         figures = measurement.reason
         if measurement.throughput_infer_per_sec is not None:
             candidate = self._plan.configurations[number]
-            figures = formatting.performance(Point(number, candidate, load, measurement), "latency-p95")
+            latency = "ttft-p95" if measurement.is_streamed else "latency-p95"
+            figures = formatting.performance(Point(number, candidate, load, measurement), latency)
         self._say(f"  {self._done} of {len(self._plan)}: {figures}")
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
@@ -178,6 +187,12 @@ def _print_cells(console: Console, cells: Sequence[SweepCell], load: Column) -> 
             *(_known(cell, name) for name in LATENCIES),
         )
     print_table(console, table)
+    if any(cell.measurement.is_streamed for cell in cells):
+        print_line(console)
+        streamed = plain_table(f">{load[0]}", *(f">{name}" for name in STREAMED))
+        for cell in cells:
+            streamed.add_row(load[1](cell), *(_value(cell, metric) for metric in STREAMED.values()))
+        print_table(console, streamed)
     if any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES):
         print_line(console)
         stages = plain_table(f">{load[0]}", *(f">{name}" for name in STAGE_NAMES))
@@ -199,7 +214,19 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
     print_line(console)
     print_line(console, "comparison: each at its highest throughput, with the gain over the first", "bold")
     sizes = split and len({cell.load.request_batch_size for cell in cells}) > 1
-    columns = [">infer/s", "gain", ">avg ms", ">p95 ms", ">lowest\np95 ms", ">load", *([">batch"] if sizes else [])]
+    streamed = {"tokens/s": "output-throughput", "TTFT\np95 ms": "ttft-p95"}
+    if not any(cell.measurement.is_streamed for cell in cells):
+        streamed = {}
+    columns = [
+        ">infer/s",
+        "gain",
+        *(f">{name}" for name in streamed),
+        ">avg ms",
+        ">p95 ms",
+        ">lowest\np95 ms",
+        ">load",
+    ]
+    columns += [">batch"] if sizes else []
     table = plain_table(*columns, "configuration")
     first: float | None = None
     for _, group in groupby(cells, key=lambda cell: (cell.number, cell.load.request_batch_size if split else 0)):
@@ -212,6 +239,7 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
         table.add_row(
             _known(best, "throughput_infer_per_sec"),
             f"{throughput / first:.2f}x" if throughput and first else NONE,
+            *(_value(best, metric) for metric in streamed.values()),
             _known(best, "latency_avg_ms"),
             _known(best, "latency_p95_ms"),
             NONE if lowest is None else formatting.number(lowest),
@@ -233,6 +261,11 @@ def _load_column(cell: SweepCell, by_request: bool) -> Column:
 
 def _known(cell: SweepCell, name: str) -> str:
     value = getattr(cell.measurement, name)
+    return NONE if value is None else formatting.number(value)
+
+
+def _value(cell: SweepCell, metric: str) -> str:
+    value = METRICS[metric].value(cell.measurement)
     return NONE if value is None else formatting.number(value)
 
 

@@ -35,10 +35,10 @@ class SweepChoices:
     def check(self) -> None:
         """Raise BadInputError for an unknown ModelConfig field or a value of the wrong type."""
         try:
-            SearchSpace((1,), fields=self.fields)
             for path, values in self.fields.items():
                 for value in values if not is_server_field(path) and path != INSTANCE_GPUS else ():
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
+            SearchSpace((1,), fields=self.fields)
         except ValueError as error:
             raise BadInputError(f"--config {error}") from None
 

@@ -24,7 +24,9 @@ from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Tria
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.model.instance_limit import too_many_instances
+from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
+from optimizer.model.sequence_space import check_sequence_fields
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
@@ -220,6 +222,15 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
         except ValueError as error:
             raise BadInputError(f"--config {error}") from None
     sizes = request.request_batch_size or (task.problem.request_batch_size,)
+    if task.sequence_length is not None and max(sizes) > 1:
+        raise BadInputError(
+            f"--request-batch-size {max(sizes)}: {task.source.name} is stateful, and Triton takes one sample in a "
+            "request"
+        )
+    try:
+        check_sequence_fields(SpaceSection(), task.source.tuned_config, choices.fields)
+    except ValueError as error:
+        raise BadInputError(f"--config {error}") from None
     loads = tuple(
         [LoadPoint(size, concurrency) for size in sizes for concurrency in request.concurrency]
         + [LoadPoint(size, request_rate=rate) for size in sizes for rate in request.request_rate]

@@ -80,6 +80,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
+    _check_streaming(source, score, options)
     sequence_length = _sequence_length(named, score, options)
     problem = Problem(
         model=source.name,
@@ -183,8 +184,30 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
             f"{option} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends requests of "
             "one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)"
         )
+    if source.is_streaming and options.model_warmup:
+        raise BadInputError(
+            f"--model-warmup: its requests hold zeros, which ask {source.name} for no tokens; leave it out, since "
+            "each load warms up a model that streams"
+        )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+
+
+def _check_streaming(source: ModelSource, score: ScoreSection | None, options: RunOptions) -> None:
+    """Raise BadInputError for options that do not fit a model that streams."""
+    if not source.is_streaming:
+        return
+    name, is_remote = source.name, options.target == "remote"
+    if is_remote and server_address(options.url).protocol != "grpc":
+        raise BadInputError(
+            f"--url {options.url}: {name} streams, which Triton does over gRPC only; give the gRPC port"
+        )
+    if options.protocol != "grpc" and not is_remote:
+        raise BadInputError(f"--protocol http: {name} streams, which Triton does over gRPC only; use --protocol grpc")
+    if options.perf_analyzer_image is not None:
+        raise BadInputError(f"--perf-analyzer-image: {name} streams, and tune's own client measures it; leave it out")
+    if score is not None:
+        raise BadInputError(f"score: {name} streams, and scores are those of single responses; leave it out")
 
 
 def _sequence_length(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> SizeDistribution | None:

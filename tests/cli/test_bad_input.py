@@ -459,10 +459,6 @@ REPOSITORIES = {
         ),
         ("config.pbtxt: ", "sequence_batching.oldest: preferred_batch_size 16 is above max_batch_size 8"),
     ),
-    "decoupled": Repository(
-        replace_config(f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"),
-        ("config.pbtxt: ", "decoupled: ", "responds once", "--streaming"),
-    ),
     "preferred size above the limit": Repository(
         replace_config(f"{CONFIG}dynamic_batching {{ preferred_batch_size: [4, 16] }}\n"),
         ("config.pbtxt: ", "preferred_batch_size 16", "max_batch_size 8", "Triton refuses"),

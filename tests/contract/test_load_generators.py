@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from optimizer.model.input_data import to_json
 from optimizer.model.repository import read_repository_model
 from optimizer.store.recording import RecordedServer
 from tests.conftest import measurement
-from tests.repositories import write_sums
+from tests.repositories import write_streamer, write_sums
 
 CANDIDATE = Candidate(max_batch_size=64, dynamic_batching=True)
 LOAD = LoadPoint(request_batch_size=2, concurrency=4)
@@ -239,3 +240,81 @@ class TestSequencesDirect(SequenceContract):
     """Five sequences share four slots, so one waits until another ends."""
 
     strategy = "direct { }"
+
+
+COUNTS = (3, 9, 1, 6)  # responses to the entries of the input data
+INTERVAL_MS = 10.0
+
+
+class StreamingContract(LoadGeneratorContract):
+    """The model sends as many responses as a request asks for, one every INTERVAL_MS, each with two elements."""
+
+    @pytest.fixture
+    def endpoint(self, tmp_path: Path) -> Iterator[Endpoint]:
+        write_streamer(tmp_path / "models", INTERVAL_MS)
+        source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
+        with (
+            contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
+            target.deploy(Candidate(8, dynamic_batching=True)) as endpoint,
+        ):
+            yield endpoint
+
+    @pytest.fixture
+    def generator(self, tmp_path: Path) -> LoadGenerator:
+        entries = [{"count": np.array([count], np.int32)} for count in COUNTS]
+        (tmp_path / "entries.json").write_bytes(to_json(entries))
+        return self.make(
+            log=tmp_path / "client.log",
+            input_data=str(tmp_path / "entries.json"),
+            sla=Sla.from_bounds({"p95": 5000.0, "ttft-p95": 2500.0, "itl-p95": 1000.0}),
+            streams=True,
+            token_output="numbers",
+        )
+
+    def make(self, **arguments: Any) -> LoadGenerator:
+        raise NotImplementedError
+
+    def test_responses_and_their_times_are_measured(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
+        result = generator.measure(endpoint, self.load)
+        assert result.stable, result.reason
+        assert result.requests is not None
+        assert result.requests >= 60
+        assert result.ttft_p50_ms is not None
+        assert result.ttft_p50_ms >= INTERVAL_MS
+        assert result.itl_p50_ms is not None
+        assert result.itl_p50_ms >= 0.9 * INTERVAL_MS
+        assert result.latency_p99_ms is not None
+        assert result.latency_p99_ms >= max(COUNTS) * INTERVAL_MS
+        assert result.requests_over_ttft_ms == "2500:0"
+        assert result.requests_over_itl_ms == "1000:0"
+        assert result.ttft_sketch
+        assert result.itl_sketch
+
+    def test_responses_and_tokens_per_second_agree_with_the_requests(
+        self, generator: LoadGenerator, endpoint: Endpoint
+    ) -> None:
+        result = generator.measure(endpoint, self.load, 2.0)
+        assert result.throughput_infer_per_sec is not None
+        assert result.responses_per_sec is not None
+        mean = sum(COUNTS) / len(COUNTS)
+        assert result.responses_per_sec == pytest.approx(result.throughput_infer_per_sec * mean, rel=0.3)
+        assert result.output_tokens_per_sec == pytest.approx(2 * result.responses_per_sec)
+
+    def test_windows_are_cut_from_one_load(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
+        windows = generator.measure_windows(endpoint, self.load, 0.5, 3)
+        assert len(windows) == 3
+        assert all(window.requests and window.ttft_sketch for window in windows)
+
+
+class TestStreamingClosedLoop(StreamingContract):
+    load = LoadPoint(request_batch_size=1, concurrency=4)
+
+    def make(self, **arguments: Any) -> LoadGenerator:
+        return ClosedLoopGenerator(**arguments)
+
+
+class TestStreamingOpenLoop(StreamingContract):
+    load = LoadPoint(request_batch_size=1, request_rate=40.0)
+
+    def make(self, **arguments: Any) -> LoadGenerator:
+        return OpenLoopGenerator(**arguments)

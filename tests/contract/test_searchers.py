@@ -370,6 +370,26 @@ class TestSimulated(SearcherContract):
         assert 1 <= (searcher.expected_load(candidate) or 0) <= 64
 
 
+class TestSimulatedWithoutASimulator(SearcherContract):
+    """The search of a model that streams or keeps state."""
+
+    draws = False
+    forecasts = True
+    deployments = MAX_DEPLOYMENTS
+    many = 5
+    large = MIDDLE
+
+    @pytest.fixture
+    def method(self) -> str:
+        return "simulated"
+
+    def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        """Return a searcher that continues although no improvement is expected."""
+        study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
+        tracker = CandidateTracker(problem, study)
+        return SimulatedSearcher(replace(problem, is_simulated=False), tracker, smallest_gain=-1)
+
+
 class TestTpeWithTransfer(SmokeContract):
     """A warm start from another study: half of the candidates, with measurements that are wrong here."""
 

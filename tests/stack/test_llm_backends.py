@@ -33,7 +33,13 @@ parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }
 """
 PROFILE = """\
 model: {repository: models, name: llm}
-tokens: {prompt: 8..32, output: 16, prompt_input: text_input, output_input: sampling_parameters}
+request: {ranges: {stream: 1..1}}
+tokens:
+  prompt: 8..32
+  output: 16
+  prompt_input: text_input
+  output_input: sampling_parameters
+  output_text: '{"max_tokens": {tokens}, "ignore_eos": true}'
 load: {max_concurrency: 16}
 space:
   max_batch_size: [0]

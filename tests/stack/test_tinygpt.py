@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,8 +18,9 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.files import cache_folder
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.model.builders import build
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -186,6 +188,23 @@ def test_a_cancelled_request_leaves_its_place(target: EmbeddedTarget, tinygpt: M
             stream.collect(1)
             of_all = (time.monotonic() - begin) / 50 * (LONGEST - 3)
     assert waited < of_all / 2
+
+
+def test_the_load_client_counts_its_tokens(target: EmbeddedTarget, tinygpt: ModelSource, tmp_path: Path) -> None:
+    """The latency of a request is its time to first response and the times between its tokens."""
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "client.log", input_data=str(tinygpt.input_data), streams=True, token_output="OUTPUT_ID"
+    )
+    candidate = candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)
+    with target.deploy(candidate) as endpoint:
+        measured = generator.measure(endpoint, LoadPoint(1, concurrency=2), 3.0)
+    tokens = measured.output_tokens_per_sec
+    assert measured.throughput_infer_per_sec is not None
+    assert tokens == pytest.approx(32 * measured.throughput_infer_per_sec, rel=0.25)
+    assert tokens == pytest.approx(measured.responses_per_sec)
+    assert measured.ttft_avg_ms is not None
+    assert measured.itl_avg_ms is not None
+    assert measured.latency_avg_ms == pytest.approx(measured.ttft_avg_ms + 31 * measured.itl_avg_ms, rel=0.01)
 
 
 def test_the_server_counts_requests(target: EmbeddedTarget, tinygpt: ModelSource) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -79,7 +79,8 @@ class SendPlan:
             messages.append(data[start : start + size])
             start += size
         planned.frombytes(folder.joinpath(PLANNED).read_bytes())
-        return cls(**document["plan"]), messages, planned.tolist()
+        plan = cls(**document["plan"])
+        return replace(plan, sequence_lengths=tuple(plan.sequence_lengths)), messages, planned.tolist()
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,8 +182,8 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
 class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
     """Keeps ``concurrency`` requests in flight for the plan's ``seconds`` after the lead-in.
 
-    It goes on for at most ``longest_seconds`` until ``fewest_requests`` have ended, and then waits DRAIN_SECONDS for
-    the requests that are in flight. Closing the connection cancels those that have not ended by then.
+    It continues for at most ``longest_seconds`` until ``fewest_requests`` have ended, and then waits at most
+    DRAIN_SECONDS for the requests that are in flight. Closing the connection cancels those that have not ended.
     """
 
     def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:

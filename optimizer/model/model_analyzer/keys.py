@@ -219,7 +219,7 @@ PERF_ANALYZER_FLAGS: KeyTable = {
         "the concurrency is the number of sequences, and tune numbers them",
         *("num-of-sequences", "sequence-id-range"),
     ),
-    **_unsupported("each request gets one response", "streaming"),
+    **_ignored("the responses of a decoupled model are streamed in any case", "streaming"),
     **_unsupported("requests contain their data", "shared-memory", "output-shared-memory-size"),
     **_unsupported("requests are sent without compression", "grpc-compression-algorithm"),
     **_unsupported("give it with --header (--target remote)", "http-header"),

@@ -104,10 +104,13 @@ class ReportSection:
     configs: Mapping[str, str]
     front: ReportTable
     front_remark: str
+    front_title: str
+    streaming: ReportTable
     stages: ReportTable
     forecasts: ForecastChecks
     sensitivity: ReportTable
     sensitivity_sentence: str
+    is_simulated: bool
     importance: Mapping[str, float]
     samples: Sequence[ParameterSample]
     confirmations: ReportTable
@@ -142,7 +145,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         configuration="\n".join(formatting.triton_lines(shown.candidate)) if shown else "",
         figures=[*figures, *summary.verdict_lines(outcome)],
         comparisons=ReportTable(
-            summary.comparison_headers(problem),
+            summary.comparison_headers(outcome, problem),
             summary.comparisons(outcome, problem) if recommends else [],
             f"Each at its highest load that met the SLA. {summary.evidence(outcome)}",
             best=0,
@@ -151,10 +154,13 @@ def report_section(run: FinishedRun) -> ReportSection:
         configs=recommended_configs(run),
         front=tables.front(outcome),
         front_remark=summary.front_remark(outcome),
+        front_title=summary.front_title(outcome),
+        streaming=tables.streaming(run),
         stages=tables.stages(run),
         forecasts=check_forecasts(run.trials),
         sensitivity=tables.sensitivity(neighbours),
         sensitivity_sentence=tables.sensitivity_sentence(neighbours),
+        is_simulated=problem.is_simulated,
         importance=importance(problem, samples),
         samples=samples,
         confirmations=tables.confirmations(run, outcome),

@@ -155,12 +155,12 @@ def _expected_costs(
     """Return the expected cost of each candidate at its best load within the latency bound.
 
     The forecast is that of the simulation-guided search after the best trials. The result is empty if no load of the
-    recommendation is expected to meet the bound.
+    recommendation is expected to meet the bound, or the simulator does not apply to the model.
     """
     from optimizer.search.candidate_selector import forecast
 
     best = run.outcome.recommended if run.outcome else None
-    if best is None or not others:
+    if best is None or not others or not run.problem.is_simulated:
         return {}
     best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MOST_TRIALS]
     ranked = {sample.point.trial for sample in best_samples} | {best.trial}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from objectives.metrics import METRICS
+from objectives.metrics import LATENCY, METRICS, Metric, timing_of
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, latest_points
-from optimizer.results import formatting
+from optimizer.results import formatting, summary
 from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
 from optimizer.results.recommendation import FRONT_METRICS
 from optimizer.results.report import tables
@@ -33,6 +33,8 @@ from optimizer.results.report.parameter_effects import ParameterSample, label, v
 from optimizer.results.report.tables import drawable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from optimizer.results.finished_run import FinishedRun
 
 
@@ -42,9 +44,9 @@ MOST_FORECASTS = 100  # intervals in a panel
 
 
 def pareto(run: FinishedRun) -> Drawing | None:
-    """Draw throughput against p95 latency of all measured points."""
+    """Draw throughput against latency of all measured points, by the metrics of the Pareto front."""
     assert run.outcome is not None, "the run has measurements"
-    throughput, latency = FRONT_METRICS
+    throughput, latency = run.outcome.front_metrics
     outcome, front = run.outcome, set(run.outcome.front)
     points = outcome.points
     dots = [(p, x, y) for p in points if (x := drawable(p, latency)) and (y := drawable(p, throughput))]
@@ -69,7 +71,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
         kept = placed(axes, group)
         if kept:
             axes.scatter([x for _, x, _ in kept], [y for *_, y in kept], gid=name, **looks[name])
-            labels[name] = [_tooltip(point) for point, *_ in kept]
+            labels[name] = [_tooltip(point, latency.name) for point, *_ in kept]
     axes.step(
         [x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"]
     )
@@ -83,54 +85,73 @@ def pareto(run: FinishedRun) -> Drawing | None:
             axes.scatter([x], [y], s=190, linewidths=2.2, zorder=5, label=role, **ring)
     bound_lines(axes, run.problem.sla, latency.name, vertical=True)
     bound_lines(axes, run.problem.sla, throughput.name)
-    axes.set_xlabel("p95 latency of a request (ms)")
-    axes.set_ylabel("throughput (infer/s)")
+    axes.set_xlabel(f"{formatting.latency_label(latency.name)} of a request (ms)")
+    axes.set_ylabel(f"{formatting.metric_label(throughput.name)} ({throughput.unit})")
     thousands(axes)
     fit(figure, legend_above(figure, axes))
     description = f"{len(dots):,} measured points, {len(front):,} of them on the Pareto front: no other has more "
     description += "throughput at less latency."
     if outcome.recommended is not None:
         description += f" Recommended: {formatting.performance(outcome.recommended, latency.name)}."
-    return Drawing("pareto", "Throughput against p95 latency of all measured points", description, figure, labels)
+    title = f"{summary.front_title(outcome)} of all measured points"
+    return Drawing("pareto", title, description, figure, labels)
 
 
 def load(run: FinishedRun) -> Drawing | None:
-    """Draw throughput and judged latency over the load, of the compared candidates and the runners-up."""
-    metric = METRICS[tables.latency(run)]
+    """Draw throughput and judged latency over the load, of the compared candidates and the runners-up.
+
+    For a model that streams it is the latency of a request; ``streaming_plots`` draws its other times.
+    """
+    assert run.outcome is not None, "the run has measurements"
+    throughput = run.outcome.front_metrics[0]
+    judged = tables.latency(run)
+    metric = METRICS[judged if timing_of(judged) is LATENCY else FRONT_METRICS[1].name]
+    lines = load_lines(run, metric)
+    if not lines:
+        return None
+    figure = new_figure()
+    left, right = figure.subplots(1, 2)
+    labels = draw_lines(run, left, lines, metric, "latency")
+    labels |= draw_lines(run, right, lines, throughput, "throughput")
+    fit(figure, legend_above(figure, left))
+    described = "; ".join(f"{role}: {_ends(line, metric.name)}" for role, line in lines.items())
+    return Drawing("load", "Latency and throughput against load", f"{described}.", figure, labels)
+
+
+def load_lines(run: FinishedRun, metric: Metric) -> dict[str, list[Point]]:
+    """Return the points by load of the compared candidates and the runners-up, by role, if ``metric`` is known."""
     lines = {role: tables.at_loads(run, candidate) for role, candidate in tables.compared(run).items()}
     known = set(tables.compared(run).values())
     points = sorted(latest_points(run.trials), key=lambda p: -p.throughput_infer_per_sec)
     others = list(dict.fromkeys(p.candidate for p in points if p.measurement.stable and p.candidate not in known))
     trials = {trial.candidate: trial.number for trial in run.trials}
     lines |= {f"trial {trials[other]}": tables.at_loads(run, other) for other in others[: len(RUNNER_UP_COLOURS)]}
-    lines = {role: kept for role, line in lines.items() if (kept := [p for p in line if drawable(p, metric)])}
-    if not lines:
-        return None
-    figure = new_figure()
-    left, right = figure.subplots(1, 2)
+    return {role: kept for role, line in lines.items() if (kept := [p for p in line if drawable(p, metric)])}
+
+
+def draw_lines(
+    run: FinishedRun, axes: Axes, lines: Mapping[str, Sequence[Point]], metric: Metric, prefix: str
+) -> dict[str, list[str]]:
+    """Draw ``metric`` of each of ``load_lines`` over the load with its bounds; return the tooltips by gid."""
     spare, labels = iter(RUNNER_UP_COLOURS), dict[str, list[str]]()
+    latency = metric.name if timing_of(metric.name) else tables.latency(run)
     for place, (role, line) in enumerate(lines.items()):
         colour = ROLE_COLOURS.get(role) or next(spare)
         marker = MARKERS[place % len(MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 6, "label": role}
         loads = [tables.load_value(point) for point in line]
-        left.plot(loads, [metric.value(point.measurement) for point in line], gid=f"latency-{place}", **look)
-        right.plot(loads, [point.throughput_infer_per_sec for point in line], gid=f"throughput-{place}", **look)
-        texts = [f"{role}: {formatting.performance(point, metric.name)}" for point in line]
-        labels |= {f"latency-{place}": texts, f"throughput-{place}": texts}
-    bound_lines(left, run.problem.sla, metric.name)
-    for axes, title in (
-        (left, f"{formatting.short_metric(metric.name)} latency (ms)"),
-        (right, "throughput (infer/s)"),
-    ):
-        axes.set_title(title)
-        axes.set_xlabel(tables.axis_of_loads(run))
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        thousands(axes)
-    fit(figure, legend_above(figure, left))
-    described = "; ".join(f"{role}: {_ends(line, metric.name)}" for role, line in lines.items())
-    return Drawing("load", "Latency and throughput against load", f"{described}.", figure, labels)
+        values = [math.nan if (value := metric.value(p.measurement)) is None else value for p in line]
+        axes.plot(loads, values, gid=f"{prefix}-{place}", **look)
+        labels[f"{prefix}-{place}"] = [f"{role}: {formatting.performance(point, latency)}" for point in line]
+    if timing_of(metric.name):
+        bound_lines(axes, run.problem.sla, metric.name)
+    name = formatting.latency_label(metric.name) if timing_of(metric.name) else formatting.metric_label(metric.name)
+    axes.set_title(f"{name} ({metric.unit})")
+    axes.set_xlabel(tables.axis_of_loads(run))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    thousands(axes)
+    return labels
 
 
 def progress(run: FinishedRun) -> Drawing | None:
@@ -198,8 +219,8 @@ def _forecast_tooltip(check: CheckedForecast) -> str:
     return f"{_tooltip(check.point)}; forecast: {formatting.quantity(check.metric, check.expected)} ({low} to {high})"
 
 
-def _tooltip(point: Point) -> str:
-    performance = formatting.performance(point, "latency-p95")
+def _tooltip(point: Point, latency: str = "latency-p95") -> str:
+    performance = formatting.performance(point, latency)
     return f"trial {point.trial}: {performance} · {formatting.configuration(point.candidate)}"
 
 

@@ -202,7 +202,7 @@ def noise(run: FinishedRun) -> Drawing | None:
         bound_lines(axes, run.problem.sla, name)
     for axes, title in (
         (panels[0], "throughput (infer/s)"),
-        (panels[1], f"{formatting.short_metric(confirmations[0].latency)} latency (ms)"),
+        (panels[1], f"{formatting.latency_label(confirmations[0].latency)} (ms)"),
     ):
         axes.set_title(title)
         axes.set_xticks(range(len(confirmations)), names)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from objectives import batch_stats
+from objectives import batch_stats, response_times
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
@@ -27,6 +27,16 @@ STAGES = {
     "client_recv_ms": "client receive",
 }
 MOST_LOADS = 16  # points of a curve, or bars
+STREAMED = (
+    "throughput",
+    "output-throughput",
+    "latency-p95",
+    "ttft-p50",
+    "ttft-p95",
+    "ttft-p99",
+    "itl-p50",
+    "itl-p95",
+)
 
 
 def name(run: FinishedRun) -> str:
@@ -175,7 +185,7 @@ def front(outcome: Outcome) -> ReportTable:
     if len(kept) < len(outcome.front):
         caption += f"; {len(kept)} of {len(outcome.front):,}"
     best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
-    headers: tuple[str, ...] = summary.FRONT_HEADERS
+    headers = summary.front_headers(outcome)
     rows = summary.front_rows(outcome, kept)
     reasons = [_why_not_taken(point, outcome) for point in kept]
     if any(reasons):
@@ -203,6 +213,41 @@ def stages(run: FinishedRun) -> ReportTable:
                 rows.append((role, formatting.load(point.load), formatting.value_of(point, "throughput"), *cells))
     headers = ("configuration", ">load", ">throughput", *(f">{name}" for name in STAGES.values()))
     return ReportTable(headers, rows, "Mean milliseconds of a request in each stage")
+
+
+def streaming(run: FinishedRun) -> ReportTable:
+    """Return output and times of the requests of a model that streams, of the compared candidates at each load."""
+    rows = []
+    for role, candidate in compared(run).items():
+        for point in at_loads(run, candidate):
+            if point.measurement.is_streamed:
+                values = (METRICS[metric].value(point.measurement) for metric in STREAMED)
+                rows.append((role, formatting.load(point.load), *map(formatting.number, values)))
+    headers = ("configuration", ">load", *(f">{summary.header(metric)}" for metric in STREAMED))
+    return ReportTable(headers, rows, "Output, and times of the requests whose responses are streamed")
+
+
+def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
+    """Return the recommended point, or the closest one, and the times of the responses of one request in ms.
+
+    It is the request with the median latency in the median window, on fresh servers if it was measured there. None if
+    no window has such a request.
+    """
+    assert run.outcome is not None, "the run has measurements"
+    point = run.outcome.recommended or run.outcome.closest
+    if point is None:
+        return None
+    own = [trial for trial in run.trials if trial.candidate == point.candidate]
+    fresh = [window.measurement for trial in own for window in trial.confirmations if window.load == point.load]
+    searched = [measurement for trial in own for load, measurement in trial.measurements if load == point.load]
+    for measurements in (fresh, searched):
+        known = sorted(
+            (measurement for measurement in measurements if measurement.response_times_ms),
+            key=lambda measurement: measurement.latency_p50_ms or 0.0,
+        )
+        if known:
+            return point, response_times.from_text(known[(len(known) - 1) // 2].response_times_ms)
+    return None
 
 
 def sensitivity(neighbours: Sequence[Neighbour]) -> ReportTable:

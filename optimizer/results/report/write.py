@@ -32,11 +32,13 @@ def environment(folder: Path, *, html: bool) -> jinja2.Environment:
 
 def drawings(run: FinishedRun, section: ReportSection) -> Iterator[Drawing]:
     """Yield the plots of ``run`` one at a time, because a figure takes memory; empty plots are left out."""
-    from optimizer.results.report import plots, server_plots
+    from optimizer.results.report import plots, server_plots, streaming_plots
 
     makers: list[Callable[[], Drawing | None]] = [
         lambda: plots.pareto(run),
         lambda: plots.load(run),
+        lambda: streaming_plots.response_times(run),
+        lambda: streaming_plots.timeline(run),
         lambda: server_plots.stages(run),
         lambda: server_plots.batches(run),
         lambda: plots.progress(run),

@@ -215,6 +215,16 @@ def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
     json.dumps(document(explanation), allow_nan=False)
 
 
+def test_changes_of_a_model_without_a_simulator_are_not_simulated(folder: Path) -> None:
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["is_simulated"] = False
+    (folder / "run.json").write_text(json.dumps(info))
+    explanation = explain(read_run(folder))
+    assert explanation.simulation is None
+    assert "no simulator describes a model that streams or keeps state" in " ".join(text_of(explanation).split())
+    json.dumps(document(explanation), allow_nan=False)
+
+
 def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**info, "status": "running"}))

@@ -74,7 +74,7 @@ def prepare(model: str) -> Task:
 
 def samples(task: Task, model: str) -> list[input_data.InputSample]:
     config = task.source.models[model]
-    types = {8: "BYTES", 13: "BYTES", 1: "BOOL"}
+    types = {13: "BYTES", 1: "BOOL"}  # DataType in model_config.proto
     tensors = [
         input_data.InputTensor(t.name, types.get(t.data_type, "INT32"), tuple(t.dims), config.max_batch_size > 0)
         for t in config.input

@@ -156,10 +156,14 @@ def test_the_shipped_profiles_are_good(path: Path, gpu: bool) -> None:
     assert list(profile.sla.latency_bounds_ms()) == (["ttft-p95", "itl-p95"] if path.stem == "tinygpt" else ["p95"])
     assert profile.space
     assert profile.space.max_batch_size
+    batching: dict[str, Any] = {
+        "max_queue_delay_us": profile.space.max_queue_delay_microseconds or (),
+        "preferred_batch_sizes": profile.space.preferred_batch_size or (),
+    }
+    is_stateful = profile.request.sequence_length is not None  # those two are fields of the sequence batcher then
     space = SearchSpace(
         max_batch_size=profile.space.max_batch_size,
-        max_queue_delay_us=profile.space.max_queue_delay_microseconds or (),
-        preferred_batch_sizes=profile.space.preferred_batch_size or (),
+        **({} if is_stateful else batching),
         instance_count=profile.space.instance_group_count or (),
         fields=profile.space.fields(),
         request_batch_size=int(profile.request.batch_size),

@@ -240,6 +240,10 @@ FAULTS = [
         "p.yaml:2: tokens: prompts of up to 70 tokens and outputs of up to 30 are 100 tokens, and the model has at "
         "most 99; shorten one of them",
     ),
+    (
+        MODEL + "tokens: {prompt: 5, output: 6, prompt_input: a, output_input: b, output_text: '{}'}",
+        "p.yaml:2: tokens: output_text has no {tokens}, which stands for the number of tokens",
+    ),
     (MODEL + "tokens: {prompt: 5}", "p.yaml:2: tokens: output is missing; generated prompts need it"),
     (
         MODEL + "tokens: {prompt: 5, output: 6, prompt_input: a}",

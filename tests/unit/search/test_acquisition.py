@@ -7,7 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from optimizer.search.acquisition import Posterior, confirmed_throughput
+from optimizer.search.acquisition import (
+    Posterior,
+    confirmed_throughput,
+    expected_improvement,
+    probability_within_bounds,
+)
 
 
 def posterior(*cells: tuple[float, float]) -> Posterior:
@@ -20,7 +25,7 @@ def posterior(*cells: tuple[float, float]) -> Posterior:
 
 
 def value(*cells: tuple[float, float]) -> float:
-    return math.exp(confirmed_throughput(posterior(*cells), bound_s=0.02))
+    return math.exp(confirmed_throughput(posterior(*cells), bounds_s=np.array([0.02])))
 
 
 def test_a_certain_cell_counts_fully() -> None:
@@ -41,4 +46,29 @@ def test_slower_cells_count_nothing_if_the_first_is_certain() -> None:
 
 
 def test_hopeless_cells_have_a_finite_value() -> None:
-    assert math.isfinite(confirmed_throughput(posterior((500.0, 5.0)), bound_s=0.02))
+    assert math.isfinite(confirmed_throughput(posterior((500.0, 5.0)), bounds_s=np.array([0.02])))
+
+
+def test_bounds_that_bind_in_different_configurations_are_met_together() -> None:
+    """The first cell is limited by the time to the first response, the second one by the inter-token latency."""
+    latencies_s = np.array([[0.02, 0.001], [0.001, 0.02], [0.02, 0.02]])
+    mean = np.concatenate([np.zeros((3, 1)), np.log(latencies_s)], axis=1)
+    cells = Posterior(mean, np.full((3, 3), 0.05), np.zeros(3))
+    probabilities = probability_within_bounds(cells, np.array([0.02, 0.02]))
+    assert probabilities[:2] == pytest.approx([0.5, 0.5], abs=0.01)
+    # a slower server has longer latencies of both kinds, so both are met more often than by independent chance
+    assert probabilities[2] == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_one_bound_has_the_same_probability_as_two_of_which_one_is_loose() -> None:
+    cells = posterior((500.0, 0.02), (400.0, 0.019))
+    two = Posterior(
+        np.repeat(cells.mean, (1, 2), axis=1), np.repeat(cells.deviation, (1, 2), axis=1), cells.log_loads
+    )
+    alone = probability_within_bounds(cells, np.array([0.02]))
+    assert probability_within_bounds(two, np.array([0.02, 9.0])) == pytest.approx(alone, abs=0.01)
+    gains = [
+        expected_improvement(one, bounds, best=math.log(300.0))
+        for one, bounds in ((cells, np.array([0.02])), (two, np.array([0.02, 9.0])))
+    ]
+    assert gains[1] == pytest.approx(gains[0])

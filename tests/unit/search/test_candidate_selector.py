@@ -28,13 +28,14 @@ from optimizer.simulator.fitted_parameters import (
     fit_service_times,
     relative_duration,
 )
-from optimizer.simulator.metrics import binding_latency
+from optimizer.simulator.metrics import ModelErrors, binding_latency
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.server_model import fit
 from optimizer.simulator.simulate import lognormal_jitter
 from tests import played_server
 from tests.simulation import linear_times, simulate
 
+ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 THREADS = "parameters.intra_op_thread_count.string_value"
 SPACE = SearchSpace((1, 8, 32), ("off", 0, 500, 2000), ("none", "max/2"), (1, 2, 3))
 LOADS = (1, 4, 8, 16, 32)
@@ -146,7 +147,7 @@ def test_the_effect_of_unmeasured_thread_counts_stays_unknown() -> None:
 def test_the_correction_is_the_measured_one_and_vanishes_far_away() -> None:
     inputs = np.array([[0.0] * 8, [0.0] * 7 + [0.1]])
     correction = Correction(
-        Residuals(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2), np.zeros(2)), 0.1
+        Residuals(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2), np.zeros(2)), ERRORS
     )
     ((mean, deviation),) = correction.predict(np.array([[0.0] * 8, [50.0] * 8]))
     assert mean[0] == pytest.approx([0.3, 0.1], abs=0.05)
@@ -158,7 +159,7 @@ def test_the_correction_is_the_measured_one_and_vanishes_far_away() -> None:
 def test_repeating_a_measurement_in_the_same_deployment_teaches_less_than_in_another() -> None:
     inputs, residuals = np.zeros((4, 8)), np.zeros((4, 2))
     same, apart = (
-        Correction(Residuals(inputs, residuals, numbers, np.ones(4), np.zeros(4)), 0.1)
+        Correction(Residuals(inputs, residuals, numbers, np.ones(4), np.zeros(4)), ERRORS)
         for numbers in ([0] * 4, [0, 1, 2, 3])
     )
     assert same.predict(inputs[:1])[0][1][0, 0] > 1.5 * apart.predict(inputs[:1])[0][1][0, 0]
@@ -185,7 +186,7 @@ def test_the_error_of_the_speed_correction_is_shared_by_points_of_the_same_speed
 
     def deviation(*speed_error: float) -> float:
         residuals = Residuals(inputs, values, [0, 1, 2], np.ones(3), np.array(speed_error))
-        return float(Correction(residuals, 0.1).predict(inputs[:1])[0][1][0, 0])
+        return float(Correction(residuals, ERRORS).predict(inputs[:1])[0][1][0, 0])
 
     assert deviation(0.2, 0.2, 0.2) > 2 * deviation(0.0, 0.0, 0.0)
     assert deviation(0.2, -0.2, 0.0) < deviation(0.2, 0.2, 0.2) / 2, "opposite speeds cancel"

@@ -19,9 +19,11 @@ from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.correction import MOMENT_NOISE, TAIL_NOISE, THROUGHPUT_NOISE, Correction, Residuals
 from optimizer.search.gaussian_process import NOISE_SCALES
 from optimizer.search.surrogate import SAMPLES
+from optimizer.simulator.metrics import ModelErrors
 from optimizer.simulator.speed_correction import fit_speed_correction
 from tests.conftest import known_server, measurement
 
+ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 SPACE = SearchSpace((1, 8, 32), ("off", 0, 500), instance_count=(1, 2))
 PROBLEM = Problem("m", SPACE, 1, 32, sla=Sla.from_bounds({"p95": 20.0}), cpu_count=2)
 BATCHED = Candidate(32, True)
@@ -89,7 +91,7 @@ def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monke
 def test_the_noise_of_a_measurement_is_that_of_a_usual_one_at_the_estimated_scale() -> None:
     relative = np.array([1.5, 1.5, 4.0])
     values = np.array([[0.0, 0.0], [0.3, 0.5], [-0.3, -0.5]])  # at equal inputs, so all of it is noise
-    correction = Correction(Residuals(np.zeros((3, 8)), values, [0, 1, 2], relative, np.zeros(3)), 0.1)
+    correction = Correction(Residuals(np.zeros((3, 8)), values, [0, 1, 2], relative, np.zeros(3)), ERRORS)
     ((throughput, tail),) = correction.measurement_noise()
     assert correction.noise_scale == max(NOISE_SCALES)
     assert throughput == pytest.approx(correction.noise_scale * math.hypot(MOMENT_NOISE, 1.5 * THROUGHPUT_NOISE))

@@ -33,6 +33,7 @@ from optimizer.search import make_searcher
 from optimizer.search.correction import Correction, Residuals, SourceResiduals
 from optimizer.search.optuna_samplers import MAX_TRANSFERRED
 from optimizer.search.transfer import TransferredStudy
+from optimizer.simulator.metrics import ModelErrors
 from optimizer.store.recording import RecordedServer, baselines, read_recording, recorded_space
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -43,6 +44,7 @@ from tests.conftest import known_server, measurement
 
 __all__ = ["called_tune", "playground"]
 
+ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 TABLES = Path(__file__).parents[3] / "benchmarks" / "tables"
 DATA = Path(__file__).parents[2] / "data"
 THERE = Fingerprint("Other CPU", 16, (), "embedded", "2.50.0", ("onnxruntime 1.19",))
@@ -218,18 +220,18 @@ def wrong_there(at: float) -> float:
 
 
 FEW, MANY = (0.0, 0.5, 1.0, 1.5), np.linspace(0, 3, 25).tolist()
-THERE_CORRECTION = Correction(residuals(MANY, [0.0] * len(MANY)), 0.1)
+THERE_CORRECTION = Correction(residuals(MANY, [0.0] * len(MANY)), ERRORS)
 
 
 def begun(wrong: Sequence[float]) -> Correction:
     """Return the correction after these errors at FEW, where ``wrong_there`` are expected."""
     expected = np.array([[wrong_there(at), 0.0] for at in FEW])
-    return Correction(residuals(FEW, wrong), 0.1, SourceResiduals(THERE_CORRECTION, expected))
+    return Correction(residuals(FEW, wrong), ERRORS, SourceResiduals(THERE_CORRECTION, expected))
 
 
 def test_a_transfer_between_similar_machines_leaves_few_trials() -> None:
     wrong = [wrong_there(at) for at in FEW]
-    alike, alone = begun(wrong), Correction(residuals(FEW, wrong), 0.1)
+    alike, alone = begun(wrong), Correction(residuals(FEW, wrong), ERRORS)
     mean, deviation = belief(alike, 2.7, wrong_there(2.7))
     assert mean == pytest.approx(wrong_there(2.7), abs=0.07)
     assert deviation < 0.5 * belief(alone, 2.7)[1]
@@ -237,7 +239,7 @@ def test_a_transfer_between_similar_machines_leaves_few_trials() -> None:
 
 def test_a_transfer_between_different_machines_does_no_harm() -> None:
     wrong = [-wrong_there(at) for at in FEW]
-    unlike, alone = begun(wrong), Correction(residuals(FEW, wrong), 0.1)
+    unlike, alone = begun(wrong), Correction(residuals(FEW, wrong), ERRORS)
     assert unlike.probabilities == [1.0]
     assert belief(unlike, 2.0, wrong_there(2.0)) == belief(alone, 2.0)
 

@@ -24,12 +24,20 @@ from optimizer.study.task import Task
 OPTIONS = RunOptions("m")
 
 
-def task_with(input_data: str = "random", concurrent: tuple[str, ...] = (), open_loop: bool = False) -> Task:
+def task_with(
+    input_data: str = "random", concurrent: tuple[str, ...] = (), open_loop: bool = False, streaming: bool = False
+) -> Task:
     problem = SimpleNamespace(
         open_loop=open_loop, request_mix=None, sla=Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
     )
-    source = SimpleNamespace(concurrent=concurrent, name="m")
-    requests: dict[str, Any] = {"input_data": input_data, "shapes": (), "unbounded": (), "concurrent": {}}
+    source = SimpleNamespace(concurrent=concurrent, name="m", is_streaming=streaming)
+    requests: dict[str, Any] = {
+        "input_data": input_data,
+        "shapes": (),
+        "unbounded": (),
+        "concurrent": {},
+        "token_output": "ids",
+    }
     requests["sequence_length"] = None
     return cast("Task", SimpleNamespace(problem=problem, source=source, **requests))
 
@@ -105,3 +113,13 @@ def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
     assert made.cross_checking is None
     assert isinstance(made.search, IndexHintLoadGenerator)
     assert isinstance(made.search.load_generator, OpenLoopGenerator)
+
+
+def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
+    made = make(OPTIONS, task_with(streaming=True), folder)
+    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search.load_generator, ClosedLoopGenerator)
+    assert (made.search.load_generator.streams, made.search.load_generator.token_output) == (True, "ids")
+    assert made.confirmation is made.search
+    assert made.cross_checking is None
+    assert made.reason is None

@@ -107,8 +107,9 @@ def test_recorded_prompts_of_the_command_line_replace_the_lengths(folder: Path) 
         ),
         ({"prompt_tokens": "3", "model": "mlp"}, "--prompt-tokens 3: mlp sends one response to a request"),
         ({"prompt_tokens": "3", "input_data": "mine.json"}, "--prompt-tokens 3: the input data mine.json"),
-        ({"shapes": ("INPUT_IDS:3",)}, "tokens.prompt_input INPUT_IDS: the tokens: section gives its values"),
-        ({"ranges": ("MAX_TOKENS:1..3",)}, "tokens.output_input MAX_TOKENS: the tokens: section gives its values"),
+        ({"model_warmup": True}, "--model-warmup: its requests hold zeros"),
+        ({"shapes": ("INPUT_IDS:3",)}, "input INPUT_IDS: the tokens: section gives its values"),
+        ({"ranges": ("MAX_TOKENS:1..3",)}, "input MAX_TOKENS: the tokens: section gives its values"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:

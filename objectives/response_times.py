@@ -1,0 +1,49 @@
+"""Times of the responses of one request of a model that streams, as text in a ``Measurement``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_RESPONSES = 256  # of a request; the times of the following ones are left out
+MAX_TEXT = 16 * MOST_RESPONSES
+MOST_MS = 1e7
+DECIMALS = 3
+
+Floats = npt.NDArray[np.float64]
+
+
+def to_text(times_ms: Iterable[float]) -> str:
+    """Return the times of the first MOST_RESPONSES responses in ms, such as ``41.2 52.75 64``."""
+    return " ".join(_time_text(ms) for ms in list(times_ms)[:MOST_RESPONSES])
+
+
+def from_text(text: str) -> tuple[float, ...]:
+    """Return the times of a text of ``to_text`` in ms. Raises ValueError with the rule that it breaks."""
+    words = text.split() if len(text) <= MAX_TEXT else ["too long"]
+    try:
+        times_ms = tuple(map(float, words))
+    except ValueError:
+        times_ms = (-1.0,)
+    if len(times_ms) > MOST_RESPONSES or not all(0 <= ms <= MOST_MS for ms in times_ms):
+        raise ValueError(f"not a list of at most {MOST_RESPONSES} times from 0 to {MOST_MS:.10g} ms")
+    if any(later < earlier for earlier, later in pairwise(times_ms)):
+        raise ValueError("not a list of times in their order")
+    return times_ms
+
+
+def median_request(times_ms: Sequence[Floats]) -> str:
+    """Return the text of the request with the median time of its last response; empty if none has a response.
+
+    Args:
+        times_ms: The times of the responses of each request, in ms after it was sent.
+    """
+    answered = sorted((own for own in times_ms if len(own)), key=lambda own: float(own[-1]))
+    return to_text(answered[(len(answered) - 1) // 2].tolist()) if answered else ""
+
+
+def _time_text(ms: float) -> str:
+    return f"{ms:.{DECIMALS}f}".rstrip("0").rstrip(".")

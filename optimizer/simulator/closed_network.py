@@ -1,0 +1,196 @@
+"""A model of a server whose batching is unknown: a closed queueing network with a few parameters.
+
+It serves models that Triton's dynamic batcher does not describe, such as those with continuous batching. The
+throughput X of n requests in flight has the asymptotic bounds X <= min(n / R, X_max) (Denning and Buzen 1978;
+Lazowska et al. 1984, "Quantitative System Performance", chapter 5), where R is the time of one request alone. They
+are smoothed by two further facts. Requests that run together slow each other down, and at most some number of
+requests (the slots) runs at once; the others wait. The mean latency follows from Little's law.
+
+A batch of j requests on an instance takes R (f + (1 - f) j), where f is the share of the time that does not depend
+on the batch. Instances that are busy together slow each other down by contention. So more slots raise X_max up to a
+saturation that f and the contention determine, and that only measurements can tell.
+
+A latency of a request is the mean latency times a factor for its quantile. The time to the first response has the
+wait and a share of the running time. The inter-token latency is a share of the running time and has no wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Point
+from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
+from optimizer.simulator.scenario import Array
+
+# Expected errors of the model, twice those of a simulation without the server's statistics.
+ERRORS = ModelErrors(throughput=0.3, tail=0.2)
+# Medians and standard deviations of the prior. The time of a request alone is relative to the shortest measured one.
+# The log-odds of the fixed share cover decoding, which hardly depends on the batch, and compute-bound batches, which
+# take time in proportion. Without a maximum batch size the slots are unknown. With one, they grow with its power
+# ``elasticity``, which is 1 where it limits the running requests and 0 where the model ignores it.
+MEDIANS = np.array([0.0, 1.0, math.log(0.3), math.log(4.0), 0.9])
+DEVIATIONS = np.array([1.0, 2.0, 1.5, 1.5, 0.3])
+# log of the ratio of a quantile to the mean
+TAILS: Mapping[str, float] = {"avg": 0.0, "p50": -0.05, "p90": 0.3, "p95": 0.4, "p99": 0.6}
+TAIL_DEVIATION = 0.4
+# log-odds of the share of the running time before the first response, and log of the share between two responses
+FIRST_SHARE, FIRST_DEVIATION = -2.2, 1.5
+NEXT_SHARE, NEXT_DEVIATION = -3.4, 1.5
+SHARPNESS = 8.0  # exponent of the smooth minimum of requests and slots
+POINT_ERROR = 0.15  # standard deviation of the log of a measurement around the model
+INDEPENDENT = 2  # points of one candidate share the model's error, so more of them count as this many
+ROBUST = 2.0  # standard deviations beyond which an error counts linearly
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPerformance:
+    """The performance of a candidate at a load; ``latencies_s`` has the metrics that the model was fitted to."""
+
+    throughput_infer_per_s: float
+    mean_batch_size: float
+    utilization: float
+    latencies_s: Mapping[str, float]
+
+    def latency_s(self, metric: str) -> float:
+        """Return the latency of a fitted metric."""
+        return self.latencies_s[metric]
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedNetwork:
+    """The closed network with the parameters ``place``, in standard deviations of the prior from its medians.
+
+    ``request_s`` is the scale of the time of a request alone. ``spread`` is a square root of the posterior covariance
+    of ``place``.
+    """
+
+    latencies: tuple[str, ...]
+    request_batch_size: int
+    request_s: float
+    place: Array
+    spread: Array
+    seed: int = 0
+    errors: ModelErrors = ERRORS
+
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
+        """Return the performance of each (candidate, concurrency)."""
+        if not cells:
+            return []
+        logs, together, used = self._predict(_Settings.of(cells, self.request_batch_size), self.place)
+        rows = zip(np.exp(logs).tolist(), together.tolist(), used.tolist(), strict=True)
+        return [
+            NetworkPerformance(
+                self.request_batch_size * throughput,
+                self.request_batch_size * batch,
+                busy,
+                dict(zip(self.latencies, latencies_s, strict=True)),
+            )
+            for (throughput, *latencies_s), batch, busy in rows
+        ]
+
+    def fitted(self, points: Sequence[Point]) -> ClosedNetwork:
+        """Return the network that is closest to ``points`` and the prior, by a robust loss."""
+        from scipy.optimize import least_squares
+
+        cells = [(point.candidate, point.load.concurrency) for point in points]
+        settings, batch = _Settings.of(cells, self.request_batch_size), self.request_batch_size
+        measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, batch)
+        counts = Counter(candidate for candidate, _ in cells)
+        weights = np.array([min(1.0, INDEPENDENT / counts[candidate]) for candidate, _ in cells]) ** 0.5 / POINT_ERROR
+
+        def residuals(place: Array) -> Array:
+            logs = self._predict(settings, place)[0]
+            logs[:, 0] += math.log(batch)
+            return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights[:, None]).ravel(), place])
+
+        found = least_squares(residuals, np.zeros(len(self.place)), loss="soft_l1", f_scale=ROBUST)
+        precision = found.jac.T @ found.jac
+        return replace(self, place=found.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
+
+    def samples(self, count: int) -> list[ClosedNetwork]:
+        """Return ``count`` samples of the posterior (Laplace's approximation)."""
+        draws = np.random.default_rng(self.seed).standard_normal((count, len(self.place)))
+        return [replace(self, place=self.place + self.spread @ draw) for draw in draws]
+
+    def _predict(self, settings: _Settings, place: Array) -> tuple[Array, Array, Array]:
+        """Return log requests/s and log latencies [cells, 1 + latencies], requests together, and the used share."""
+        alone, odds, contention, own_slots, elasticity = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
+        further = place[len(MEDIANS) :]
+        request_s, fixed = self.request_s * math.exp(alone), _share(odds)
+        limit = np.where(np.isnan(settings.limits), math.exp(own_slots), settings.limits)
+        power = np.where(np.isnan(settings.limits), 1.0, min(max(elasticity, 0.0), 1.0))
+        slots = settings.instances * np.exp(power * np.log(limit) + (1 - power) * own_slots)
+        running = _smooth_minimum(settings.requests, slots)
+        busy = np.minimum(running, settings.instances)
+        together = running / busy
+        slowdown = (fixed + (1 - fixed) * together) * (1 + math.exp(contention) * (np.maximum(busy, 1.0) - 1))
+        running_s = request_s * slowdown
+        wait_s = running_s * (settings.requests / running - 1)
+        columns = [np.log(running / running_s)]
+        for metric, of_metric in zip(self.latencies, further[1:], strict=True):
+            kind, _, statistic = metric.partition("-")
+            tail = TAILS[statistic] + TAIL_DEVIATION * of_metric
+            if kind == "ttft":
+                first = _share(FIRST_SHARE + FIRST_DEVIATION * further[0])
+                columns.append(np.log(wait_s + first * running_s) + tail)
+            elif kind == "itl":
+                columns.append(np.log(running_s) + NEXT_SHARE + NEXT_DEVIATION * of_metric)
+            else:
+                columns.append(np.log(wait_s + running_s) + tail)
+        return np.stack(columns, axis=1), together, running / slots
+
+
+@dataclass(frozen=True, eq=False)
+class _Settings:
+    """The requests in flight, the instances and the maximum requests of a batch [cells]; NaN without batching."""
+
+    requests: Array
+    instances: Array
+    limits: Array
+
+    @classmethod
+    def of(cls, cells: Sequence[ConfigurationLoad], request_batch_size: int) -> _Settings:
+        """Return those of each cell."""
+        return cls(
+            np.array([load for _, load in cells], np.float64),
+            np.array([candidate.instances for candidate, _ in cells], np.float64),
+            np.array(
+                [
+                    max(1.0, candidate.max_batch_size / request_batch_size)
+                    if candidate.dynamic_batching
+                    else math.nan
+                    for candidate, _ in cells
+                ]
+            ),
+        )
+
+
+def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int = 0) -> ClosedNetwork:
+    """Return the network that is closest to ``points``, which are complete for the metrics ``latencies``.
+
+    Raises:
+        ValueError: ``points`` is empty.
+    """
+    if not points:
+        raise ValueError("no measured points to fit the model to")
+    batch = problem.space.request_batch_size
+    request_s = min(
+        batch * point.load.concurrency / (point.measurement.throughput_infer_per_sec or math.inf) for point in points
+    )
+    size = len(MEDIANS) + 1 + len(latencies)
+    unfitted = ClosedNetwork(tuple(latencies), batch, request_s, np.zeros(size), np.eye(size), seed)
+    return unfitted.fitted(points)
+
+
+def _share(log_odds: float) -> float:
+    return 1 / (1 + math.exp(-log_odds))
+
+
+def _smooth_minimum(a: Array, b: Array) -> Array:
+    return np.asarray((a**-SHARPNESS + b**-SHARPNESS) ** (-1 / SHARPNESS))

@@ -1,0 +1,183 @@
+"""Test the load on a model that streams on the real server: failures, requests without responses, a killed server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+
+from objectives.sla import Sla
+from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.responses import StreamedRequests
+from optimizer.measure.load_client.streaming_client import StreamingClient
+from optimizer.measure.streamed_output_check import StreamedOutputCheck
+from optimizer.model.repository import read_repository_model
+from tests.repositories import write_streamer
+from tests.stack.test_open_loop import counted, once_loaded, tell_server
+
+Generator: TypeAlias = ClosedLoopGenerator | OpenLoopGenerator
+
+pytestmark = pytest.mark.alone
+
+CANDIDATE = Candidate(8, dynamic_batching=True)
+CLOSED, OPEN = LoadPoint(1, concurrency=4), LoadPoint(1, request_rate=30.0)
+GENERATORS = [(ClosedLoopGenerator, CLOSED), (OpenLoopGenerator, OPEN)]
+
+
+@pytest.fixture(scope="module")
+def streamer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    folder = tmp_path_factory.mktemp("streamer")
+    write_streamer(folder / "models", 10.0)
+    source = read_repository_model(folder / "models", "streamer", gpu=False)
+    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+        yield target
+
+
+def asking_for(folder: Path, *counts: int) -> str:
+    """Write input data whose requests ask for these numbers of responses."""
+    path = folder / "counts.json"
+    path.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
+    return str(path)
+
+
+def new(kind: type[Generator], folder: Path, *counts: int) -> Generator:
+    return kind(
+        log=folder / "client.log",
+        input_data=asking_for(folder, *counts),
+        sla=Sla.from_bounds({"p95": 5000.0}),
+        streams=True,
+    )
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[SendRecord]:
+    kept: list[SendRecord] = []
+    read = SendRecord.read
+
+    def keep(folder: Path) -> SendRecord:
+        kept.append(read(folder))
+        return kept[-1]
+
+    monkeypatch.setattr(SendRecord, "read", keep)
+    return kept
+
+
+@pytest.mark.parametrize(("kind", "load"), GENERATORS)
+def test_every_response_arrives_at_its_own_request(
+    kind: type[Generator],
+    load: LoadPoint,
+    streamer: EmbeddedTarget,
+    tmp_path: Path,
+    records: list[SendRecord],
+) -> None:
+    counts = (5, 0, 17, 1)
+    with streamer.deploy(CANDIDATE) as endpoint:
+        before, _ = counted(endpoint)
+        result = new(kind, tmp_path, *counts).measure(endpoint, load, 1.0)
+        requests = counted(endpoint)[0] - before
+    (record,) = records
+    assert np.all(record.answered_ns != NEVER), "the requests in flight at the end are drained"
+    assert abs(requests - len(record.sent_ns) - StreamingClient._warm_ups) <= load.concurrency
+    assert record.responses is not None
+    streamed = StreamedRequests.decode(record.responses)
+    assert streamed.responses.tolist() == np.resize(counts, len(record.sent_ns)).tolist()
+    assert result.ttft_p50_ms is not None
+    assert result.ttft_p50_ms >= 10
+
+
+@pytest.mark.parametrize(("kind", "load"), GENERATORS)
+def test_requests_without_responses_have_no_times_of_responses(
+    kind: type[Generator], load: LoadPoint, streamer: EmbeddedTarget, tmp_path: Path
+) -> None:
+    with streamer.deploy(CANDIDATE) as endpoint:
+        result = new(kind, tmp_path, 0).measure(endpoint, load, 0.5)
+    assert result.requests
+    assert result.latency_p95_ms is not None
+    assert (result.responses_per_sec, result.ttft_p95_ms, result.itl_p95_ms) == (0.0, None, None)
+
+
+@pytest.mark.parametrize(("kind", "load"), GENERATORS)
+def test_an_error_in_the_middle_of_a_stream_fails_the_measurement(
+    kind: type[Generator], load: LoadPoint, streamer: EmbeddedTarget, tmp_path: Path
+) -> None:
+    with streamer.deploy(CANDIDATE) as endpoint:
+        generator = new(kind, tmp_path, 2, 2, 2, 2, -3)
+        with pytest.raises(MeasurementError, match=r"a request failed at .*: no response after 3") as caught:
+            generator.measure(endpoint, load, 1.0)
+        assert not isinstance(caught.value, ServerCrashed)
+        assert new(kind, tmp_path, 2).measure(endpoint, load, 0.5).requests, "the server serves other requests"
+
+
+@pytest.mark.parametrize(("kind", "load"), GENERATORS)
+def test_a_server_killed_while_it_streams_is_reported(
+    kind: type[Generator], load: LoadPoint, streamer: EmbeddedTarget, tmp_path: Path
+) -> None:
+    generator = new(kind, tmp_path, 20)
+    with (
+        streamer.deploy_fresh(CANDIDATE) as endpoint,
+        once_loaded(endpoint, 10, lambda: tell_server(endpoint, signal.SIGKILL)),
+        pytest.raises(ServerCrashed, match="no longer answers"),
+    ):
+        generator.measure_windows(endpoint, load, 10.0, 3)
+
+
+def test_a_rate_above_the_capacity_is_an_overload(tmp_path: Path) -> None:
+    """One instance with one request at a time, each 50 ms: at most 20 requests a second."""
+    write_streamer(tmp_path / "models", 10.0)
+    program = tmp_path / "models" / "streamer" / "1" / "model.py"
+    program.write_text(
+        program.read_text().replace(
+            "threading.Thread(target=self.respond, args=(request, request.get_response_sender())).start()",
+            "self.respond(request, request.get_response_sender())",
+        )
+    )
+    source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
+    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
+        generator = OpenLoopGenerator(
+            log=tmp_path / "client.log",
+            input_data=asking_for(tmp_path, 5),
+            sla=Sla.from_bounds({"ttft-p95": 100.0}),
+            streams=True,
+        )
+        result = generator.measure(endpoint, LoadPoint(1, request_rate=60.0), 8.0)
+    assert result.overloaded
+    assert result.throughput_infer_per_sec is not None
+    assert result.throughput_infer_per_sec < 25
+
+
+def test_the_outputs_are_those_of_the_baseline_however_they_are_split(
+    streamer: EmbeddedTarget, tmp_path: Path
+) -> None:
+    check = StreamedOutputCheck(
+        tmp_path / "reference.npz",
+        input_data=asking_for(tmp_path, 1, 4, 0, 7),
+        shapes=(),
+        request_batch_size=1,
+    )
+    with streamer.deploy(Candidate(1)) as endpoint:
+        check.record_reference(endpoint)
+    assert check.note is None
+    with streamer.deploy(CANDIDATE) as endpoint:
+        check.check(endpoint)
+    write_streamer(tmp_path / "models", 1.0)
+    program = tmp_path / "models" / "streamer" / "1" / "model.py"
+    program.write_text(program.read_text().replace("[[number, count]]", "[[number, count + (number > 4)]]"))
+    source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
+    other = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    with (
+        contextlib.closing(other),
+        other.deploy(CANDIDATE) as endpoint,
+        pytest.raises(DeploymentError, match=r"numbers by 1 \(8 instead of 7\), but must be equal"),
+    ):
+        check.check(endpoint)

@@ -1,0 +1,247 @@
+"""Test the judgement of responses that stream: first responses, gaps, tokens, lead-in, and what counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
+
+from objectives import latency_sketch
+from objectives.sla import Sla
+from optimizer.core.errors import DeploymentError, MeasurementError
+from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.client import OverloadDetector
+from optimizer.measure.load_client.judgement import judge_closed_loop, judge_open_loop
+from optimizer.measure.load_client.plan import (
+    MAX_LEAD_IN_SECONDS,
+    NEVER,
+    SendPlan,
+    SendRecord,
+    write_record,
+    write_responses,
+)
+from optimizer.measure.load_client.responses import StreamedRequests
+from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
+from optimizer.measure.output_comparison import read_outputs
+from optimizer.measure.streamed_output_check import concatenate
+
+MS = 1_000_000
+CLOSED, OPEN = LoadPoint(1, concurrency=2), LoadPoint(1, request_rate=10.0)
+SLA = Sla.from_bounds({"p95": 500.0, "ttft-p95": 20.0, "itl-p95": 12.0})
+
+
+def response(*values: int, name: str = "tokens") -> bytes:
+    """Return a response with an output ``name`` of these elements; an empty one without values."""
+    made = ModelStreamInferResponse()
+    made.infer_response.model_name = "m"
+    made.infer_response.parameters["triton_final_response"].bool_param = not values
+    if values:
+        made.infer_response.outputs.add(name=name, datatype="INT32", shape=[1, len(values)])
+        made.infer_response.raw_output_contents.append(np.array(values, np.int32).tobytes())
+    return bytes(made.SerializeToString())
+
+
+def record(
+    folder: Path,
+    requests: Sequence[tuple[float, float, Sequence[tuple[float, bytes]]]],
+    counted_ms: tuple[float, float],
+    error: str = "",
+) -> SendRecord:
+    """Return the record of (sent, end of the call, (arrival, message)...) in ms."""
+    sent, ended, _ = zip(*requests, strict=True)
+    times_ns = [[NEVER if ms < 0 else round(ms * MS) for ms in column] for column in (sent, sent, ended)]
+    arrived = sorted((ms, i, message) for i, own in enumerate(requests) for ms, message in own[2])
+    write_record(folder, times_ns, {"ended_ns": round(max(counted_ms[1], *ended) * MS), "error": error})
+    write_responses(
+        folder,
+        (round(counted_ms[0] * MS), round(counted_ms[1] * MS)),
+        [i for _, i, _ in arrived],
+        [round(ms * MS) for ms, _, _ in arrived],
+        [message for _, _, message in arrived],
+    )
+    return SendRecord.read(folder)
+
+
+def steady(begin_ms: float, first_ms: float, gap_ms: float, count: int) -> list[tuple[float, bytes]]:
+    return [(begin_ms + first_ms + gap_ms * i, response(i, i)) for i in range(count)]
+
+
+def test_responses_are_read_in_the_order_of_their_requests(tmp_path: Path) -> None:
+    happened = record(tmp_path, [(0, 90, steady(0, 10, 20, 3)), (5, 6, []), (10, 80, steady(10, 5, 30, 2))], (0, 100))
+    assert happened.responses is not None
+    assert happened.responses.offsets.tolist() == [0, 3, 3, 5]
+    assert happened.responses.arrived_ns.tolist() == [10 * MS, 30 * MS, 50 * MS, 15 * MS, 45 * MS]
+    streamed = StreamedRequests.decode(happened.responses, "tokens")
+    assert streamed.responses.tolist() == [3, 0, 2]
+    assert streamed.tokens.tolist() == [6, 0, 4]
+    assert streamed.first_ns.tolist() == [10 * MS, NEVER, 15 * MS]
+    assert streamed.last_ns.tolist() == [50 * MS, NEVER, 45 * MS]
+
+
+def test_each_timing_has_its_own_statistics_and_counts(tmp_path: Path) -> None:
+    requests = [(100.0 * i, 100.0 * i + 95, steady(100 * i, 10 + i, 10 + i, 5)) for i in range(10)]
+    (result,) = judge_closed_loop(record(tmp_path, requests, (0, 1000)), CLOSED, 1.0, SLA, math.inf, 1)
+    assert result.requests == 10
+    assert result.latency_p50_ms == pytest.approx(5 * 14.0)
+    assert result.ttft_p50_ms == pytest.approx(14.0)
+    assert result.ttft_avg_ms == pytest.approx(14.5)
+    assert result.itl_p99_ms == pytest.approx(19.0)
+    assert latency_sketch.requests_over(result.requests_over_ms, 500.0) == 0
+    assert latency_sketch.requests_over(result.requests_over_ttft_ms, 20.0) == 0
+    assert latency_sketch.requests_over(result.requests_over_itl_ms, 12.0) == 7
+    assert result.responses_per_sec == pytest.approx(50.0)
+    assert result.output_tokens_per_sec == pytest.approx(50.0), "one token each"
+    assert latency_sketch.pooled_quantile_ms([result.ttft_sketch], 1.0) == pytest.approx(19.0, 0.01)
+
+
+def test_tokens_are_the_elements_of_the_named_output(tmp_path: Path) -> None:
+    happened = record(tmp_path, [(0, 90, steady(0, 10, 10, 5))], (0, 1000))
+    (result,) = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 1, token_output="tokens")
+    assert result.responses_per_sec == 5.0
+    assert result.output_tokens_per_sec == 10.0
+    with pytest.raises(MeasurementError, match=r"no response has the output ids, .* it has tokens"):
+        judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 1, token_output="ids")
+
+
+def test_an_empty_final_response_does_not_count(tmp_path: Path) -> None:
+    requests = [(0.0, 300.0, [*steady(0, 10, 10, 3), (300.0, response())])]
+    (result,) = judge_closed_loop(record(tmp_path, requests, (0, 1000)), CLOSED, 1.0, SLA, math.inf, 1)
+    assert result.responses_per_sec == 3.0
+    assert result.latency_p50_ms == pytest.approx(30.0), "it ends with the last response that has outputs"
+    assert result.itl_p50_ms == pytest.approx(10.0)
+
+
+def test_requests_without_a_time_are_left_out_of_it(tmp_path: Path) -> None:
+    requests = [(0.0, 40.0, []), (0.0, 60.0, steady(0, 50, 0, 1)), (0.0, 70.0, steady(0, 20, 40, 2))]
+    (result,) = judge_closed_loop(record(tmp_path, requests, (0, 1000)), CLOSED, 1.0, SLA, math.inf, 1)
+    assert result.requests == 3
+    assert result.latency_p50_ms == pytest.approx(50.0)
+    assert result.ttft_avg_ms == pytest.approx(35.0)
+    assert (result.itl_avg_ms, result.itl_p99_ms) == (40.0, 40.0)
+
+
+def test_no_responses_at_all_leave_the_times_unknown(tmp_path: Path) -> None:
+    (result,) = judge_closed_loop(record(tmp_path, [(0, 40, [])], (0, 1000)), CLOSED, 1.0, SLA, math.inf, 1)
+    assert (result.requests, result.responses_per_sec) == (1, 0.0)
+    assert (result.ttft_p95_ms, result.itl_p95_ms, result.ttft_sketch, result.requests_over_ttft_ms) == (
+        None,
+        None,
+        "",
+        "",
+    )
+    assert not SLA.is_met(result)
+
+
+def test_a_long_request_counts_where_it_ends_and_its_responses_where_they_arrive(tmp_path: Path) -> None:
+    requests = [(0.0, 1500.0, steady(0, 100, 200, 8)), (600.0, 2500.0, steady(600, 100, 900, 2))]
+    happened = record(tmp_path, requests, (500, 2500))
+    first, second = judge_closed_loop(happened, CLOSED, 0.1, SLA, math.inf, 2)
+    assert first.requests is None, "no request ended before 1.5 s"
+    assert second.requests == 1, "the other one was in flight at the end"
+    assert second.ttft_p50_ms == pytest.approx(100.0), "its first response arrived before the window"
+    assert second.responses_per_sec == 2.0
+
+
+def test_the_open_loop_counts_from_the_planned_time(tmp_path: Path) -> None:
+    requests = [(100.0 * i, 100.0 * i + 60, steady(100 * i, 20, 10, 4)) for i in range(20)]
+    happened = record(tmp_path, requests, (1000, 2000))
+    late = SendRecord(
+        happened.planned_ns - 5 * MS,
+        happened.sent_ns,
+        happened.answered_ns,
+        happened.ended_ns,
+        responses=happened.responses,
+    )
+    (result,) = judge_open_loop(late, OPEN, 1.0, Sla.from_bounds({"ttft-p95": 500.0}), MAX_SPREAD)
+    assert result.stable, result.reason
+    assert result.requests == 9, "that of 0.995 s belongs to the lead-in"
+    assert result.ttft_p95_ms == pytest.approx(25.0)
+    assert result.latency_p95_ms == pytest.approx(55.0)
+    assert result.itl_p95_ms == pytest.approx(10.0)
+    assert result.responses_per_sec == pytest.approx(36.0)
+
+
+def test_an_overload_counts_the_waiting_time_of_requests_without_a_response(tmp_path: Path) -> None:
+    requests = [(100.0 * i, -1.0, steady(100 * i, 50, 10, 4) if i < 5 else []) for i in range(10)]
+    happened = record(tmp_path, requests, (0, 1000))
+    overloaded = SendRecord(
+        happened.planned_ns,
+        happened.sent_ns,
+        np.where(np.arange(10) < 5, happened.sent_ns + 90 * MS, NEVER),
+        happened.ended_ns,
+        overload="overloaded",
+        responses=happened.responses,
+    )
+    (result,) = judge_open_loop(overloaded, OPEN, 1.0, SLA, MAX_SPREAD)
+    assert result.overloaded
+    assert result.ttft_p99_ms == pytest.approx(500.0)
+    assert result.responses_per_sec == pytest.approx(20.0)
+
+
+def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_path: Path) -> None:
+    bounds = Sla.from_bounds({"ttft-p95": 30.0})
+    flat = [(10.0 * i, 10.0 * i + 90, steady(10 * i, 20, 10, 7)) for i in range(90)]
+    (result,) = judge_closed_loop(record(tmp_path, flat, (0, 1000)), CLOSED, 1.0, bounds, MAX_SPREAD)
+    assert result.stable, result.reason
+    rising = [
+        (10.0 * i, 10.0 * i + 90, [(10 * i + 10 + i, response(1)), (10 * i + 89, response(1))]) for i in range(90)
+    ]
+    (result,) = judge_closed_loop(record(tmp_path, rising, (0, 1000)), CLOSED, 1.0, bounds, MAX_SPREAD)
+    assert "p95" in result.reason
+
+
+# -- when the lead-in of the client ends -------------------------------------------------------------------------
+
+
+def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() -> None:
+    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=3, seconds=1.0, streams=True), [b""])
+    for _ in range(3):
+        client._send(0)
+    client._answered_ns[0], client._answered_ns[2] = MS, MS
+    assert not client._lead_in_has_ended(5_000 * MS)
+    client._answered_ns[1] = MS
+    assert not client._lead_in_has_ended(100 * MS), "it takes half a second at least"
+    assert client._lead_in_has_ended(600 * MS)
+
+
+def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones() -> None:
+    plan = SendPlan("a:1", 0.0, seconds=1.0, streams=True, lead_in_requests=20)
+    client = StreamingOpenLoopClient(plan, [b""], [100 * MS * i for i in range(20)] + [0, 50 * MS])
+    detector = OverloadDetector(1000.0)
+    for i in range(15):
+        client._send(100 * MS * i)
+    client._answered_ns[:10] = [MS] * 10
+    assert not client._is_over(1_500 * MS, detector)
+    assert client._begin_ns == NEVER
+    client._answered_ns[10:] = [MS] * 5
+    assert not client._is_over(1_550 * MS, detector)
+    assert client._begin_ns == 1_550 * MS
+    assert client._planned()[15:] == [1_550 * MS, 1_600 * MS], "the rest of the lead-in is left out"
+
+
+def test_the_lead_in_is_limited() -> None:
+    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=1, seconds=1.0, streams=True), [b""])
+    client._send(0)
+    assert not client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS) - 1)
+    assert client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS))
+
+
+# -- the concatenation of responses for the output check ----------------------------------------------------------
+
+
+def test_responses_are_joined_in_their_order() -> None:
+    parts = [(1, 2), (3,)]
+    messages = [ModelStreamInferResponse.FromString(response(*part)).infer_response for part in parts]
+    outputs = read_outputs(concatenate([message.SerializeToString() for message in messages]))
+    assert outputs["tokens"].values.tolist() == [1, 2, 3]
+    assert read_outputs(concatenate([])) == {}
+    other = ModelInferResponse()
+    other.outputs.add(name="tokens", datatype="FP32", shape=[0])
+    other.raw_output_contents.append(b"")
+    with pytest.raises(DeploymentError, match="output tokens is INT32 in one response and FP32 in another"):
+        concatenate([messages[0].SerializeToString(), other.SerializeToString()])
