@@ -38,7 +38,7 @@ OUTPUTS = {"text_output": "TYPE_STRING", "finish_reason": "TYPE_STRING", "num_ou
 
 @dataclass
 class Sequence:
-    """A request in the engine: its sender, the lengths in tokens, and what is left to compute."""
+    """A request in the engine: its sender, its lengths in tokens, and the rest of its prompt to compute."""
 
     sender: Any
     streams: bool
@@ -64,7 +64,7 @@ class Metrics:
 
     def _add(self, name: str, kind: Any, labels: dict[str, str]) -> Any:
         family = pb_utils.MetricFamily(name=name, description=name, kind=kind)
-        self._families.append(family)  # a metric is gone with its family
+        self._families.append(family)  # a metric ends with its family
         return family.Metric(labels=labels)
 
 
