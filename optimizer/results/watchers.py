@@ -84,7 +84,10 @@ class PlainWatcher(QuietWatcher):
         shown, met = summary.best_load(trial, self._problem)
         if shown is None:
             return "no figures"
-        return self._point_figures(shown) + ("" if met else ", misses the bound")
+        if met:
+            return self._point_figures(shown)
+        missed = "its windows disagree" if self._problem.sla.is_met(shown.measurement) else "misses the bound"
+        return f"{self._point_figures(shown)}, {missed}"
 
     def _point_figures(self, point: Point) -> str:
         if point.measurement.throughput_infer_per_sec is None:

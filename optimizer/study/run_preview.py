@@ -31,6 +31,7 @@ from optimizer.study.run_record import problem_document
 from optimizer.study.searcher_factory import load_warm_start
 from optimizer.study.task import Task
 
+DYNAMIC_BATCHING = ("max_queue_delay_us", "preferred_batch_sizes")  # parameters that a stateful model does not have
 PROPOSALS = 2  # further ones of tpe depend on the measurements
 SERVER_MB = 90  # of the download
 REASONS = {
@@ -196,7 +197,10 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     formatting.print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
     choices = formatting.plain_table("parameter", "choices")
     choices.columns[0].overflow = "fold"  # names can be copied
+    hidden = DYNAMIC_BATCHING if problem.space.is_stateful else ()
     for name, values in problem.space.parameters().items():
+        if name in hidden:
+            continue
         choices.add_row(Text(one_line(name)), Text(one_line(", ".join(map(_choice, values)))))
     formatting.print_table(console, choices)
     formatting.print_line(console)

@@ -91,7 +91,7 @@ class StudySetup:
 
     def compile_simulator(self, environment: Environment) -> None:
         """Compile the simulator if the search needs it; workers and servers start meanwhile."""
-        if environment.options.search == "simulated":
+        if environment.options.search == "simulated" and self.task.problem.is_simulated:
             with environment.stopwatch.count("set_up"):
                 compile_simulator(environment.say)
 

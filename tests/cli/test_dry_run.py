@@ -15,7 +15,7 @@ from optimizer.search import make_searcher
 from optimizer.study.run_preview import PROPOSALS, first_proposals
 from tests.command_fixtures import Playground, Tune
 from tests.contract.test_searchers import WIDE, problem_of, trial
-from tests.repositories import doubler, serialized, write_python_model
+from tests.repositories import doubler, serialized, write_python_model, write_sums
 
 SAMPLE = Path(__file__).parents[2] / "results/dlrm/sample"
 UNDECLARED = 'backend: "python"\ninstance_group { kind: KIND_CPU }\n'
@@ -144,3 +144,13 @@ def test_bad_input_is_one_line(dry_run: Tune, words: tuple[str, ...], message: s
     assert (ended.code, ended.stdout) == (2, "")
     (line,) = ended.complaints
     assert line.startswith(f"tune: {message}")
+
+
+def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: Playground) -> None:
+    write_sums(playground.here / "models", playground.here / "log")
+    shown = dry_run("--sla-p95", "50ms", "--sequence-length", "5..9", "--model-repository", "models", "sums")
+    assert (shown.code, shown.complaints) == (0, [])
+    assert "sequences of 5..9 requests of 1 sample" in shown.stdout
+    assert "sequence_batching.oldest.max_candidate_sequences" in shown.stdout
+    assert "max_queue_delay_us " not in shown.stdout
+    assert "dynamic_batching {}" not in shown.stdout

@@ -1,4 +1,4 @@
-"""Test stateful models on the real server: their output check, agreement with perf_analyzer, and a short run."""
+"""Test stateful models on the real server: their output check, the sequences of perf_analyzer, and a short run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from objectives.sla import Sla
 from optimizer.config import model_config
 from optimizer.core.errors import DeploymentError
-from optimizer.core.files import cache_folder
-from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.measure.load_client.generator import SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.sequence_check import SequenceOutputCheck
-from optimizer.model.builders import build
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, Tune
 from tests.repositories import STATES, write_sums
 
-MAX_RATIO = 1.6  # between two load generators, one after the other on a shared machine
+LENGTH = 7
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +62,25 @@ def test_a_model_that_mixes_up_states_is_rejected(
         check.check(endpoint)
 
 
-@pytest.mark.parametrize("name", ["accumulator", "gru"])
-def test_perf_analyzer_measures_about_the_same(name: str, perf_analyzer: PerfAnalyzer, tmp_path: Path) -> None:
-    source = build(name, {}, cache=cache_folder(), max_batch_size=8, kind="KIND_CPU", say=print)
-    own = SequenceGenerator(
-        log=tmp_path / "client.log",
-        input_data=str(source.input_data),
-        sla=Sla.from_bounds({"p95": 1000.0}),
-        sequence_length=parse_size_distribution("20"),
-    )
-    other = replace(perf_analyzer, input_data=str(source.input_data), sequence_length=20)
+def test_perf_analyzer_sends_sequences_of_the_same_length(perf_analyzer: PerfAnalyzer, tmp_path: Path) -> None:
+    log = tmp_path / "steps"
+    write_sums(tmp_path / "models", log)
+    source = read_repository_model(tmp_path / "models", "sums", gpu=False)
     load = LoadPoint(1, concurrency=6)
     with (
         contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
         target.deploy(Candidate(8)) as endpoint,
     ):
-        measured = [generator.measure(endpoint, load, 1.5) for generator in (own, other, own, other)]
-    ours, theirs = (max(each.throughput_infer_per_sec or 0.0 for each in measured[i::2]) for i in (0, 1))
-    assert 1 / MAX_RATIO < ours / theirs < MAX_RATIO
+        replace(perf_analyzer, input_data="random", sequence_length=LENGTH).measure(endpoint, load, 1.5)
+    lengths: list[int] = []
+    steps: dict[str, int] = {}
+    for line in log.read_text().splitlines():
+        sequence, start, end, _, _ = line.split()
+        steps[sequence] = 1 if start == "1" else steps[sequence] + 1
+        assert len(steps) <= load.concurrency
+        lengths += [steps.pop(sequence)] if end == "1" else []
+    assert len(lengths) > 10
+    assert sum(length == LENGTH for length in lengths) > 0.8 * len(lengths), "it cuts the last ones short"
 
 
 def test_a_run_ends_with_a_recommendation_that_loads(tune: Tune, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing, timing_of
+from objectives.response_times import median_request
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.notes import LateRequests
@@ -379,6 +380,8 @@ def _figures(
     ``streams`` and ``output`` are the times and the responses of a model that streams.
     """
     fields: dict[str, Any] = output.fields(seconds) if output else {}
+    if streams:
+        fields["response_times_ms"] = median_request(streams.arrivals_ms.tolist())
     for timing in TIMINGS:
         fields |= timing_fields(timing, _known_times(latencies_ms, streams, timing), sla)
     return Measurement(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
+Arrays: TypeAlias = "npt.NDArray[np.object_]"  # an array of floats for each request
 Selection: TypeAlias = "npt.NDArray[np.bool_] | slice"
 
 _NO_OUTPUTS = -1  # instead of a number of tokens
@@ -81,7 +82,18 @@ class StreamedRequests:
         ttft_ms = np.where(first_ns == NEVER, np.nan, (first_ns - started_ns) / 1e6)
         gaps = np.maximum(self.responses - 1, 1)
         itl_ms = np.where(self.responses >= 2, (self.last_ns - self.first_ns) / gaps / 1e6, np.nan)
-        return StreamTimes(ttft_ms, itl_ms, self.responses, self.tokens)
+        return StreamTimes(
+            ttft_ms, itl_ms, self.responses, self.tokens, self._arrivals_ms(started_ns, waited_until_ns == NEVER)
+        )
+
+    def _arrivals_ms(self, started_ns: Integers, has_ended: npt.NDArray[np.bool_]) -> Arrays:
+        """Return the arrivals of each request's responses after ``started_ns``; none if it has not ended."""
+        every = np.empty(len(started_ns), dtype=object)
+        begin = 0
+        for place, (started, ended, count) in enumerate(zip(started_ns, has_ended, self.responses, strict=True)):
+            every[place] = (self.arrived_ns[begin : begin + count * ended] - started) / 1e6
+            begin += count
+        return every
 
     def output_between(self, begin_ns: float, end_ns: float) -> StreamOutput:
         """Return the number of responses and tokens that arrived in this time."""
@@ -106,16 +118,24 @@ class StreamOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Of each request: its time to first response, inter-token latency (both NaN without), responses and tokens."""
+    """Of each request: its time to first response, inter-token latency (both NaN without), responses and tokens.
+
+    ``arrivals_ms`` has the arrivals of its responses, counted as the time to first response.
+    """
 
     ttft_ms: Floats
     itl_ms: Floats
     responses: Integers
     tokens: Integers
+    arrivals_ms: Arrays
 
     def take(self, selection: Selection) -> StreamTimes:
         return StreamTimes(
-            self.ttft_ms[selection], self.itl_ms[selection], self.responses[selection], self.tokens[selection]
+            self.ttft_ms[selection],
+            self.itl_ms[selection],
+            self.responses[selection],
+            self.tokens[selection],
+            self.arrivals_ms[selection],
         )
 
     def by_timing(self) -> dict[Timing, Floats]:

@@ -99,6 +99,18 @@ def test_each_timing_has_its_own_statistics_and_counts(tmp_path: Path) -> None:
     assert latency_sketch.pooled_quantile_ms([result.ttft_sketch], 1.0) == pytest.approx(19.0, 0.01)
 
 
+def test_the_responses_of_the_request_with_the_median_latency_are_recorded(tmp_path: Path) -> None:
+    requests = [(100.0 * i, 100.0 * i + 95, steady(100 * i, 10, 10 + i, 4)) for i in range(3)]
+    requests.append((50.0, 60.0, []))
+    (tmp_path / "closed").mkdir()
+    (result,) = judge_closed_loop(record(tmp_path / "closed", requests, (0, 1000)), CLOSED, 1.0, SLA, math.inf, 1)
+    assert result.response_times_ms == "10 21 32 43"
+    (tmp_path / "open").mkdir()
+    requests = [(100.0, -1.0, steady(100, 5, 10, 3)), (200.0, 260.0, steady(200, 20, 10, 3))]
+    (result,) = judge_open_loop(record(tmp_path / "open", requests, (0, 1000)), OPEN, 1.0, Sla(), math.inf)
+    assert result.response_times_ms == "20 30 40", "the other request has not ended"
+
+
 def test_tokens_are_the_elements_of_the_named_output(tmp_path: Path) -> None:
     happened = record(tmp_path, [(0, 90, steady(0, 10, 10, 5))], (0, 1000))
     (result,) = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 1, token_output="tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,15 @@ class TestPlain:
         assert "misses the bound" in lines[8]
         assert re.search(r"; best so far: trial \d+, [\d,]+ infer/s; 4:00 left$", lines[-1])
         assert "\x1b" not in text.getvalue()
+
+    def test_a_measurement_within_the_bound_that_is_not_stable_is_not_said_to_miss_it(self, run: FinishedRun) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        (load, measured), *_ = trial.measurements
+        unstable = replace(measured, latency_p95_ms=1.0, stable=False)
+        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
+            watcher.trial_finished(replace(trial, measurements=((load, unstable),)), None)
+        assert "its windows disagree" in text.getvalue()
+        assert "misses the bound" not in text.getvalue()
 
     def test_each_line_has_the_figures_of_its_trial(self, run: FinishedRun) -> None:
         text, (first, second, *_) = io.StringIO(), run.trials
