@@ -94,6 +94,9 @@ class Measurement:
         gpu_throttling: Why the GPUs lowered their clocks; empty if they did not or it is unknown.
         server_memory_bytes: Memory of the server's processes.
         other_cpu_share: Share of the CPU time that other processes or machines took, 0 to 1.
+        kv_cache_utilization: Largest used share of the KV cache, 0 to 1, that the engine of a language model exports.
+        engine_tokens_per_sec: Tokens per second that this engine counted itself.
+        engine_preemptions: Requests that lost their place in the KV cache during the measurement.
         speed_probe_ms: Time of the speed probe beside the idle server: before the first load of the deployment in the
             search, the geometric mean of before and after the load on a fresh server. It rises as the machine slows.
         measure_seconds: Wall time of the measurement.
@@ -150,6 +153,9 @@ class Measurement:
     gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
+    kv_cache_utilization: float | None = None
+    engine_tokens_per_sec: float | None = None
+    engine_preemptions: float | None = None
     speed_probe_ms: float | None = None
     measure_seconds: float | None = None
     score: float | None = None
