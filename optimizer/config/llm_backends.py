@@ -1,4 +1,4 @@
-"""What distinguishes models of Triton's vLLM and TensorRT-LLM backends from others."""
+"""Facts about models of Triton's vLLM and TensorRT-LLM backends: inputs, outputs and parameters of config.pbtxt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VLLM_OUTPUTS = {
 
 
 def complete_vllm(config: ModelConfig) -> None:
-    """Add what the vLLM backend adds to a config.pbtxt: that the model is decoupled, its inputs and outputs.
+    """Set the decoupled policy, inputs and outputs of a vLLM model as the backend does when it loads the model.
 
     The backend fixes them, so that a config.pbtxt in a repository rarely has them.
     """
