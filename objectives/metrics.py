@@ -188,12 +188,14 @@ class Timing:
 
     Attributes:
         name: Prefix of the metrics (``ttft-p95``) and of the fields with statistics (``ttft_p95_ms``).
+        subject: Name of the time of one request in a sentence.
         over_field: Field with the exact numbers of requests above the bounds.
         sketch_field: Field with the sketch.
         needs_streaming: Whether only a model that streams its responses has this time.
     """
 
     name: str
+    subject: str
     over_field: str
     sketch_field: str
     needs_streaming: bool = False
@@ -211,10 +213,11 @@ class Timing:
         return str(getattr(measurement, self.sketch_field))
 
 
-LATENCY = Timing("latency", "requests_over_ms", "latency_sketch")
-TTFT = Timing("ttft", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
-ITL = Timing("itl", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
+LATENCY = Timing("latency", "latency", "requests_over_ms", "latency_sketch")
+TTFT = Timing("ttft", "time to first response", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
+ITL = Timing("itl", "mean inter-token latency", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
 TIMINGS = (LATENCY, TTFT, ITL)
+RATES = ("throughput_infer_per_sec", "responses_per_sec", "output_tokens_per_sec")  # they fall if the server slows
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # statistic -> level
 STATISTICS = ("avg", *QUANTILES)
 

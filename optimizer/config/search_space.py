@@ -35,6 +35,7 @@ from optimizer.core.trial import (
     FieldValue,
 )
 from optimizer.options import server_options
+from optimizer.options.run_options import RANKED_BY_THROUGHPUT
 from optimizer.options.values import format_cpus, parse_cpus
 
 T = TypeVar("T")
@@ -371,6 +372,11 @@ class Problem:
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
     is_simulated: bool = True
+
+    @property
+    def maximizes_throughput(self) -> bool:
+        """Whether requests or output tokens per second are an objective, so that the highest load is sought."""
+        return any(metric.name in RANKED_BY_THROUGHPUT for metric in self.objectives)
 
     def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
         """Return the best stable point within the SLA, see ``Sla.best_point``."""
