@@ -81,6 +81,11 @@ def check_sketch(text: str) -> None:
         _read(text)
 
 
+def count(sketch: str) -> int:
+    """Return the number of latencies in ``sketch``, which is not empty. Raises ValueError for a wrong text."""
+    return round(float(_read(sketch)[0].sum()))
+
+
 def pooled_quantile_ms(sketches: Sequence[str], level: float) -> float:
     """Return the quantile of the latencies of all ``sketches`` together in ms. Raises ValueError for a wrong text."""
     cumulative, first_key = _merge(tuple(sketches))

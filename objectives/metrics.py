@@ -94,6 +94,9 @@ class Measurement:
         gpu_throttling: Why the GPUs lowered their clocks; empty if they did not or it is unknown.
         server_memory_bytes: Memory of the server's processes.
         other_cpu_share: Share of the CPU time that other processes or machines took, 0 to 1.
+        kv_cache_utilization: Largest used share of the KV cache, 0 to 1, that the engine of a language model exports.
+        engine_tokens_per_sec: Tokens per second that this engine counted itself.
+        engine_preemptions: Requests that lost their place in the KV cache during the measurement.
         speed_probe_ms: Time of the speed probe beside the idle server: before the first load of the deployment in the
             search, the geometric mean of before and after the load on a fresh server. It rises as the machine slows.
         measure_seconds: Wall time of the measurement.
@@ -150,6 +153,9 @@ class Measurement:
     gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
+    kv_cache_utilization: float | None = None
+    engine_tokens_per_sec: float | None = None
+    engine_preemptions: float | None = None
     speed_probe_ms: float | None = None
     measure_seconds: float | None = None
     score: float | None = None
@@ -182,12 +188,14 @@ class Timing:
 
     Attributes:
         name: Prefix of the metrics (``ttft-p95``) and of the fields with statistics (``ttft_p95_ms``).
+        subject: Name of the time of one request in a sentence.
         over_field: Field with the exact numbers of requests above the bounds.
         sketch_field: Field with the sketch.
         needs_streaming: Whether only a model that streams its responses has this time.
     """
 
     name: str
+    subject: str
     over_field: str
     sketch_field: str
     needs_streaming: bool = False
@@ -205,10 +213,11 @@ class Timing:
         return str(getattr(measurement, self.sketch_field))
 
 
-LATENCY = Timing("latency", "requests_over_ms", "latency_sketch")
-TTFT = Timing("ttft", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
-ITL = Timing("itl", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
+LATENCY = Timing("latency", "latency", "requests_over_ms", "latency_sketch")
+TTFT = Timing("ttft", "time to first response", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
+ITL = Timing("itl", "mean inter-token latency", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
 TIMINGS = (LATENCY, TTFT, ITL)
+RATES = ("throughput_infer_per_sec", "responses_per_sec", "output_tokens_per_sec")  # they fall if the server slows
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # statistic -> level
 STATISTICS = ("avg", *QUANTILES)
 

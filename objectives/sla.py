@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, timing_of
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, Timing, timing_of
 
 CONFIDENCE = 0.99  # default confidence of a verdict
 
@@ -116,11 +116,13 @@ class Sla:
 
         Without a metric, it is the tightest bound on the latency of a request.
         """
+        if metric is None:
+            return min(self.bounds_ms(LATENCY), default=default)
+        return min((constraint.bound for constraint in self if constraint.metric == metric), default=default)
 
-        def is_meant(constraint: Constraint) -> bool:
-            return constraint.metric == metric or (metric is None and timing_of(constraint.metric) is LATENCY)
-
-        return min((constraint.bound for constraint in self.latencies if is_meant(constraint)), default=default)
+    def bounds_ms(self, timing: Timing) -> tuple[float, ...]:
+        """Return all bounds on ``timing``, in any of its statistics."""
+        return tuple(constraint.bound for constraint in self if timing_of(constraint.metric) is timing)
 
     def share_of_bound(self, measurement: Measurement) -> float:
         """Return the largest ratio of a latency to its bound, at least 0.01; inf if a bounded latency is unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -79,9 +79,18 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
         return math.nan
     ends_ms = [ms for _, own in known for ms in (*own.values(), _tail_quantile_ms(own, level))]
     edges_ms = np.unique([*ends_ms, *np.linspace(min(ends_ms), max(ends_ms), EDGES)])
-    requests = [window.requests or 1 for window, _ in known]
+    requests = [_requests_with(window, timing) for window, _ in known]
     shares = np.average([_tail_shares(own, edges_ms) for _, own in known], axis=0, weights=requests)
     return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
+
+
+def _requests_with(window: Measurement, timing: Timing) -> int:
+    """Return the number of requests that have ``timing``: those in its sketch, or all of them if there is none.
+
+    A request with a single response has no inter-token latency.
+    """
+    sketch = "" if timing is LATENCY else timing.sketch(window)
+    return latency_sketch.count(sketch) if sketch else window.requests or 1
 
 
 def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:
@@ -89,7 +98,7 @@ def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> flo
     exact, sketch = latency_sketch.requests_over(timing.requests_over(window), bound_ms), timing.sketch(window)
     if exact is not None or not sketch:
         return exact
-    return (window.requests or 1) * latency_sketch.share_over(sketch, bound_ms)
+    return _requests_with(window, timing) * latency_sketch.share_over(sketch, bound_ms)
 
 
 def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:
@@ -157,7 +166,6 @@ ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
     "states observed during its confirmation"
 )
-STREAMED_SUBJECTS = {"ttft": "time to first response", "itl": "mean inter-token latency"}
 MOST_EXCLUDED = 0.2  # share of the windows; with more, what is left does not represent the machine
 LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
 
@@ -175,6 +183,7 @@ class SlaVerdict:
         excluded_share: Share of the windows that were left out because the machine was disturbed.
         is_promising: Whether more servers with the same results would turn UNDECIDED into PASS.
         excess: By how much the log of latency has to fall until the test is likely to pass.
+        effective_by_metric: Effective requests of each bound on a latency, by metric.
     """
 
     verdict: Verdict
@@ -185,6 +194,11 @@ class SlaVerdict:
     excluded_share: float = 0.0
     is_promising: bool = False
     excess: float = 0.0
+    effective_by_metric: Mapping[str, float] = field(default_factory=dict)
+
+    def effective_requests_of(self, metric: str) -> float:
+        """Return the effective requests of the bound on ``metric``, or of the deciding bounds without one."""
+        return self.effective_by_metric.get(metric, self.effective_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +217,8 @@ class SequentialTest:
 def estimand(sla: Sla) -> str:
     """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
     timings = [timing_of(constraint.metric) for constraint in sla if constraint.metric in QUANTILE_LEVELS]
-    subjects = list(dict.fromkeys(STREAMED_SUBJECTS.get(timing.name, "latency") for timing in timings if timing))
-    if subjects in ([], ["latency"]):
+    subjects = list(dict.fromkeys(timing.subject for timing in timings if timing))
+    if subjects in ([], [LATENCY.subject]):
         return ESTIMAND
     shares = " and of those ".join(f"whose {subject} is over its bound" for subject in subjects)
     return ESTIMAND.replace("over the bound", shares)
@@ -269,6 +283,7 @@ def _combine(
         excluded_share,
         all(own.verdict is Verdict.PASS or own.is_promising for _, own in judged),
         max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
+        {constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests},
     )
 
 
@@ -335,14 +350,14 @@ def _judge_constraint(
 
 
 def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: Timing = LATENCY) -> MissCounts:
-    """Return the requests, those whose ``timing`` is above ``bound_ms`` and those above the quantile of all together.
+    """Return the requests with ``timing``, those above ``bound_ms`` and those above the quantile of all together.
 
     They are counted where the load generator did so, otherwise estimated from a window's quantiles.
     """
     windows = [window for own in servers for window in own]
     own_ms = pooled_quantile_ms(windows, level, timing)
     return MissCounts(
-        [np.array([float(window.requests or 1) for window in own]) for own in servers],
+        [np.array([float(_requests_with(window, timing)) for window in own]) for own in servers],
         [np.array([_misses(window, bound_ms, timing) for window in own]) for own in servers],
         [np.array([_misses(window, own_ms, timing) for window in own]) for own in servers],
         _slope(windows, level, timing),
@@ -436,10 +451,10 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
-    for field in fields(Measurement):
-        known = [value for w in windows if isinstance(value := getattr(w, field.name), (int, float))]
-        if known and field.name not in ("stable", "overloaded", "requests"):
-            values[field.name] = round(statistics.median(known), 4)
+    for own in fields(Measurement):
+        known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
+        if known and own.name not in ("stable", "overloaded", "requests"):
+            values[own.name] = round(statistics.median(known), 4)
     for timing in TIMINGS:
         for name, level in QUANTILES.items():
             if all(level in latency_quantiles(window, timing) for window in windows):
@@ -456,7 +471,7 @@ def _misses(window: Measurement, bound_ms: float, timing: Timing) -> float:
     """Return the requests above ``bound_ms``: counted where possible, else estimated; all if nothing is known."""
     counted = _counted_misses(window, bound_ms, timing)
     if counted is None:
-        quantiles_ms, requests = latency_quantiles(window, timing), window.requests or 1
+        quantiles_ms, requests = latency_quantiles(window, timing), _requests_with(window, timing)
         counted = requests * float(_tail_shares(quantiles_ms, bound_ms)) if quantiles_ms else float(requests)
     return counted
 

@@ -321,3 +321,31 @@ def write_sums(repository: Path, log: Path, strategy: str = "oldest { max_candid
     (folder / "config.pbtxt").write_text(SUMS_CONFIG.replace("LOG", str(log)).replace("STRATEGY", strategy))
     (folder / "1" / "model.py").write_text(SUMS_PROGRAM)
     return folder
+
+
+READER_PROGRAM = """\
+import json
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        content = json.loads(Path(args["model_repository"], args["model_version"], "model.json").read_text())
+        if content["limit"] < 0:
+            raise ValueError("limit is negative")
+        self.limit = np.float32(content["limit"])
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.full_like(x, self.limit))]) for x in inputs]
+"""
+
+
+def write_reader(repository: Path) -> Path:
+    """Write ``reader``, whose outputs are the value of the key ``limit`` in model.json: at first 64."""
+    folder = write_python_model(repository, "reader", READER_PROGRAM)
+    (folder / "1" / "model.json").write_text('{"limit": 64, "name": "kept"}\n')
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,8 @@ def write_run(
             "server_uses_gpus": server_uses_gpus,
         },
     )
-    run.write_best(configs or {model: config_text(model)}, server_options.to_arguments(chosen))
+    files = {f"{model}/1/model.json": json.dumps(candidate.model_json)} if candidate.model_json else {}
+    run.write_best(configs or {model: config_text(model)}, server_options.to_arguments(chosen), files)
     for path in run.best.rglob("config.pbtxt"):
         model_config.read(path)  # fails if Triton could not read it
     return run.path

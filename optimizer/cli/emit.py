@@ -45,7 +45,7 @@ MAX_REPLICAS = 10_000
 DEFAULT_UTILIZATION_TEXT = f"{DEFAULT_UTILIZATION:.0%}"
 EPILOG = """\
 formats:
-  pbtxt        config.pbtxt of each model
+  pbtxt        config.pbtxt of each model, and model.json if the run changed it
   per-device   MODEL/configs/DEVICE.pbtxt for each RUN, for tritonserver
                --model-config-name=DEVICE
   docker       run.sh, which calls `docker run`

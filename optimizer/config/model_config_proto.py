@@ -31,6 +31,6 @@ def _load() -> None:
 
 _load()
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup  # noqa: E402
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup  # noqa: E402
 
-__all__ = ["ModelConfig", "ModelInstanceGroup"]
+__all__ = ["DataType", "ModelConfig", "ModelInstanceGroup"]

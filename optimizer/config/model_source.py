@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from optimizer.config import model_config
+from optimizer.config import model_config, model_json
 from optimizer.config.batching import resolve_policy
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import OFF
@@ -89,13 +89,14 @@ class ServedModels:
     """The models that a candidate serves, with their configurations.
 
     ``model`` receives the requests, and the batches of ``batcher`` are counted. ``settings`` and ``configs`` are by
-    model, in the order of loading.
+    model, in the order of loading. ``files`` are the texts of each model.json of ``batcher``, by path in its folder.
     """
 
     model: str
     batcher: str
     settings: Mapping[str, Candidate]
     configs: Mapping[str, ModelConfig]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, serving: Mapping[str, ModelConfig]) -> list[str]:
         """Return descriptions of the settings that the server does not have; see ``model_config.differences``."""
@@ -109,7 +110,8 @@ class ServedModels:
 def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:
     """Return the models that ``candidate`` serves, with their configurations.
 
-    Raises DeploymentError if settings of one model contradict each other, and the errors of ``model_config.apply``.
+    Raises DeploymentError if settings of one model contradict each other, and the errors of ``model_config.apply``
+    and ``model_json.files_with``.
     """
     model = str(dict(candidate.fields).get(VARIANT, source.name))
     batcher = source.batcher or model
@@ -128,7 +130,8 @@ def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:
     configs = {name: model_config.apply(own, bases[name]) for name, own in settings.items()}
     if source.warm_up is not None:
         configs[batcher] = model_config.with_warmup(configs[batcher], source.warm_up)
-    return ServedModels(model, batcher, settings, configs)
+    files = model_json.files_with(source.folder(batcher), candidate.model_json)
+    return ServedModels(model, batcher, settings, configs, files)
 
 
 def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate:
@@ -138,6 +141,7 @@ def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate
     """
     paths = list(paths)
     fields: dict[str, FieldValue] = {VARIANT: source.name} if VARIANT in paths else {}
+    fields |= model_json.values(source.folder(source.tuned_model), paths)
     for name, config in {**source.composing, source.name: source.config}.items():
         parameters = [path.removeprefix(f"{name}/") for path in paths if model_of_field(path) == name]
         if parameters:

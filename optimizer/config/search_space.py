@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
-from optimizer.config import gpu_placement, model_config
+from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.batching import (
     DIRECT_DELAY,
     ONE_BY_ONE,
@@ -26,8 +26,16 @@ from optimizer.config.batching import (
 )
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX, Candidate, FieldValue
+from optimizer.core.trial import (
+    INSTANCE_GPUS,
+    MODEL_JSON_PREFIX,
+    SERVER_CPUS,
+    SERVER_OPTION_PREFIX,
+    Candidate,
+    FieldValue,
+)
 from optimizer.options import server_options
+from optimizer.options.run_options import RANKED_BY_THROUGHPUT
 from optimizer.options.values import format_cpus, parse_cpus
 
 T = TypeVar("T")
@@ -298,6 +306,8 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
         values = [format_cpus(_parsed(path, parse_cpus, value)) for value in values]
     if path.startswith(SERVER_OPTION_PREFIX):
         values = _options(path, values)
+    if path.startswith(MODEL_JSON_PREFIX):
+        _parsed(path, model_json.check_key, path.removeprefix(MODEL_JSON_PREFIX))
     if path == INSTANCE_GPUS:
         values = [gpu_placement.to_text(_parsed(path, gpu_placement.parse, value)) for value in values]
     return _choices(path, values)
@@ -362,6 +372,11 @@ class Problem:
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
     is_simulated: bool = True
+
+    @property
+    def maximizes_throughput(self) -> bool:
+        """Whether requests or output tokens per second are an objective, so that the highest load is sought."""
+        return any(metric.name in RANKED_BY_THROUGHPUT for metric in self.objectives)
 
     def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
         """Return the best stable point within the SLA, see ``Sla.best_point``."""

@@ -155,6 +155,9 @@ class ResourceUsage:
     gpu_throttling: str = ""
     server_memory_bytes: float | None = None
     other_cpu_share: float | None = None
+    kv_cache_utilization: float | None = None
+    engine_tokens_per_sec: float | None = None
+    engine_preemptions: float | None = None
 
 
 class Searcher(Protocol):

@@ -13,6 +13,7 @@ SEQUENCE_PREFIX = "sequence_batching."  # prefix of paths in ModelConfig that on
 # names in Candidate.fields that are not paths in ModelConfig
 SERVER_CPUS = "server_cpus"  # CPUs that the server runs on, as parse_cpus reads them
 SERVER_OPTION_PREFIX = "server."  # prefix of options of tritonserver, see optimizer.options.server_options
+MODEL_JSON_PREFIX = "model_json."  # prefix of keys of model.json, see optimizer.config.model_json
 VARIANT = "variant"  # which of several equivalent models is served
 INSTANCE_GPUS = "instance_group_gpus"  # GPUs of the instances, as gpu_placement.parse reads them
 
@@ -38,7 +39,7 @@ class Candidate:
         instance_count: Instances for each instance group, on each of its GPUs.
         fields: Other settings as (name, value), sorted by name. A name is a path in ModelConfig (such as
             ``parameters.intra_op_thread_count.string_value``), ``<model>/<parameter>`` for another model that is
-            served, INSTANCE_GPUS, SERVER_CPUS, VARIANT, or an option of the server.
+            served, INSTANCE_GPUS, SERVER_CPUS, VARIANT, an option of the server, or a key of model.json.
     """
 
     max_batch_size: int
@@ -70,6 +71,15 @@ class Candidate:
         return None if chosen is None else str(chosen)
 
     @property
+    def model_json(self) -> dict[str, FieldValue]:
+        """The values that the candidate sets in the model's model.json, by key."""
+        return {
+            path.removeprefix(MODEL_JSON_PREFIX): value
+            for path, value in self.fields
+            if path.startswith(MODEL_JSON_PREFIX)
+        }
+
+    @property
     def instances(self) -> int:
         """The total number of instances: ``instance_count`` on each of its GPUs."""
         return self.instance_count * (self.instance_gpus.count(",") + 1 if self.instance_gpus else 1)
@@ -92,8 +102,8 @@ class Candidate:
 
 
 def is_server_field(path: str) -> bool:
-    """Return whether a field of a candidate concerns the server or the variant, not a model's configuration."""
-    return path in (SERVER_CPUS, VARIANT) or path.startswith(SERVER_OPTION_PREFIX)
+    """Return whether a field of a candidate is outside of config.pbtxt: of the server, the variant or model.json."""
+    return path in (SERVER_CPUS, VARIANT) or path.startswith((SERVER_OPTION_PREFIX, MODEL_JSON_PREFIX))
 
 
 def model_of_field(path: str) -> str:

@@ -33,6 +33,7 @@ from optimizer.deploy.managed_target import (
     LOAD_SECONDS,
     ManagedTarget,
     RepositoryCopy,
+    exports_metrics,
     load_limit_seconds,
     server_options,
 )
@@ -84,7 +85,7 @@ def _links(folder: Path) -> Iterator[Path]:
         yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink())
 
 
-HTTP_PORT, GRPC_PORT = 8000, 8001  # Triton's own
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
 
 
 class DockerTarget(ManagedTarget):
@@ -114,7 +115,9 @@ class DockerTarget(ManagedTarget):
             remove_leftovers()
             folder = MountedCopy(source)
             undo.callback(folder.remove)
-            settings = replace(settings, binds=folder.binds + settings.binds)
+            with_metrics = exports_metrics(source)
+            ports = (*settings.ports, METRICS_PORT) if with_metrics else settings.ports
+            settings = replace(settings, binds=folder.binds + settings.binds, ports=ports)
             flags = [*server_options(source), *options.server_args]
             image = str(options.docker_image)
             server = ContainerServer(client, image, folder.path.name, settings, log=log, options=flags, cpus=cpus)
@@ -224,7 +227,7 @@ class ContainerServer(Server):
             *(restriction or ["--allow-http=false"]),
             f"--http-port={HTTP_PORT}",
             f"--grpc-port={GRPC_PORT}",
-            "--allow-metrics=false",
+            *self._metrics_options(),
             *self._options,
             *self._chosen,
         ]
@@ -232,7 +235,13 @@ class ContainerServer(Server):
         container = Container(self._engine, self._image, command, settings, log=self.log, name=self._name)
         self.grpc = container.address(GRPC_PORT)
         self.http = container.address(HTTP_PORT) if restriction else ""
+        self.metrics = container.address(METRICS_PORT) if METRICS_PORT in settings.ports else ""
         return container
+
+    def _metrics_options(self) -> list[str]:
+        if METRICS_PORT not in self._settings.ports:
+            return ["--allow-metrics=false"]
+        return [f"--metrics-port={METRICS_PORT}", "--allow-gpu-metrics=false", "--allow-cpu-metrics=false"]
 
     def _restriction(self) -> list[str]:
         """Return the option that protects the load of models over HTTP by a secret header.

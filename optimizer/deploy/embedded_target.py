@@ -26,6 +26,7 @@ from optimizer.deploy.managed_target import (
     LOAD_SECONDS,
     ManagedTarget,
     RepositoryCopy,
+    exports_metrics,
     load_limit_seconds,
     load_model,
     server_options,
@@ -120,7 +121,7 @@ class TritonServer(Server):
     """A tritonserver process that serves the repository in ``folder``.
 
     ``options`` are added to its command line. Over HTTP, models are loaded only with the header
-    ``tritune: <http_secret>``. Without ``gpus`` it sees no GPU.
+    ``tritune: <http_secret>``. Without ``gpus`` it sees no GPU. With ``metrics`` it exports those of its models.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class TritonServer(Server):
         choose_port: Callable[[], int] = free_port,
         cpus: frozenset[int] | None = None,
         gpus: bool = True,
+        metrics: bool = False,
     ) -> None:
         program = str(installation.tritonserver)
         super().__init__(folder.path.name, program, "--tritonserver", log=log, cpus=cpus)
@@ -142,6 +144,7 @@ class TritonServer(Server):
         self._environment = {**installation.environment, **({} if gpus else {VISIBLE_DEVICES: ""})}
         self._options = options
         self._choose_port = choose_port
+        self._with_metrics = metrics
 
     def _launch(self) -> SupervisedProcess:
         http_port, grpc_port = self._choose_port(), self._choose_port()
@@ -161,7 +164,7 @@ class TritonServer(Server):
             *http,
             "--grpc-address=127.0.0.1",
             f"--grpc-port={grpc_port}",
-            "--allow-metrics=false",
+            *self._metrics_options(),
             f"--backend-directory={self._folder.backends}",
             # also read by backends that are based on the Python backend
             f"--backend-config=python,shm-region-prefix-name={self._folder.shared_memory_prefix}",
@@ -177,6 +180,15 @@ class TritonServer(Server):
             cpus=self._cpus,
             shm_prefix=self._folder.shared_memory_prefix,
         )
+
+    def _metrics_options(self) -> list[str]:
+        """Return the options of the metrics. Those of GPUs and CPUs are off, because NVML and psutil provide them."""
+        if not self._with_metrics:
+            return ["--allow-metrics=false"]
+        self.metrics = f"127.0.0.1:{self._choose_port()}"
+        options = ["--metrics-address=127.0.0.1", f"--metrics-port={self.metrics.rpartition(':')[2]}"]
+        options += ["--allow-gpu-metrics=false", "--allow-cpu-metrics=false"]
+        return list(filter(self._installation.knows, options))
 
 
 class ServerSettings(TypedDict, total=False):
@@ -196,7 +208,7 @@ class ServerSettings(TypedDict, total=False):
 class InstalledTarget(ManagedTarget):
     """Serves candidates on a tritonserver of this machine; ``log`` gets its output.
 
-    The server's metrics are off, because NVML provides the same GPU data.
+    The server's metrics are off unless a model exports some, because NVML provides the same GPU data.
     """
 
     def __init__(
@@ -216,6 +228,7 @@ class InstalledTarget(ManagedTarget):
                 choose_port=settings.get("choose_port", free_port),
                 cpus=settings.get("cpus"),
                 gpus=gpus,
+                metrics=exports_metrics(source),
             )
             super().__init__(
                 source,

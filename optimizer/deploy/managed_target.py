@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from optimizer.config import gpu_placement, model_config
+from optimizer.config import gpu_placement, model_config, model_json
+from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Endpoint
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RepositoryCopy(ABC):
-    """A copy of a model repository in a temporary folder, with a config.pbtxt of its own for each model.
+    """A copy of a model repository in a temporary folder. Each model has its own config.pbtxt and model.json there.
 
     All other files are shared with the original. Raises EnvironmentFault if the folder cannot be written.
     """
@@ -53,6 +54,12 @@ class RepositoryCopy(ABC):
         with _disk_errors():
             self.repository.joinpath(model, "config.pbtxt").write_text(model_config.to_text(config))
 
+    def write_files(self, model: str, texts: Mapping[str, str]) -> None:
+        """Write texts of model.json, by path in the folder of ``model``. Raises EnvironmentFault as above."""
+        with _disk_errors():
+            for path, text in texts.items():
+                self.repository.joinpath(model, path).write_text(text)
+
     def remove(self) -> None:
         """Remove the folder; no effect if it does not exist."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -73,11 +80,23 @@ class RepositoryCopy(ABC):
     def _add_model(self, name: str, *, ensemble: bool) -> None:
         model = self.repository / name
         model.mkdir(parents=True)
+        changeable = model_json.versions(self._source.folder(name))
         for entry in self._source.folder(name).iterdir():
-            if entry.name != "config.pbtxt":
+            if entry in changeable:
+                self._add_version(entry, model / entry.name)
+            elif entry.name != "config.pbtxt":
                 self._share(entry, model / entry.name)
         if ensemble:  # Triton needs its version folder, which is empty and therefore often not in the repository
             model.joinpath("1").mkdir(exist_ok=True)
+
+    def _add_version(self, version: Path, at: Path) -> None:
+        """Add a version folder with its own model.json, which candidates change."""
+        at.mkdir()
+        for entry in version.iterdir():
+            if entry.name == model_json.FILE:
+                at.joinpath(entry.name).write_bytes(entry.read_bytes())
+            else:
+                self._share(entry, at / entry.name)
 
 
 @contextlib.contextmanager
@@ -109,7 +128,7 @@ class ModelLoader:
         self._log = log
         self._timeout_seconds = timeout_seconds
         self._slowest_seconds: float | None = None
-        self._loaded: dict[str, str] = {}  # model -> its config.pbtxt
+        self._loaded: dict[str, tuple[str, Mapping[str, str]]] = {}  # model -> its config.pbtxt and model.json files
         self._loaded_by: RunningProcess | None = None
 
     def load(self, wanted: ServedModels, *, as_written: bool) -> None:
@@ -126,14 +145,19 @@ class ModelLoader:
         for name in [name for name in self._loaded if name not in wanted.configs]:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
-        texts = {name: model_config.to_text(config) for name, config in configs.items()}
+        files = {name: wanted.files if name == wanted.batcher else {} for name in configs}
+        texts = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
         changed = [name for name in texts if self._loaded.get(name) != texts[name]]
+        for name in changed:
+            self._folder.write_files(name, files[name])
         if as_written:
             for name in changed:
                 self._folder.write_config(name, configs[name])
             if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
                 changed = [wanted.model]  # loading an ensemble loads its steps, too
         for name in changed:
+            if name in self._loaded and (files[name] or has_llm_engine(configs[name])):
+                self._unload(name, client)  # the memory does not hold the old engine and the new one
             self._loaded.pop(name, None)
             config = None if as_written else model_config.to_override_json(configs[name])
             self._load(client, name, config)
@@ -329,11 +353,17 @@ class ManagedTarget:
             concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
             gpus=gpu_placement.used_gpus(wanted.configs.values()) if self._gpus else (),
+            metrics=server.metrics,
         )
         try:
             yield endpoint
         except ServerCrashed as error:
             raise server.crashed("measuring", str(error) if server.answers() else "") from error
+
+
+def exports_metrics(source: ModelSource) -> bool:
+    """Return whether a model of ``source`` exports metrics that tune reads: those of a language model's engine."""
+    return any(map(has_llm_engine, source.models.values()))
 
 
 def server_options(source: ModelSource) -> list[str]:

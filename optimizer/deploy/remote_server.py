@@ -16,6 +16,7 @@ from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
+from optimizer.config.llm_backends import has_llm_engine
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
 from optimizer.core.files import file_lock, write_atomically
 from optimizer.core.interfaces import Connection
@@ -66,11 +67,13 @@ class ServerState:
     """The models that a server had loaded before tuning.
 
     ``configs`` has the models that may be changed, by name, each after its composing models; the value is None if
-    the model was not loaded. ``ready`` are the names of all loaded models.
+    the model was not loaded. ``ready`` are the names of all loaded models. ``replaced`` are the models that tuning
+    has loaded with other files since then.
     """
 
     configs: Mapping[str, ModelConfig | None]
     ready: frozenset[str]
+    replaced: frozenset[str] = frozenset()
 
 
 class ServerStateFile:
@@ -107,7 +110,12 @@ class ServerStateFile:
             name: None if config is None else json_format.MessageToDict(config)
             for name, config in state.configs.items()
         }
-        document = {"address": self._address, "configs": configs, "ready": sorted(state.ready)}
+        document = {
+            "address": self._address,
+            "configs": configs,
+            "ready": sorted(state.ready),
+            "replaced": sorted(state.replaced),
+        }
         write_atomically(self.path, json.dumps(document))
 
     def read(self) -> ServerState | None:
@@ -120,7 +128,8 @@ class ServerStateFile:
                 str(name): None if config is None else json_format.ParseDict(config, ModelConfig())
                 for name, config in document["configs"].items()
             }
-            return ServerState(configs, frozenset(map(str, document["ready"])))
+            ready, replaced = (frozenset(map(str, document[key])) for key in ("ready", "replaced"))
+            return ServerState(configs, ready, replaced)
         except _UNREADABLE as error:
             raise EnvironmentFault(
                 f"{self.path}: cannot be read ({one_line(str(error), 200)}); check what the server at "
@@ -151,8 +160,9 @@ class RemoteServer:
         self._timeout_seconds = timeout_seconds
         self._client = open_client(connection)
         self._loaded: dict[
-            str, tuple[str, ModelConfig]
-        ] = {}  # by model: the override, and the configuration that the server reports for it
+            str, tuple[str, Mapping[str, bytes], ModelConfig]
+        ] = {}  # by model: the override, the files of the load, and the configuration that the server reports for it
+        self._replaced: frozenset[str] = frozenset()  # models that are loaded with other files than the repository's
 
     def close(self) -> None:
         self._client.close()
@@ -198,12 +208,15 @@ class RemoteServer:
         with self._calling():
             return self._client.config(model) if self._client.is_ready(model) else None
 
-    def load(self, model: str, config: ModelConfig | None = None) -> None:
-        """Load ``model`` with ``config``, or as its repository has it."""
+    def load(self, model: str, config: ModelConfig | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load ``model`` with ``config``, or as its repository has it.
+
+        With ``files`` it has only these files, by path in its folder, instead of those in the repository.
+        """
         override = None if config is None else model_config.to_override_json(config)
         self._loaded.pop(model, None)
         with self._calling():
-            self._client.load(model, override, self._timeout_seconds)
+            self._client.load(model, override, self._timeout_seconds, files)
 
     def unload(self, model: str) -> None:
         """Unload ``model`` and wait until it is unloaded."""
@@ -216,21 +229,32 @@ class RemoteServer:
                     raise ServerFault(f"{model} on {self.address} was not unloaded within {UNLOAD_SECONDS:g} s")
                 time.sleep(0.02)
 
-    def serve(self, wanted: Mapping[str, ModelConfig]) -> None:
-        """Load the models of ``wanted`` that have another configuration; composing models come first."""
+    def serve(self, wanted: Mapping[str, ModelConfig], files: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Load the models of ``wanted`` that have another configuration; composing models come first.
+
+        ``files`` are the files of models that do not use those of the repository, by model.
+        """
+
+        def differing() -> list[str]:
+            return [name for name in wanted if not self._serves(name, wanted[name], files.get(name, {}))]
+
         for left in reversed(range(ROUNDS)):
-            changed = [name for name, config in wanted.items() if not self._serves(name, config)]
+            changed = differing()
             if not changed:
                 return
             for name in changed:
                 try:
-                    self.load(name, wanted[name])
+                    if name in files or name in self._replaced or has_llm_engine(wanted[name]):
+                        self.unload(name)  # the server keeps the instances if only files change; see has_llm_engine
+                    self.load(name, wanted[name], files.get(name))
+                    self._replaced = self._replaced - {name} | (files.keys() & {name})
                     if (served := self.config(name)) is not None:
-                        self._loaded[name] = model_config.to_override_json(wanted[name]), served
+                        override = model_config.to_override_json(wanted[name])
+                        self._loaded[name] = override, files.get(name, {}), served
                 except DeploymentError:
                     if not left or not wanted[name].HasField("ensemble_scheduling"):
                         raise  # an ensemble may fail while a step still has its old batch size
-        if lost := [name for name, config in wanted.items() if not self._serves(name, config)]:
+        if lost := differing():
             raise DeploymentError(
                 f"{', '.join(lost)}: not ready, or another configuration is served, after {ROUNDS} loads"
             )
@@ -241,23 +265,27 @@ class RemoteServer:
         for name in [*reversed(list(state.configs)), *self._added_steps(state)]:
             if name not in before:  # even if it is not ready: an ensemble may have lost its steps
                 self.unload(name)
+        replaced = set(state.replaced)
         for left in reversed(range(ROUNDS)):
-            if not (changed := [name for name in before if self.config(name) != before[name]]):
+            if not (changed := [name for name in before if name in replaced or self.config(name) != before[name]]):
                 return
             if not left:  # an override lacks fields that this client does not know; the repository has them
                 for name in reversed(list(before)):
                     self.unload(name)
             for name in before if not left else changed:
-                with contextlib.suppress(DeploymentError):  # the check of the configurations reports it
-                    self.load(name, before[name] if left else None)
-        if lost := [name for name in before if self.config(name) != before[name]]:
+                with contextlib.suppress(DeploymentError):  # the check below reports it
+                    if name in replaced or has_llm_engine(before[name]):
+                        self.unload(name)
+                    self.load(name, before[name] if left else None)  # from the files of the repository
+                    replaced.discard(name)
+        if lost := [name for name in before if name in replaced or self.config(name) != before[name]]:
             raise ServerFault(
                 f"the server at {self.address} does not restore the original configuration of {lost[0]}"
             )
 
-    def _serves(self, model: str, config: ModelConfig) -> bool:
-        override, reported = self._loaded.get(model, ("", None))
-        return override == model_config.to_override_json(config) and self.config(model) == reported
+    def _serves(self, model: str, config: ModelConfig, files: Mapping[str, bytes]) -> bool:
+        override, loaded, reported = self._loaded.get(model, ("", {}, None))
+        return (override, loaded) == (model_config.to_override_json(config), files) and self.config(model) == reported
 
     def _added_steps(self, state: ServerState) -> list[str]:
         """Return the steps that were loaded with the server's ensemble and are not among the models of ``state``."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer.config import model_config
+from optimizer.config import model_config, model_json
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
@@ -30,9 +30,10 @@ class RemoteTarget:
     """Serves candidates on the server at ``connection``, from its own model repository.
 
     ``source`` gives only the names of the models and how they are composed. A candidate is loaded with the
-    configuration that the server had, changed by the candidate's settings. ``keep`` is the folder of saved states;
-    ``say`` gets a line if a killed process left one for this server. ``metrics`` is the address of the server's GPU
-    metrics, empty if it has none.
+    configuration that the server had, changed by the candidate's settings. If a candidate changes model.json, the
+    load request sends all files of the version folder as ``source`` has them, with the changed one. ``keep`` is the
+    folder of saved states; ``say`` gets a line if a killed process left one for this server. ``metrics`` is the
+    address of the server's metrics, empty if it has none.
 
     Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
     its models itself, or if another process tunes on it. Then nothing is changed on the server.
@@ -121,6 +122,13 @@ class RemoteTarget:
             self._state_file.write(self._initial)
             self._before = self._initial
 
+    def _note_replaced(self, model: str) -> None:
+        """Save that ``model`` is loaded with other files, which its configuration does not show."""
+        assert self._before is not None
+        if model not in self._before.replaced:
+            self._before = replace(self._before, replaced=self._before.replaced | {model})
+            self._state_file.write(self._before)
+
     def _restore(self) -> None:
         before, self._before = self._before, None  # if this fails, the next target restores it
         if before is None:
@@ -176,8 +184,12 @@ class RemoteTarget:
     def _serve(self, wanted: ServedModels) -> None:
         self._unload([name for name in self.source.models if name not in wanted.configs])
         self._change()
+        files = model_json.override_files(self.source.folder(wanted.batcher), wanted.files)
+        if files:
+            self._note_replaced(wanted.batcher)
         self._server.serve(
-            {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
+            {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()},
+            {wanted.batcher: files} if files else {},
         )
         serving = {name: self._server.config(name) for name in wanted.configs}
         ready = {name: config for name, config in serving.items() if config is not None}

@@ -154,13 +154,14 @@ class Server(ABC):
     It has to start within ``start_seconds``.
 
     ``grpc`` and ``http`` are the ``host:port`` of the running server. ``http`` is empty if this version cannot keep
-    others from loading models over HTTP. ``version`` is the version that the server reports. ``running`` is a new
+    others from loading models over HTTP. ``metrics`` is the address of its metrics, empty unless a model exports some
+    that tune reads. ``version`` is the version that the server reports. ``running`` is a new
     object with each start.
     """
 
     def __init__(self, name: str, program: str, flag: str, *, log: Path, cpus: frozenset[int] | None = None) -> None:
         self.log = log
-        self.grpc = self.http = self.version = ""
+        self.grpc = self.http = self.metrics = self.version = ""
         self._name, self._program, self._flag = name, program, flag
         self._chosen: tuple[str, ...] = ()
         self._usual_cpus = self._cpus = cpus

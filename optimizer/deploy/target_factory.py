@@ -53,7 +53,7 @@ def visible_gpus(options: RunOptions) -> VisibleGpus:
     if options.target != "remote":
         return _local_gpus(os.environ.get(VISIBLE_DEVICES))
     host = server_address(options.url).host_port.rpartition(":")[0]
-    metrics = options.metrics_url or f"{host}:{METRICS_PORT}"
+    metrics = metrics_address(options)
     uuids = tuple(gpu_telemetry.read_gpu_metrics(metrics))
     gpus = _local_gpus(os.environ.get(VISIBLE_DEVICES)) if is_loopback(host.strip("[]")) else VisibleGpus()
     return replace(gpus, names=uuids or gpus.names, metrics=metrics if uuids else "")
@@ -147,6 +147,12 @@ def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
     Raises EnvironmentFault if the server or Docker does not answer.
     """
     return _module(options).server_identity(options, say)
+
+
+def metrics_address(options: RunOptions) -> str:
+    """Return the address of the metrics of a remote server."""
+    host = server_address(options.url).host_port.rpartition(":")[0]
+    return options.metrics_url or f"{host}:{METRICS_PORT}"
 
 
 def remote_address(options: RunOptions) -> str:

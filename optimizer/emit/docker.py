@@ -9,7 +9,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_container import ULIMITS, read_ulimits
 from optimizer.emit import production
-from optimizer.emit.pbtxt import text_of
+from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import (
     CREDENTIALS,
     ProductionSettings,
@@ -26,7 +26,7 @@ SERVES_ON = "listens on 127.0.0.1 only; set ADDRESS in the environment to listen
 
 
 def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
-    """Return ``run.sh`` and the config.pbtxt files that it mounts over those of a model folder.
+    """Return ``run.sh`` and the config.pbtxt and model.json files that it mounts over those of a model folder.
 
     Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount.
     """
@@ -36,8 +36,7 @@ def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> di
     command = ["exec docker run", *_flags(recommended, settings), quote(settings.image)]
     command += [quote(word) for word in production.command(recommended, settings)]
     script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n' + " \\\n  ".join(command) + "\n"
-    configs = recommended.configs if settings.repository.is_mounted else {}
-    return {SCRIPT: script, **{f"{model}/config.pbtxt": text_of(recommended, model) for model in configs}}
+    return {SCRIPT: script, **(repository_files(recommended) if settings.repository.is_mounted else {})}
 
 
 def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
@@ -55,7 +54,7 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
     flags += [f"--ulimit={limit}" for limit in ULIMITS]
     if settings.repository.is_mounted:
         flags.append(quote(f"--volume={settings.repository.text}:{production.MODELS}:ro"))
-        files = [f"{model}/config.pbtxt" for model in recommended.configs]
+        files = repository_files(recommended)
         flags += [f'--volume="$PWD"/{quote(f"{file}:{production.MODELS}/{file}:ro")}' for file in files]
     flags += [f"--env={name}" for name in CREDENTIALS.get(settings.repository.scheme, ())]
     flags += [
@@ -89,9 +88,8 @@ def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> d
         "services": {settings.name: _service(recommended, settings, names)},
     }
     if names:
-        document["configs"] = {
-            name: {"content": _literal(text_of(recommended, model))} for model, name in names.items()
-        }
+        texts = repository_files(recommended)
+        document["configs"] = {name: {"content": _literal(texts[path])} for path, name in names.items()}
     return {COMPOSE_FILE: to_yaml(document, header=deployment_header(recommended, settings, SERVES_ON))}
 
 
@@ -116,8 +114,7 @@ def _service(recommended: Recommendation, settings: ProductionSettings, configs:
         mount = {"type": "bind", "source": _literal(repository.text), "target": production.MODELS, "read_only": True}
         service["volumes"] = [mount]
         service["configs"] = [
-            {"source": name, "target": _literal(f"{production.MODELS}/{model}/config.pbtxt")}
-            for model, name in configs.items()
+            {"source": name, "target": _literal(f"{production.MODELS}/{path}")} for path, name in configs.items()
         ]
     if names := CREDENTIALS.get(repository.scheme):
         service["environment"] = list(names)
@@ -141,8 +138,10 @@ def _resources(recommended: Recommendation) -> dict[str, Any]:
 
 
 def _config_names(recommended: Recommendation) -> dict[str, str]:
-    """Return the config name of each model. The number keeps similar names apart."""
-    return {model: f"config-{number}-{name_of(model)}" for number, model in enumerate(recommended.configs, 1)}
+    """Return the config name of each file, by path. The number keeps similar names apart."""
+    models = {f"{model}/config.pbtxt": name_of(model) for model in recommended.configs}
+    names = models | {path: name_of(path) for path in recommended.files}
+    return {path: f"config-{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
 
 
 def _literal(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.emit import production
-from optimizer.emit.pbtxt import text_of
+from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import ProductionSettings, deployment_header, name_of, to_yaml
 from optimizer.emit.recommended import Recommendation
 from optimizer.results import autoscaling, formatting
@@ -124,13 +124,16 @@ def manifests(recommended: Recommendation, settings: ProductionSettings) -> list
 
 
 def config_keys(recommended: Recommendation) -> dict[str, str]:
-    """Return the key of each model's configuration in the ConfigMap. The number keeps similar names apart."""
-    return {model: f"{number}-{name_of(model)}.pbtxt" for number, model in enumerate(recommended.configs, 1)}
+    """Return the key of each file in the ConfigMap, by path. The number keeps similar names apart."""
+    models = {f"{model}/config.pbtxt": f"{name_of(model)}.pbtxt" for model in recommended.configs}
+    names = models | {path: f"{name_of(path)}.json" for path in recommended.files}
+    return {path: f"{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
 
 
 def config_map(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
-    """Return the ConfigMap with the config.pbtxt of each model."""
-    data = {key: text_of(recommended, model) for model, key in config_keys(recommended).items()}
+    """Return the ConfigMap with the config.pbtxt of each model and each changed model.json."""
+    texts = repository_files(recommended)
+    data = {key: texts[path] for path, key in config_keys(recommended).items()}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(settings), "data": data}
 
 
@@ -243,11 +246,11 @@ def _mounts(recommended: Recommendation, settings: ProductionSettings) -> list[d
     configs = [
         {
             "name": "configs",
-            "mountPath": f"{production.MODELS}/{model}/config.pbtxt",
+            "mountPath": f"{production.MODELS}/{path}",
             "subPath": key,
             "readOnly": True,
         }
-        for model, key in config_keys(recommended).items()
+        for path, key in config_keys(recommended).items()
     ]
     return [*mounts, models, *configs]
 
@@ -297,9 +300,9 @@ def values(recommended: Recommendation, settings: ProductionSettings) -> dict[st
     }
     if settings.repository.is_mounted:
         chart_values["modelRepository"] = {"claim": settings.repository.claim, "path": settings.repository.path}
-        chart_values["models"] = [
-            {"name": model, "key": key, "config": text_of(recommended, model)}
-            for model, key in config_keys(recommended).items()
+        texts = repository_files(recommended)
+        chart_values["files"] = [
+            {"path": path, "key": key, "content": texts[path]} for path, key in config_keys(recommended).items()
         ]
     if settings.is_autoscaled:
         chart_values["autoscaling"] |= {

@@ -22,21 +22,36 @@ _MADE_BY_TUNE = "tritune: "
 
 
 def emit_pbtxt(recommended: Recommendation) -> dict[str, str]:
-    """Return ``config.pbtxt``, or ``<model>/config.pbtxt`` of each model if there are several, by path."""
+    """Return ``config.pbtxt``, or ``<model>/config.pbtxt`` of each model if there are several, by path.
+
+    A model.json that the run changed is added, in its version folder.
+    """
     if len(recommended.configs) == 1:
-        return {"config.pbtxt": text_of(recommended, recommended.model)}
-    return {f"{model}/config.pbtxt": text_of(recommended, model) for model in recommended.configs}
+        files = {path.partition("/")[2]: text for path, text in recommended.files.items()}
+        return {"config.pbtxt": text_of(recommended, recommended.model), **files}
+    return repository_files(recommended)
+
+
+def repository_files(recommended: Recommendation) -> dict[str, str]:
+    """Return the config.pbtxt of each model and each changed model.json, by path below the model repository."""
+    configs = {f"{model}/config.pbtxt": text_of(recommended, model) for model in recommended.configs}
+    return {**configs, **recommended.files}
 
 
 def emit_per_device(recommended_runs: Sequence[Recommendation], devices: Sequence[str] = ()) -> dict[str, str]:
     """Return ``<model>/configs/<device>.pbtxt`` of each run, by path.
 
     ``devices`` are the names of the runs' devices; if empty, names are made from the hardware. Raises BadInputError
-    if two runs have the same model and device.
+    if two runs have the same model and device, or a run changes a model.json.
     """
     files: dict[str, str] = {}
     runs: dict[str, str] = {}
     for recommended, device in zip(recommended_runs, devices or map(device_name, recommended_runs), strict=True):
+        if recommended.files:
+            raise BadInputError(
+                f"{recommended.run}: it changes {', '.join(recommended.files)}, which tritonserver does not choose "
+                "by device; use --format pbtxt"
+            )
         started = " ".join([f"tritonserver --model-config-name={device}", *recommended.arguments])
         for model in recommended.configs:
             path = f"{model}/configs/{device}.pbtxt"

@@ -188,10 +188,11 @@ def deployment_header(
     ``mounts_configs``: the format mounts its own config.pbtxt files into a mounted repository.
     """
     names, where = ", ".join(recommended.configs), settings.repository.text
+    files = "config.pbtxt and model.json" if recommended.files else "config.pbtxt"
     if mounts_configs and settings.repository.is_mounted:
-        before = f"{where} contains {names}; the config.pbtxt given here is mounted over the one of each model"
+        before = f"{where} contains {names}; the {files} given here is mounted over the one of each model"
     else:
-        before = f"copy the config.pbtxt of {names} from `tune emit --format pbtxt` into {where}"
+        before = f"copy the {files} of {names} from `tune emit --format pbtxt` into {where}"
     lines = [
         f"before: {before}",
         f"image: needs the measured Triton {recommended.triton} or newer, and the backends of the models",

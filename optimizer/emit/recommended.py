@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from optimizer.config import model_config
+from optimizer.config import model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
@@ -17,6 +18,7 @@ from optimizer.options.values import parse_cpus
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
+from optimizer.store.run_folder import model_files
 
 MOST_MODELS = 100
 _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -26,7 +28,8 @@ _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 class Recommendation:
     """A configuration for production, and the resources of the server that was measured with it.
 
-    ``configs`` is by model name; ``model`` is the one that clients send requests to. ``arguments`` are the options of
+    ``configs`` is by model name; ``model`` is the one that clients send requests to. ``files`` are the texts of each
+    model.json that the run changed, by path below the model repository. ``arguments`` are the options of
     the measured tritonserver except repository and ports. ``cpus`` is the number of CPUs it could use,
     fractional under a CPU quota; ``device`` is the name of its GPU, or else of its CPU. Both are None if it ran on
     another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
@@ -54,6 +57,7 @@ class Recommendation:
     image: str | None = None
     shared_memory_bytes: int = 1 << 30
     load_seconds: float | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def memory_bytes(self) -> float | None:
@@ -92,7 +96,8 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
     remote = options.target == "remote"
     model = str(dict(point.candidate.fields).get(VARIANT, run.problem.model))
     configs = _read_configs(run, model)
-    _check_measured(run, point, configs)
+    files = _read_files(run, model, configs)
+    _check_measured(run, point, configs, files)
     try:
         gpus = 0 if remote else _gpu_count(run, configs)
         return Recommendation(
@@ -120,6 +125,7 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
             image=options.docker_image,
             shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
             load_seconds=next((trial.deploy_seconds for trial in run.trials if trial.number == point.trial), None),
+            files=files,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
@@ -166,13 +172,28 @@ def _read_configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:
     return configs
 
 
-def _check_measured(run: FinishedRun, point: Point, configs: Mapping[str, ModelConfig]) -> None:
+def _read_files(run: FinishedRun, model: str, configs: Mapping[str, ModelConfig]) -> dict[str, str]:
+    """Return the texts of each changed model.json, by path below the model repository."""
+    best = run.folder.best
+    prefix = f"{model}/" if len(configs) == 1 and is_file(best / "config.pbtxt") else ""
+    return {f"{prefix}{path.relative_to(best).as_posix()}": model_json.read(path) for path in model_files(best)}
+
+
+def _check_measured(
+    run: FinishedRun, point: Point, configs: Mapping[str, ModelConfig], files: Mapping[str, str]
+) -> None:
     """Raise BadInputError if no file in best/ has the settings of the recommended ``point``.
 
     The measurements would then belong to another configuration.
     """
     own = replace(point.candidate, fields=point.candidate.config_fields)
-    if all(model_config.differences(own, config) for config in configs.values()):
+    chosen = point.candidate.model_json
+    lacks_keys = any(not chosen.items() <= json.loads(text).items() for text in files.values())
+    if (
+        all(model_config.differences(own, config) for config in configs.values())
+        or lacks_keys
+        or bool(chosen) != bool(files)
+    ):
         raise BadInputError(
             f"{run.folder.best}: differs from the configuration that the run measured, because it was edited or "
             f"written by another version of tune; `tune --resume {run.folder.path}` writes it again"

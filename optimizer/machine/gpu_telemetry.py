@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from http.client import HTTPException
-from typing import Any
+from typing import Any, TypeVar
 
 from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
 from optimizer.machine.conditions import process_tree
@@ -36,13 +36,17 @@ def read_gpu_metrics(address: str) -> dict[str, GpuReading]:
 
     ``address`` is ``host:port`` of the server's metrics.
     """
+    return parse_gpu_metrics(read_metrics_page(address), time.monotonic())
+
+
+def read_metrics_page(address: str) -> str:
+    """Return the Prometheus metrics of a server at ``host:port``; an empty text if they cannot be read."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/metrics", timeout=CALL_SECONDS) as response:
-            text = response.read(MAX_BYTES).decode(errors="replace")
+            return str(response.read(MAX_BYTES).decode(errors="replace"))
     except (OSError, ValueError, HTTPException):
-        return {}
-    return parse_gpu_metrics(text, time.monotonic())
+        return ""
 
 
 def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:
@@ -57,6 +61,8 @@ def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:
                 values.setdefault(match[2], {})[TRITON_GPU_METRICS[match[1]]] = value
     return {uuid: GpuReading(at_seconds, **own) for uuid, own in values.items() if own.keys() - {"utilization"}}
 
+
+T = TypeVar("T")
 
 INTERVAL_SECONDS = 0.1
 
@@ -80,7 +86,7 @@ class GpuTelemetry:
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Sample within the context; the values are filled in when it ends."""
         with contextlib.ExitStack() as sampling, self._others.record(endpoint) as samples:
-            recordings = [sampling.enter_context(_sampled(read)) for read in self._sources(endpoint)]
+            recordings = [sampling.enter_context(sampled(read)) for read in self._sources(endpoint)]
             yield samples
             sampling.close()
             for name, value in [
@@ -109,16 +115,19 @@ def _select(readings: GpuSample, uuids: set[str]) -> GpuSample:
 
 
 @contextlib.contextmanager
-def _sampled(read: Callable[[], GpuSample]) -> Iterator[list[GpuSample]]:
-    """Call ``read`` repeatedly in a thread; the yielded list is complete when the context ends."""
-    samples: list[GpuSample] = []
+def sampled(read: Callable[[], T | None], interval_seconds: float = INTERVAL_SECONDS) -> Iterator[list[T]]:
+    """Call ``read`` repeatedly in a thread; the yielded list is complete when the context ends.
+
+    Empty samples and None are left out.
+    """
+    samples: list[T] = []
     stop = threading.Event()
 
     def sample() -> None:
         while True:
             if sample := read():
                 samples.append(sample)
-            if stop.wait(INTERVAL_SECONDS):
+            if stop.wait(interval_seconds):
                 return
 
     sampler = threading.Thread(target=sample, daemon=True)

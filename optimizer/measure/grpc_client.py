@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +65,11 @@ class GrpcClient:
     def index(self) -> dict[str, bool]:
         return {model.name: model.state == "READY" for model in self._call("get_model_repository_index").models}
 
-    def load(self, model: str, override: str | None, timeout_seconds: float) -> None:
-        self._call("load_model", model, config=override, client_timeout=timeout_seconds)
+    def load(
+        self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        sent = {f"file:{path}": content for path, content in (files or {}).items()}
+        self._call("load_model", model, config=override, files=sent or None, client_timeout=timeout_seconds)
 
     def unload(self, model: str) -> None:
         self._call("unload_model", model)
@@ -102,7 +105,7 @@ class GrpcClient:
             return grpc.insecure_channel(address, options=_UNBOUNDED)
         return grpc.secure_channel(address, self._credentials, options=_UNBOUNDED)
 
-    def _call(self, method: str, *arguments: str, client_timeout: float = CALL_SECONDS, **named: str | None) -> Any:
+    def _call(self, method: str, *arguments: str, client_timeout: float = CALL_SECONDS, **named: Any) -> Any:
         """Return the result of a method of tritonclient's client."""
         with self._translated_errors():
             call = getattr(self._client, method)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,9 +88,12 @@ class HttpClient:
             index = client.get_model_repository_index(self._headers)
             return {model["name"]: model.get("state") == "READY" for model in index}
 
-    def load(self, model: str, override: str | None, timeout_seconds: float) -> None:
+    def load(
+        self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        sent = {f"file:{path}": content for path, content in (files or {}).items()}
         with self._open(timeout_seconds) as client:
-            client.load_model(model, self._headers, config=override)
+            client.load_model(model, self._headers, config=override, files=sent or None)
 
     def unload(self, model: str) -> None:
         with self._open() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from optimizer.core.interfaces import Connection
@@ -79,10 +79,13 @@ class ServerClient(Protocol):
     def index(self) -> dict[str, bool]:
         """Return the names of the models in the repository and whether each is loaded."""
 
-    def load(self, model: str, override: str | None, timeout_seconds: float) -> None:
+    def load(
+        self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None
+    ) -> None:
         """Load ``model`` with the configuration ``override`` (JSON).
 
-        None loads it with the last override, or with the configuration in the repository.
+        None loads it with the last override, or with the configuration in the repository. With ``files``, by path in
+        the folder of the model, the server uses only these, not those in the repository; this needs an override.
         """
 
     def unload(self, model: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
+from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.notes import ServedOnCpu
@@ -131,14 +132,19 @@ def build_space(
         sizes = (0,) if largest == 0 else section.max_batch_size or _powers_of_two(1, largest)
         fields |= sequence_fields(section, source.config, sizes)
         return SearchSpace(sizes, instance_count=section.instance_group_count or _counts(hardware), fields=fields)
+    counts = section.instance_group_count or _counts(hardware)
+    if section.instance_group_count is None and has_llm_engine(source.tuned_config):
+        counts = (
+            model_config.candidate_of(source.tuned_config).instance_count,
+        )  # each engine fills the GPU's memory
     if largest == 0:
-        return SearchSpace((0,), instance_count=section.instance_group_count or _counts(hardware), fields=fields)
+        return SearchSpace((0,), instance_count=counts, fields=fields)
     sizes = section.max_batch_size or _powers_of_two(least, max(largest, least))
     return SearchSpace(
         max_batch_size=tuple(size for size in sizes if size >= least) or (least,),
         max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
         preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
-        instance_count=section.instance_group_count or _counts(hardware),
+        instance_count=counts,
         fields=fields,
         request_batch_size=batch.fixed or 1,
         is_streaming=source.is_streaming,

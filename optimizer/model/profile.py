@@ -29,7 +29,7 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX
+from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, load_builder
 from optimizer.model.profile_schema import (
@@ -154,6 +154,8 @@ class Profile(ProfileSection):
             return self.fault("space", "config", name, problem=error.problem)
         if name.startswith(SERVER_OPTION_PREFIX):
             return self.fault("space", "server", name.removeprefix(SERVER_OPTION_PREFIX), problem=error.problem)
+        if name.startswith(MODEL_JSON_PREFIX):
+            return self.fault("space", "model_json", name.removeprefix(MODEL_JSON_PREFIX), problem=error.problem)
         if name in _PARAMETER_KEYS:
             return self.fault("space", _PARAMETER_KEYS[name], problem=error.problem)
         return self.fault("space", problem=str(error))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import format_value, resolve_inside
 from optimizer.core.token_lengths import TokenRequests
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, SERVER_OPTION_PREFIX, FieldValue
+from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX, FieldValue
 from optimizer.model.builders import BUILDERS
 from optimizer.model.profile_values import (
     Accelerator,
@@ -31,6 +31,7 @@ from optimizer.model.profile_values import (
     GraphLevel,
     InputData,
     LatencyBound,
+    ModelJsonKey,
     NonEmpty,
     NonNegative,
     PlainName,
@@ -431,6 +432,11 @@ class SpaceSection(ProfileSection):
         description="Options of tritonserver, by name without dashes",
         examples=[{"rate-limit": ["off", "execution_count"]}],
     )
+    model_json: dict[ModelJsonKey, NonEmpty[FieldChoice]] = Field(
+        default={},
+        description="Keys of model.json in the version folder of the model, which Triton's vLLM backend reads",
+        examples=[{"max_num_seqs": [64, 128, 256]}],
+    )
     onnxruntime: OnnxRuntimeSection = Field(
         default=OnnxRuntimeSection(), description="Settings of ONNX Runtime, under the names of Triton's backend"
     )
@@ -456,7 +462,8 @@ class SpaceSection(ProfileSection):
         placement = {SERVER_CPUS: self.server_cpus, INSTANCE_GPUS: self.instance_group_gpus}
         placed = {path: choices for path, choices in placement.items() if choices}
         options = {f"{SERVER_OPTION_PREFIX}{name}": choices for name, choices in self.server.items()}
-        return self.onnxruntime.fields() | self.config | placed | options | others
+        file = {f"{MODEL_JSON_PREFIX}{key}": choices for key, choices in self.model_json.items()}
+        return self.onnxruntime.fields() | self.config | placed | options | file | others
 
 
 class ScoreSection(ProfileSection):

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from objectives.sla import parse_duration_ms
-from optimizer.config import gpu_placement
+from optimizer.config import gpu_placement, model_json
 from optimizer.config.batching import parse_policy
 from optimizer.core.request_sizes import (
     DISTRIBUTION_MARKS,
@@ -345,6 +345,11 @@ ServerOption = Annotated[
     str,
     _parsed_by(lambda value: server_options.check_option_name(str(value))),
     _in_schema({"type": "string", "pattern": "^[a-z][a-z0-9-]*$"}),
+]
+ModelJsonKey = Annotated[
+    str,
+    _parsed_by(lambda value: model_json.check_key(str(value))),
+    _in_schema({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$"}),
 ]
 BuilderSetting = Annotated[
     FieldValue | None,

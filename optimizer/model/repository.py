@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc.model_config_pb2 import TYPE_STRING, ModelConfig, ModelSequenceBatching
 
 from optimizer.config import field_path, model_config
+from optimizer.config.llm_backends import VLLM, complete_vllm
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import check_shell_word, format_value, is_folder, one_line
@@ -153,6 +154,8 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
             f"{', '.join(MODEL_FILES)}; only a server of your own that has it can serve this model: to tune it here, "
             f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
         )
+    if backend == VLLM:
+        complete_vllm(config)
     refuse_unmeasurable(config, path)
     if config.sequence_batching.state and not any_backend:
         raise BadInputError(
@@ -292,6 +295,7 @@ def read_source(
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
+    _check_streaming(top, parts)
     _check_stateful(top, parts, composing, variants, concurrent)
     if variants and parts:
         raise BadInputError(
@@ -344,6 +348,18 @@ def _steps(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
+def _check_streaming(top: ModelSource, parts: Mapping[str, ModelSource]) -> None:
+    """Raise BadInputError if a model that does not stream itself is served with one that does."""
+    decoupled = [name for name, part in parts.items() if part.is_streaming]
+    if decoupled and not top.is_streaming:
+        raise BadInputError(
+            f"{one_line(top.name)}: decoupled: {format_value(decoupled[0])} sends any number of responses to a "
+            "request, and such a model is measured only on its own, or behind a decoupled Python model that calls it "
+            "(such as tensorrt_llm_bls, with its models in bls_composing_models): tune that one, or use a copy that "
+            "responds once"
+        )
+
+
 def _gather(
     name: str, read: Callable[[str], ModelSource], parts: dict[str, ModelSource], path: tuple[str, ...]
 ) -> None:
@@ -356,11 +372,6 @@ def _gather(
         part = read(name)
     except BadInputError as error:
         raise BadInputError(f"{one_line(path[-1])} consists of {format_value(name)}: {error}") from None
-    if part.is_streaming:
-        raise BadInputError(
-            f"{one_line(path[-1])}: decoupled: {format_value(name)} sends any number of responses to a request, and "
-            "such a model is measured only on its own: tune it itself, or use a copy that responds once"
-        )
     for step in _steps(part.config):
         _gather(step, read, parts, (*path, name))
     parts[name] = part

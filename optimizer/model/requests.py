@@ -325,6 +325,10 @@ class _Inputs:
                 raise BadInputError(
                     f"input {one_line(name, 60)}: the tokens: section gives its values; leave out its shape and range"
                 )
+        named = {*self.tokens.filled, tokens.prompt_input, *self.bounds, *self.shapes}
+        self.tensors = {  # random values of the other inputs would change what is generated
+            name: tensor for name, tensor in self.tensors.items() if name in named or name not in self.optional
+        }
         if shape := self.tokens.prompt_shape:
             self.shapes[tokens.prompt_input] = (f"{tokens.prompt_input}: lengths of the prompts", shape)
 

@@ -13,7 +13,7 @@ from optimizer.core.interfaces import ProtocolName
 from optimizer.core.safe_text import exists, is_folder
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
-from optimizer.options.run_options import RunOptions, default_search
+from optimizer.options.run_options import RANKED_BY_THROUGHPUT, RunOptions, default_search
 from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS, TIMING
 from optimizer.options.values import OptionError, move_model, quote
 
@@ -119,7 +119,7 @@ def _check_remote(options: RunOptions, explicit: Collection[str]) -> None:
 
 
 def _check_search(options: RunOptions) -> None:
-    if options.search == "simulated" and options.objectives[0] != "throughput":
+    if options.search == "simulated" and options.objectives[0] not in RANKED_BY_THROUGHPUT:
         raise OptionError(
             "search",
             f"--search simulated ranks by throughput; with --objective {','.join(options.objectives)} "

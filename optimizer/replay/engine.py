@@ -45,8 +45,9 @@ def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Probl
     for constraint in sla:
         if constraint.metric not in recording.known:
             short = constraint.metric.removeprefix("latency-")
+            column = f"{constraint.metric.replace('-', '_')}_ms"
             raise BadInputError(
-                f"{recording.name}: --sla-{short} needs the column latency_{short}_ms, which the table does not have"
+                f"{recording.name}: --sla-{short} needs the column {column}, which the table does not have"
             )
     return Problem(
         model="recorded",

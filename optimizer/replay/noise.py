@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from objectives import batch_stats
-from objectives.metrics import STATISTICS, TIMINGS, Measurement
+from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.simulator.scenario import Array
@@ -139,7 +139,7 @@ def perturbed(measurement: Measurement, throughput: float, tail: float) -> Measu
         for timing in TIMINGS
         for statistic in STATISTICS
     }
-    factors = {**values, **dict.fromkeys(STAGES, slower), "throughput_infer_per_sec": 1 / slower}
+    factors = {**values, **dict.fromkeys(STAGES, slower), **dict.fromkeys(RATES, 1 / slower)}
     changed = {
         name: factor * value for name, factor in factors.items() if (value := getattr(measurement, name)) is not None
     }

@@ -26,6 +26,8 @@ REQUEST_OPTIONS = (
     "ranges",
     "string_data",
     "string_length",
+    "prompt_tokens",
+    "output_tokens",
 )
 COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime")
 LONGEST_VALUE, LARGEST_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere

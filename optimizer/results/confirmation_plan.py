@@ -18,7 +18,7 @@ import numpy as np
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
 from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
 from objectives.load_sequence import MARGIN, OTHER_MARGIN
-from objectives.metrics import Measurement
+from objectives.metrics import TIMINGS, Measurement, Timing
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
@@ -382,9 +382,7 @@ def judge_load(
         reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
         return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
     if judged.verdict is Verdict.PASS:
-        rise_ms = _rise_ms([again for again in trial.confirmations if again.load == load])
-        if rise_ms > MOST_RISE * problem.sla.latency_bound_ms():
-            reason = f"the mean latency rose by {rise_ms:.3g} ms on each server: the rate may exceed the capacity"
+        if reason := _rise([again for again in trial.confirmations if again.load == load], problem.sla):
             return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
         agreement = load_agreement(trial, load, problem)
         if agreement is not None and agreement.contradiction:
@@ -431,17 +429,19 @@ def _judge_confirmation(
         sum(map(len, servers)),
         throughput_interval(usable, spreads["throughput"], problem.confidence),
         latency,
-        latency_interval_ms(usable, latency, judged.effective_requests, spreads[latency], problem.confidence),
+        latency_interval_ms(
+            usable, latency, judged.effective_requests_of(latency), spreads[latency], problem.confidence
+        ),
         error,
         load_agreement(trial, load, problem),
-        _streamed_intervals(usable, judged.effective_requests, problem, spreads),
+        _streamed_intervals(usable, judged, problem, spreads),
         problem.sla,
     )
 
 
 def _streamed_intervals(
     servers: Sequence[Sequence[Measurement]],
-    effective_requests: float,
+    judged: SlaVerdict,
     problem: Problem,
     spreads: Mapping[str, ServerSpread],
 ) -> dict[str, ConfidenceInterval]:
@@ -451,7 +451,9 @@ def _streamed_intervals(
     confidence, output = problem.confidence, "output-throughput"
     latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
     intervals = {
-        metric: latency_interval_ms(servers, metric, effective_requests, spreads[metric], confidence)
+        metric: latency_interval_ms(
+            servers, metric, judged.effective_requests_of(metric), spreads[metric], confidence
+        )
         for metric in sorted(latencies)
     }
     return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
@@ -469,15 +471,25 @@ def _usable_servers(servers: Sequence[Sequence[Measurement]]) -> list[list[Measu
     return [windows for windows in kept if windows]
 
 
-def _rise_ms(own: Sequence[Confirmation]) -> float:
-    """Return by how much the mean latency rose on each server, from the first to the last third of its windows.
+def _rise(own: Sequence[Confirmation], sla: Sla) -> str:
+    """Return which mean time of a request rose too much for its bound, which a growing queue does; else nothing."""
+    for timing in TIMINGS:
+        rise_ms = _rise_ms(own, timing)
+        if rise_ms > MOST_RISE * min(sla.bounds_ms(timing), default=math.inf):
+            return f"the {timing.subject} rose by {rise_ms:.3g} ms on each server: the rate may exceed the capacity"
+    return ""
+
+
+def _rise_ms(own: Sequence[Confirmation], timing: Timing) -> float:
+    """Return by how much the mean of ``timing`` rose on each server, from the first to the last third of its windows.
 
     The result is the average over servers, and 0 if latency did not rise on one of them. It is 0 in a closed loop,
     where no queue can grow.
     """
     rises = []
     for server in {confirmation.server for confirmation in own}:
-        means = [window.measurement.latency_avg_ms or 0.0 for window in own if window.server == server]
+        mean = timing.field_of("avg")
+        means = [getattr(window.measurement, mean) or 0.0 for window in own if window.server == server]
         third = len(means) // 3
         if third == 0 or not own[0].load.request_rate:
             return 0.0

@@ -276,6 +276,7 @@ def triton_lines(candidate: Candidate) -> list[str]:
     for path, value in candidate.fields:
         if path == VARIANT or model_of_field(path):
             lines.append(f"# {path.replace('/', ': ')} {_literal(value)}")
+    lines += [f"# model.json: {json.dumps({key: value})[1:-1]}" for key, value in candidate.model_json.items()]
     if options := server_options.to_arguments(candidate.fields):
         lines.append(f"# server_options: {' '.join(options)}")
     if candidate.server_cpus:

@@ -17,7 +17,7 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement, timing_of
 from objectives.sequential import LOOKS
-from objectives.verdict import MOST_EXCLUDED, QUANTILE_LEVELS, STREAMED_SUBJECTS, estimand
+from objectives.verdict import MOST_EXCLUDED, QUANTILE_LEVELS, estimand
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
@@ -154,7 +154,7 @@ def undecided_cause(outcome: Outcome) -> str:
     over = f"{formatting.exact(bound.bound)} ms"
     measured = f"{share} of the requests are slower than {over}"
     if timing is not None and timing.needs_streaming:
-        measured = f"{share} of the requests have a {STREAMED_SUBJECTS[timing.name]} above {over}"
+        measured = f"{share} of the requests have a {timing.subject} above {over}"
     latency_ms = METRICS[bound.metric].value(confirmed.point.measurement)
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
@@ -466,6 +466,7 @@ _MEASURED = (
     *("throughput_infer_per_sec", "latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
     *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling", "server_memory_bytes", "other_cpu_share"),
+    *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),
     "score",
 )
 

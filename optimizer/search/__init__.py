@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
 from optimizer.core.errors import BadInputError
-from optimizer.options.run_options import SEARCHERS
+from optimizer.options.run_options import RANKED_BY_THROUGHPUT, SEARCHERS
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # `simulated` ends if a deployment promises less, as a share of the throughput. It is the standard error with which a
 # confirmation knows the throughput: deployments differ by 5 %, and it has six servers.
 SMALLEST_GAIN = 0.02
-# objectives of `simulated`; lengths do not depend on the configuration, so tokens are proportional to requests
-RANKED_BY_THROUGHPUT = ("throughput", "output-throughput")
 
 
 def installed_methods() -> tuple[str, ...]:

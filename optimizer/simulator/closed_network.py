@@ -163,7 +163,7 @@ class _Settings:
             np.array(
                 [
                     max(1.0, candidate.max_batch_size / request_batch_size)
-                    if candidate.dynamic_batching
+                    if candidate.dynamic_batching or candidate.is_stateful
                     else math.nan
                     for candidate, _ in cells
                 ]

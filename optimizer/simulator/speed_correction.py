@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives import batch_stats
-from objectives.metrics import STATISTICS, TIMINGS, Measurement
+from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
@@ -32,6 +32,11 @@ TIMES = (
     *("client_send_ms", "network_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
     "client_recv_ms",
 )
+
+
+def scaled_rates(measurement: Measurement, factor: float) -> dict[str, Any]:
+    """Return the known throughputs of ``measurement`` times ``factor``, by field."""
+    return {name: value * factor for name in RATES if (value := getattr(measurement, name)) is not None}
 
 
 def disturbance_noise(measurement: Measurement) -> float:
@@ -88,8 +93,7 @@ class SpeedCorrection:
         values: dict[str, Any] = {
             name: value / factor for name in TIMES if (value := getattr(measurement, name)) is not None
         }
-        if measurement.throughput_infer_per_sec is not None:
-            values["throughput_infer_per_sec"] = measurement.throughput_infer_per_sec * factor
+        values |= scaled_rates(measurement, factor)
         counted = batch_stats.from_text(measurement.batch_stats)
         values["batch_stats"] = batch_stats.to_text((b, n, round(ns / factor)) for b, n, ns in counted)
         return replace(measurement, **values)
@@ -113,8 +117,7 @@ class SpeedCorrection:
         corrected, noise = self.correct(measurement), disturbance_noise(measurement)
         if not noise or not is_comparable(corrected) or corrected.throughput_infer_per_sec is None:
             return corrected
-        throughput = corrected.throughput_infer_per_sec * math.exp(-noise)
-        return replace(corrected, throughput_infer_per_sec=throughput, stable=True)
+        return replace(corrected, **scaled_rates(corrected, math.exp(-noise)), stable=True)
 
 
 def fit_speed_correction(trials: Sequence[Trial], problem: Problem) -> SpeedCorrection:

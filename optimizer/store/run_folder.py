@@ -314,19 +314,33 @@ class RunFolder:
         info = {**head, "signature": sign(external_values(options)), **rest}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
-    def write_best(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
+    def write_best(
+        self, configs: Mapping[str, str], server_options: Sequence[str] = (), files: Mapping[str, str] | None = None
+    ) -> None:
         """Write the recommended config.pbtxt texts, by model, and the options of the server, one a line.
 
-        Each file is written atomically. Raises EnvironmentFault if it cannot be.
+        ``files`` are the texts of each changed model.json, by path below the model repository. Each file is written
+        atomically. Raises EnvironmentFault if it cannot be.
         """
-        _write_configs(self.best, configs, server_options)
+        _write_configs(self.best, configs, server_options, files or {})
 
-    def write_baseline(self, configs: Mapping[str, str], server_options: Sequence[str] = ()) -> None:
+    def write_baseline(
+        self, configs: Mapping[str, str], server_options: Sequence[str] = (), files: Mapping[str, str] | None = None
+    ) -> None:
         """Write the configuration that the run started from; see ``write_best``."""
-        _write_configs(self.baseline, configs, server_options)
+        _write_configs(self.baseline, configs, server_options, files or {})
 
 
-def _write_configs(folder: Path, configs: Mapping[str, str], server_options: Sequence[str]) -> None:
+def model_files(folder: Path) -> list[Path]:
+    """Return each model.json below ``best/`` or ``baseline/``: in a version folder, or in one of a model's folder."""
+    return sorted([*folder.glob("*/model.json"), *folder.glob("*/*/model.json")])
+
+
+def _write_configs(
+    folder: Path, configs: Mapping[str, str], server_options: Sequence[str], files: Mapping[str, str]
+) -> None:
+    for old in model_files(folder):
+        old.unlink()
     options_file = folder / "server_options"
     options_file.unlink(missing_ok=True)
     if server_options:
@@ -334,13 +348,15 @@ def _write_configs(folder: Path, configs: Mapping[str, str], server_options: Seq
     if len(configs) == 1:
         (text,) = configs.values()
         write_atomically(folder / "config.pbtxt", text)
-        return
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise write_error(folder, error) from error
-    for name, text in configs.items():
-        write_atomically(folder / name / "config.pbtxt", text)
+    else:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise write_error(folder, error) from error
+        for name, text in configs.items():
+            write_atomically(folder / name / "config.pbtxt", text)
+    for path, text in files.items():
+        write_atomically(folder / (path.partition("/")[2] if len(configs) == 1 else path), text)
 
 
 def _unwritable(out: str, error: OSError) -> TuneError:

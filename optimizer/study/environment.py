@@ -26,11 +26,13 @@ from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
+from optimizer.deploy.managed_target import exports_metrics
 from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.conditions import ProcessTelemetry, SpeedLog
 from optimizer.machine.cpus import CpuPlacement
+from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
@@ -180,7 +182,7 @@ class Environment:
             log=folder.server_log,
             cpus=self.placement(task).server,
             gpus=self._needs_gpus(task),
-            metrics=self.gpus.metrics,
+            metrics=self._metrics_address(task),
             stopwatch=self.stopwatch,
             say=self.say,
         )
@@ -196,6 +198,8 @@ class Environment:
         generators = make_load_generators(self.options, task, folder, client_cpus, self.stopwatch, self.say)
         gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
         telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(all_cpus), gpus)
+        if exports_metrics(task.source):
+            telemetry = EngineTelemetry(telemetry)
         if self.options.target == "docker":
             telemetry = ContainerTelemetry(telemetry)
         scorer = read_scorer(task.score) if task.score else None
@@ -261,6 +265,12 @@ class Environment:
             notes.append(MigInstanceUsed())
         notes.append(GpusNotRead(self.gpus.fault) if self.gpus.fault else None)
         return present(notes)
+
+    def _metrics_address(self, task: Task) -> str:
+        """Return the address of the metrics of a remote server if they report GPUs or an engine; otherwise empty."""
+        if self._is_remote and exports_metrics(task.source):
+            return target_factory.metrics_address(self.options)
+        return self.gpus.metrics
 
     @property
     def _is_remote(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optimizer.config import gpu_placement
+from optimizer.config import gpu_placement, model_json
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
@@ -153,6 +153,8 @@ def _of_profile(
             concurrent=options.concurrent_models or profile.model.concurrent_models or (),
             batcher=profile.model.batcher,
         )
+    if section.model_json:
+        _check_model_json(source, profile)
     for name in section.models:
         if name not in source.models or name == source.tuned_model:
             others = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
@@ -179,6 +181,19 @@ def _check(section: SpaceSection, profile: Profile, batch: int, gpu_count: int) 
             f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
             f"({', '.join(map(str, section.max_batch_size))}); lower it, or give space.max_batch_size a larger one"
         )
+
+
+def _check_model_json(source: ModelSource, profile: Profile) -> None:
+    """Raise BadInputError if the tuned model has no model.json that can be changed."""
+    folder = source.folder(source.tuned_model)
+    if not (versions := model_json.versions(folder)):
+        problem = (
+            f"no version folder of {source.tuned_model} has a {model_json.FILE}, as a model of the vLLM backend has; "
+            "leave it out"
+        )
+        raise profile.fault("space", "model_json", problem=problem)
+    for version in versions:
+        model_json.parse(version / model_json.FILE)
 
 
 def _largest_batch(section: SpaceSection, batch: SizeDistribution) -> int:

@@ -253,11 +253,13 @@ class RunRecord:
             self.folder.write_best(*self._configs(outcome.recommended.candidate))
             self.folder.write_baseline(*self._configs(self.task.baseline))
 
-    def _configs(self, candidate: Candidate) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return the text of config.pbtxt by model, and the options of the server."""
-        configs = served_models(self.task.source, candidate).configs
-        texts = {name: model_config.to_text(config) for name, config in configs.items()}
-        return texts, server_options.to_arguments(candidate.fields)
+    def _configs(self, candidate: Candidate) -> tuple[dict[str, str], tuple[str, ...], dict[str, str]]:
+        """Return the text of config.pbtxt by model, the options of the server, and the changed model.json by path."""
+        served = served_models(self.task.source, candidate)
+        texts = {name: model_config.to_text(config) for name, config in served.configs.items()}
+        changed = served.files if candidate.model_json else {}
+        files = {f"{served.batcher}/{path}": text for path, text in changed.items()}
+        return texts, server_options.to_arguments(candidate.fields), files
 
     def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:
         from optimizer.results.report.write import write

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher
@@ -205,7 +205,7 @@ class Scheduler:
         problem, best = self.problem, self.best()
         speed = fit_speed_correction(self._all_trials(), problem)
         every = self.searcher.is_exhaustive and not problem.open_loop
-        by_throughput = problem.objectives == (METRICS["throughput"],)
+        by_throughput = problem.maximizes_throughput and len(problem.objectives) == 1
         compared = any(candidate == comparison for _, comparison in self.comparisons)
         searched = by_throughput and not compared and not every
         possible = problem.space.allowed_concurrencies(candidate)
@@ -227,7 +227,7 @@ class Scheduler:
             problem.sla.latencies,
             start=start,
             open_loop=problem.open_loop,
-            lowest=METRICS["throughput"] not in problem.objectives,
+            lowest=not problem.maximizes_throughput,
             throughput_floor=problem.sla.throughput_floor,
             to_beat=speed.correct(best.measurement).throughput_infer_per_sec if best and searched else None,
             loads=possible,

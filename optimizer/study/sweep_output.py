@@ -187,13 +187,15 @@ def _print_cells(console: Console, cells: Sequence[SweepCell], load: Column) -> 
             *(_known(cell, name) for name in LATENCIES),
         )
     print_table(console, table)
-    if any(cell.measurement.is_streamed for cell in cells):
+    is_streamed = any(cell.measurement.is_streamed for cell in cells)
+    if is_streamed:
         print_line(console)
         streamed = plain_table(f">{load[0]}", *(f">{name}" for name in STREAMED))
         for cell in cells:
             streamed.add_row(load[1](cell), *(_value(cell, metric) for metric in STREAMED.values()))
         print_table(console, streamed)
-    if any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES):
+    has_stages = any(getattr(cell.measurement, stage) is not None for cell in cells for stage in STAGES)
+    if has_stages and not is_streamed:  # Triton's stages end when the execution returns, maybe before the responses
         print_line(console)
         stages = plain_table(f">{load[0]}", *(f">{name}" for name in STAGE_NAMES))
         for cell in cells:

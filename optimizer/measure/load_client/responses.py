@@ -103,7 +103,7 @@ class StreamedRequests:
 
 @dataclass(frozen=True, slots=True)
 class StreamOutput:
-    """What a model sent in some time: the number of responses and of tokens."""
+    """The number of responses and of tokens that a model sent in some time."""
 
     responses: int
     tokens: int
@@ -118,7 +118,7 @@ class StreamOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Of each request: its time to first response, inter-token latency (both NaN without), responses and tokens.
+    """The time to first response and the inter-token latency of each request (NaN if it has none), and its responses.
 
     ``arrivals_ms`` has the arrivals of its responses, counted as the time to first response.
     """

@@ -79,7 +79,13 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
 
 
 def stages_ms(point: Point) -> list[float] | None:
-    """Return the mean milliseconds in each of STAGES; None if none is known."""
+    """Return the mean milliseconds in each of STAGES; None if none is known.
+
+    Those of a model that streams are unknown: Triton ends the last stage when the backend's execution returns, which
+    may be before the first response.
+    """
+    if point.measurement.is_streamed:
+        return None
     values = [getattr(point.measurement, name) for name in STAGES]
     return None if all(value is None for value in values) else [max(value or 0.0, 0.0) for value in values]
 

@@ -193,7 +193,57 @@ def test_models_with_similar_names_keep_their_configurations(tmp_path: Path) -> 
     keys = kubernetes.config_keys(recommended)
     assert len(set(keys.values())) == len(recommended.configs)
     data = kubernetes.config_map(recommended, settings(recommended))["data"]
-    assert {name: read_config(data[key]) for name, key in keys.items()} == recommended.configs
+    configs = {f"{name}/config.pbtxt": config for name, config in recommended.configs.items()}
+    assert {path: read_config(data[key]) for path, key in keys.items()} == configs
+
+
+# -- model.json ------------------------------------------------------------------------------------------------
+
+MODEL_JSON = {"model_json.max_num_seqs": [128]}
+
+
+def test_a_changed_model_json_is_emitted_next_to_the_configuration(tmp_path: Path) -> None:
+    run = write_run(tmp_path, fields=MODEL_JSON)
+    files = emitted(run, tmp_path / "pbtxt")
+    assert files.keys() == {"config.pbtxt", "1/model.json"}
+    assert json.loads(files["1/model.json"]) == {"max_num_seqs": 128}
+
+
+def test_a_changed_model_json_is_mounted_over_that_of_the_model(tmp_path: Path) -> None:
+    run = write_run(tmp_path, fields=MODEL_JSON)
+    mounted = "/models/doubler/1/model.json"
+    files = emitted(run, tmp_path / "docker", *in_production("/srv/models", "docker"))
+    assert json.loads(files["doubler/1/model.json"]) == {"max_num_seqs": 128}
+    assert f"doubler/1/model.json:{mounted}:ro" in files["run.sh"]
+    (text,) = emitted(run, tmp_path / "compose", *in_production("/srv/models", "compose")).values()
+    compose = yaml.safe_load(text)
+    (name,) = [entry["source"] for entry in compose["services"]["doubler"]["configs"] if entry["target"] == mounted]
+    assert json.loads(compose["configs"][name]["content"]) == {"max_num_seqs": 128}
+    recommended = recommendation_of(run)
+    config_map, deployed = kubernetes.manifests(recommended, settings(recommended))[:2]
+    mounts = deployed["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    (key,) = [mount["subPath"] for mount in mounts if mount["mountPath"] == mounted]
+    assert json.loads(config_map["data"][key]) == {"max_num_seqs": 128}
+
+
+def test_a_model_json_is_not_chosen_by_device(tmp_path: Path) -> None:
+    run = write_run(tmp_path, fields=MODEL_JSON)
+    with pytest.raises(
+        BadInputError, match=r"changes doubler/1/model\.json, which tritonserver does not choose by de"
+    ):
+        emit.main([str(run), "--format", "per-device", "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("content", ['{"max_num_seqs": 64}', None])
+def test_a_model_json_that_was_not_measured_is_refused(content: str | None, tmp_path: Path) -> None:
+    run = write_run(tmp_path, fields=MODEL_JSON)
+    file = run / "best" / "1" / "model.json"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    with pytest.raises(BadInputError, match="differs from the configuration that the run measured"):
+        recommendation_of(run)
 
 
 # -- bad input -------------------------------------------------------------------------------------------------

@@ -84,3 +84,27 @@ def test_a_timing_is_found_by_its_metric() -> None:
 def test_the_spread_between_servers_is_known_for_each_bounded_time() -> None:
     sla = Sla.from_bounds(BOUNDS_MS)
     assert isinstance(server_spreads([servers()], sla)["itl-p95"], ServerSpread)
+
+
+@pytest.mark.parametrize(("with_itl", "expected"), [(400, Verdict.FAIL), (40, Verdict.UNDECIDED)])
+def test_a_time_is_judged_among_the_requests_that_have_it(with_itl: int, expected: Verdict) -> None:
+    """Requests with a single response have no inter-token latency and say nothing about its bound."""
+
+    def partly(one: Measurement, seed: int) -> Measurement:
+        times_ms = 27.0 * np.exp(np.random.default_rng(seed).normal(0, 0.1, with_itl))
+        return replace(one, itl_sketch=sketch_latencies(times_ms), requests_over_itl_ms=count_over(times_ms, [30.0]))
+
+    sla = Sla.from_bounds({"itl-p95": 30.0})
+    windows = [[partly(one, 10 * i + j) for j, one in enumerate(own)] for i, own in enumerate(servers())]
+    counts = count_misses(windows, 30.0, 0.95, ITL)
+    assert sum(map(sum, counts.requests)) == with_itl * sum(map(len, windows))
+    assert counts.share == pytest.approx(0.146, abs=0.04)
+    assert judge_sla(windows, sla, server_spreads([windows], sla), TEST).verdict is expected
+
+
+def test_the_interval_of_each_time_has_the_effective_requests_of_its_own_bound() -> None:
+    sla, windows = Sla.from_bounds(BOUNDS_MS), servers(itl_ms=60.0)
+    judged = judge_sla(windows, sla, server_spreads([windows], sla), TEST)
+    assert set(judged.effective_by_metric) == set(BOUNDS_MS)
+    assert judged.effective_requests_of("itl-p95") == judged.effective_by_metric["itl-p95"]
+    assert judged.effective_requests_of("latency-p95") == judged.effective_requests

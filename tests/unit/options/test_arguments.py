@@ -165,3 +165,11 @@ def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert "geheim" not in command_line(RunOptions("m", storage="postgresql://u:geheim@host/db"))
+
+
+def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
+    alone = ["throughput", "output-throughput", "latency-p95", "memory"]
+    assert [default_search((name,)) for name in alone] == ["simulated", "simulated", "tpe", "tpe"]
+    assert default_search(("throughput", "memory")) == "tpe"
+    tokens = read_run_arguments(["--objective", "output-throughput", "--sla-ttft-p95", "200ms", "tinygpt"]).options
+    assert (tokens.search, tokens.sla_ms) == ("simulated", {"ttft-p95": 200.0})

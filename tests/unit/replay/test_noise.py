@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,10 +67,11 @@ def test_a_failed_recording_shows_no_noise() -> None:
 
 
 def test_effects_keep_littles_law_and_the_time_of_a_batch() -> None:
-    slow = perturbed(CELL, -math.log(2), math.log(1.5))
+    slow = perturbed(replace(CELL, output_tokens_per_sec=300.0), -math.log(2), math.log(1.5))
     times_ms = [slow.latency_avg_ms, slow.latency_p50_ms, slow.latency_p95_ms, slow.queue_ms]
     assert times_ms == pytest.approx([16.0, 21.0, 36.0, 4.0])
     assert slow.throughput_infer_per_sec == pytest.approx(500.0)
+    assert slow.output_tokens_per_sec == pytest.approx(150.0)
     assert slow.batch_stats == "4:100:104000000"
     assert slow.requests_over_ms == "", "the counts are those of other latencies"
 

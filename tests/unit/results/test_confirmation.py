@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from objectives.confidence import Verdict
+from objectives.latency_sketch import sketch_latencies
 from objectives.load_sequence import OTHER_ERROR_SHARES, OTHER_MARGIN, LoadSequence
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
@@ -571,3 +573,30 @@ def test_intervals_are_finite_and_ordered(problem: Problem, tmp_path: Path) -> N
             assert math.isfinite(interval.low)
             assert interval.low <= interval.high
         assert METRICS["throughput"].value(confirmed.point.measurement) is not None
+
+
+@pytest.mark.parametrize(("rise_ms", "expected"), [(0.0, Verdict.PASS), (40.0, Verdict.UNDECIDED)])
+def test_a_rising_time_to_first_response_shows_that_the_queue_grows(rise_ms: float, expected: Verdict) -> None:
+    """Only the time to first response is bounded, and it stays within its bound."""
+    load, problem = (
+        LoadPoint(1, request_rate=50.0),
+        replace(drawn_problem(), sla=Sla.from_bounds({"ttft-p95": 200.0})),
+    )
+    trial = Trial(1, FASTER)
+    for server in range(1, LOOKS[0] + 1):
+        for number in range(WINDOWS):
+            mean_ms = 60.0 + rise_ms * number / WINDOWS
+            times_ms = mean_ms * np.exp(np.random.default_rng([server, number]).normal(0, 0.1, 500))
+            measured = Measurement(
+                throughput_infer_per_sec=50.0,
+                ttft_avg_ms=mean_ms,
+                ttft_p50_ms=float(np.quantile(times_ms, 0.5)),
+                ttft_p95_ms=float(np.quantile(times_ms, 0.95)),
+                ttft_sketch=sketch_latencies(times_ms),
+                requests=500,
+                stable=True,
+            )
+            trial = trial.with_confirmation(Confirmation(server, load, measured, 0.01))
+    (confirmed,) = judge_confirmations([trial], replace(problem, open_loop=True))
+    assert confirmed.judged.verdict is expected
+    assert ("time to first response rose" in confirmed.judged.reason) == (expected is Verdict.UNDECIDED)

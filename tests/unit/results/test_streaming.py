@@ -173,15 +173,17 @@ def test_a_batch_has_the_interval_of_the_output_tokens(tmp_path: Path) -> None:
 
 
 def test_a_sweep_shows_tokens_and_times(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = {load: streaming_run.measurement(streaming_run.BEST, load) for load in (1, 8)}
     cells = [
-        SweepCell(0, streaming_run.BEST, LoadPoint(1, load), streaming_run.measurement(streaming_run.BEST, load), 1)
-        for load in (1, 8)
+        SweepCell(0, streaming_run.BEST, LoadPoint(1, load), replace(one, queue_ms=0.5, compute_infer_ms=3.5), 1)
+        for load, one in measured.items()
     ]
     facts = {"model": {"name": "tinygpt"}, "hardware": "2 CPUs", "notes": [], "status": "done", "results_dir": "x"}
     print_sweep(Console(width=80), cells, facts)
     text = capsys.readouterr().out
     assert re.search(r"Concurrency +tokens/s +p50 ms +p95 ms +p99 ms +p50 ms +p95 ms +p99 ms", text)
     assert "…" not in text
+    assert "Compute" not in text, "the stages end before the responses"
 
 
 def test_an_autoscaler_counts_the_requests_of_a_model_that_streams(

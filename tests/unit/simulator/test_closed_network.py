@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,9 @@ def points_of(truth: ClosedNetwork, cells: Sequence[tuple[Candidate, int]], nois
     points = []
     for number, (cell, result) in enumerate(zip(cells, truth.simulate(cells), strict=True)):
         factor = float(np.exp(rng.normal(0, noise)))
-        times = {f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCIES}
+        times: dict[str, Any] = {
+            f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCIES
+        }
         measurement = Measurement(result.throughput_infer_per_s * factor, requests=500, stable=True, **times)
         points.append(Point(number, cell[0], LoadPoint(1, cell[1]), measurement))
     return points

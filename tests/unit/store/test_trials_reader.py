@@ -62,7 +62,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "forecast_latency": (("p95", "throughput"), "none of latency-avg, latency-p50,"),
     "status": (("lost",), "neither ok nor failed"),
     "score": (("nan", "inf", LARGE), "not a number from -1e+15 to 1e+15"),
-    **dict.fromkeys(("gpu_utilization", "other_cpu_share", "late_request_share", "confirmation_error"), SHARE),
+    **dict.fromkeys(
+        ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "confirmation_error"),
+        SHARE,
+    ),
 }
 FREE_TEXTS = {"model", "gpu_throttling", "reason", "fingerprint"}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import ServerFault
@@ -39,7 +39,8 @@ def measured(trial: Trial) -> Trial:
         throughput = speed * min(1.0, concurrency / 8)
         p95_ms = 1.3e3 * concurrency / throughput + candidate.max_queue_delay_us / 1e3
         load = LoadPoint(1, concurrency)
-        measurements.append((load, Measurement(throughput, latency_p95_ms=p95_ms, requests=500, stable=True)))
+        figures = Measurement(throughput, latency_p95_ms=p95_ms, output_tokens_per_sec=32 * throughput)
+        measurements.append((load, replace(figures, requests=500, stable=True)))
     return replace(trial, measurements=tuple(measurements))
 
 
@@ -123,3 +124,18 @@ def test_only_failures_of_this_session_end_the_search() -> None:
     assert resumed.next() is not None
     with pytest.raises(ServerFault, match="no configuration can be deployed: no memory"):
         resumed.finished(failed[3])
+
+
+@pytest.mark.parametrize("open_loop", [False, True])
+def test_the_load_search_seeks_the_highest_load_for_requests_and_for_tokens(*, open_loop: bool) -> None:
+    """Tokens per second are proportional to requests per second, so both objectives have the same load search."""
+    rules = []
+    for name in ("throughput", "output-throughput"):
+        problem = replace(PROBLEM, objectives=(METRICS[name],), is_simulated=False, open_loop=open_loop)
+        scheduler = make_scheduler("random", problem)
+        for number in range(2):
+            scheduler.finished(measured(Trial(number, COMPARISONS[number][1])))
+        candidate = Candidate(8, dynamic_batching=True)
+        rules.append(scheduler.rules(candidate))
+    assert rules[0] == rules[1]
+    assert not rules[0].lowest

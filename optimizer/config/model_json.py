@@ -1,0 +1,112 @@
+"""The parameter file model.json in the version folders of a model, which Triton's vLLM backend reads.
+
+A candidate sets keys of its top level: the field ``model_json.max_num_seqs`` is the key ``max_num_seqs``. All other
+keys of the file are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import format_value, one_line, read_bytes
+from optimizer.core.trial import MODEL_JSON_PREFIX, FieldValue
+
+FILE = "model.json"
+MAX_BYTES = 1 << 20
+MAX_OVERRIDE_BYTES = 16 << 20  # of all files of the version folders, which a load request sends
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if it can be a key of model.json. Raises ValueError."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{format_value(key)} is not a key of model.json, such as max_num_seqs")
+    return key
+
+
+def versions(model: Path) -> list[Path]:
+    """Return the version folders of the folder ``model`` that have a model.json, ascending."""
+    folders = [path.parent for path in model.glob(f"*/{FILE}") if re.fullmatch("[0-9]{1,18}", path.parent.name)]
+    return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def values(model: Path, paths: Iterable[str]) -> dict[str, FieldValue]:
+    """Return the fields among ``paths`` that the model.json of the newest version has.
+
+    Raises BadInputError if the file cannot be read.
+    """
+    wanted = [path for path in paths if path.startswith(MODEL_JSON_PREFIX)]
+    if not wanted or not (folders := versions(model)):
+        return {}
+    content = parse(folders[-1] / FILE)
+    found = {path: content.get(path.removeprefix(MODEL_JSON_PREFIX)) for path in wanted}
+    return {path: value for path, value in found.items() if isinstance(value, (str, int, float))}
+
+
+def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, str]:
+    """Return the text of each model.json with the values ``chosen``, by its path in the folder ``model``.
+
+    A file that has all of them already keeps its text. Raises BadInputError if a file cannot be read, or if values
+    are chosen and there is no file.
+    """
+    folders = versions(model)
+    if chosen and not folders:
+        raise BadInputError(f"{one_line(str(model))}: no version folder has a {FILE}; leave space.model_json out")
+    return {f"{folder.name}/{FILE}": _with(folder / FILE, chosen) for folder in folders}
+
+
+def override_files(model: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
+    """Return all files that a load request has to send so that the server uses ``wanted``, by path.
+
+    A model that is loaded with files of the request gets only these. The result is empty if ``wanted`` changes
+    nothing. Raises BadInputError if the version folders are too large to be sent.
+    """
+    if all(model.joinpath(path).read_bytes() == text.encode() for path, text in wanted.items()):
+        return {}
+    files = [file for folder in versions(model) for file in folder.rglob("*") if _is_sent(file)]
+    if (size := sum(file.stat().st_size for file in files)) > MAX_OVERRIDE_BYTES:
+        raise BadInputError(
+            f"{one_line(str(model))}: its version folders have {size / 1e6:,.0f} MB, and a remote server that gets "
+            f"another {FILE} needs all of their files in the request, at most {MAX_OVERRIDE_BYTES >> 20} MiB: leave "
+            "space.model_json out, or tune on --target local or docker"
+        )
+    contents = {file.relative_to(model).as_posix(): file.read_bytes() for file in files}
+    return contents | {path: text.encode() for path, text in wanted.items()}
+
+
+def read(file: Path) -> str:
+    """Return the text of a model.json. Raises BadInputError if it is not a JSON object."""
+    parse(file)
+    return file.read_text(encoding="utf-8")
+
+
+def parse(file: Path) -> dict[str, Any]:
+    """Return the content of a model.json. Raises BadInputError."""
+    name = one_line(str(file))
+    try:
+        content = json.loads(read_bytes(file, MAX_BYTES, "is this the model.json of a model?").decode())
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{name}: not JSON: {one_line(str(error), 200)}") from None
+    if not isinstance(content, dict):
+        raise BadInputError(f'{name}: not a JSON object; write the parameters of the engine as {{"key": value}}')
+    return content
+
+
+def _with(file: Path, chosen: Mapping[str, FieldValue]) -> str:
+    content = parse(file)
+    if all(key in content and _same(content[key], value) for key, value in chosen.items()):
+        return file.read_text(encoding="utf-8")
+    return json.dumps(content | dict(chosen), indent=4, ensure_ascii=False) + "\n"
+
+
+def _same(present: object, value: FieldValue) -> bool:
+    return type(present) is type(value) and present == value
+
+
+def _is_sent(file: Path) -> bool:
+    return file.is_file() and file.parent.name != "__pycache__"

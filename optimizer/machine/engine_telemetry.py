@@ -1,0 +1,156 @@
+"""Telemetry of the engine of a language model, from the metrics that the vLLM and TensorRT-LLM backends export."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
+from optimizer.machine.gpu_telemetry import read_metrics_page, sampled
+
+INTERVAL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of a metrics page: its name, and the label that it has to have."""
+
+    name: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The series in which a backend exports what tune reads; empty where it exports nothing.
+
+    Attributes:
+        kv_cache_shares: Names of the used share of the KV cache, 0 to 1, in different versions.
+        kv_cache_used: Used blocks of the KV cache, for a backend that exports no share.
+        kv_cache_blocks: All blocks of the KV cache.
+        output_tokens: Counter of generated tokens.
+        preemptions: Counter of requests that lost their place in the KV cache.
+    """
+
+    kv_cache_shares: tuple[Series, ...] = ()
+    kv_cache_used: Series | None = None
+    kv_cache_blocks: Series | None = None
+    output_tokens: Series | None = None
+    preemptions: Series | None = None
+
+
+BACKENDS: Final[Mapping[str, EngineMetrics]] = {
+    "vllm": EngineMetrics(
+        kv_cache_shares=(Series("vllm:gpu_cache_usage_perc"), Series("vllm:kv_cache_usage_perc")),
+        output_tokens=Series("vllm:generation_tokens_total"),
+        preemptions=Series("vllm:num_preemptions_total"),
+    ),
+    "tensorrtllm": EngineMetrics(
+        kv_cache_used=Series("nv_trt_llm_kv_cache_block_metrics", 'kv_cache_block_type="used"'),
+        kv_cache_blocks=Series("nv_trt_llm_kv_cache_block_metrics", 'kv_cache_block_type="max"'),
+    ),
+}
+_LINE = re.compile(r"([a-z][a-z0-9_:]{0,99})\{([^{}]{0,999})\} ([0-9.eE+-]{1,40})")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """The state of all engines of a server at one moment; None means unknown.
+
+    ``at_seconds`` is monotonic time, ``kv_cache_share`` that of the fullest cache, 0 to 1. The others are counters
+    with an arbitrary start.
+    """
+
+    at_seconds: float
+    kv_cache_share: float | None = None
+    output_tokens: float | None = None
+    preemptions: float | None = None
+
+
+def read_engine(address: str) -> EngineReading | None:
+    """Return the state of the engines of a server; None if it exports none. ``address`` is that of its metrics."""
+    reading = parse_engine_metrics(read_metrics_page(address), time.monotonic())
+    known = (reading.kv_cache_share, reading.output_tokens, reading.preemptions)
+    return None if known == (None, None, None) else reading
+
+
+def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
+    """Return the reading from Prometheus text. Counters are summed over the models."""
+    page: dict[str, list[tuple[str, float]]] = {}
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            with contextlib.suppress(ValueError):
+                page.setdefault(match[1], []).append((match[2], float(match[3])))
+
+    def values(series: Series | None) -> list[float]:
+        return (
+            [] if series is None else [value for labels, value in page.get(series.name, ()) if series.label in labels]
+        )
+
+    def total(series: Series | None) -> list[float]:
+        found = values(series)
+        return [sum(found)] if found else []
+
+    shares: list[float] = []
+    tokens: list[float] = []
+    preemptions: list[float] = []
+    for metrics in BACKENDS.values():
+        for series in metrics.kv_cache_shares:
+            shares += values(series)
+        pairs = zip(values(metrics.kv_cache_used), values(metrics.kv_cache_blocks), strict=False)
+        shares += [used / blocks for used, blocks in pairs if blocks > 0]
+        tokens += total(metrics.output_tokens)
+        preemptions += total(metrics.preemptions)
+    return EngineReading(
+        at_seconds,
+        max(shares, default=None),
+        sum(tokens) if tokens else None,
+        sum(preemptions) if preemptions else None,
+    )
+
+
+def summarize(readings: Sequence[EngineReading]) -> ResourceUsage:
+    """Return the engine's figures of ``readings``, which are ordered by time.
+
+    The token rate is that between the first and the last reading at which the counter had changed: before and after
+    them, the load generator starts and ends.
+    """
+    shares = [reading.kv_cache_share for reading in readings if reading.kv_cache_share is not None]
+    tokens = [
+        (reading.at_seconds, reading.output_tokens) for reading in readings if reading.output_tokens is not None
+    ]
+    changed = [i for i in range(1, len(tokens)) if tokens[i][1] > tokens[i - 1][1]]
+    rate = None
+    if len(changed) > 1:
+        (began, before), (ended, after) = tokens[changed[0]], tokens[changed[-1]]
+        rate = (after - before) / (ended - began)
+    preempted = [reading.preemptions for reading in readings if reading.preemptions is not None]
+    return ResourceUsage(
+        kv_cache_utilization=max(shares, default=None),
+        engine_tokens_per_sec=rate,
+        engine_preemptions=max(0.0, preempted[-1] - preempted[0]) if preempted else None,
+    )
+
+
+class EngineTelemetry:
+    """Adds the figures of the engine, if the server exports them, to what ``others`` records."""
+
+    def __init__(self, others: Telemetry) -> None:
+        self._others = others
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        """Sample within the context; the values are filled in when it ends."""
+        with self._others.record(endpoint) as usage:
+            if not endpoint.metrics:
+                yield usage
+                return
+            with sampled(lambda: read_engine(endpoint.metrics), INTERVAL_SECONDS) as readings:
+                yield usage
+            engine = summarize(readings)
+            usage.kv_cache_utilization = engine.kv_cache_utilization
+            usage.engine_tokens_per_sec = engine.engine_tokens_per_sec
+            usage.engine_preemptions = engine.engine_preemptions

@@ -1,0 +1,118 @@
+"""Metrics of the engines of language models: recorded pages of a server, and the figures of a measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.trial import Candidate
+from optimizer.machine.engine_telemetry import (
+    BACKENDS,
+    EngineReading,
+    EngineTelemetry,
+    parse_engine_metrics,
+    read_engine,
+    summarize,
+)
+
+# recorded from the server of tests/stack/test_llm_backends.py, whose backend is a stand-in with vLLM's names
+VLLM_PAGE = Path(__file__).parents[2].joinpath("data", "vllm_metrics.txt").read_text()
+# written after the example in NVIDIA's documentation of the backend
+TENSORRT_LLM_PAGE = """\
+# TYPE nv_trt_llm_request_metrics gauge
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 7
+# TYPE nv_trt_llm_kv_cache_block_metrics gauge
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 150
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="free",model="tensorrt_llm",version="1"} 50
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 200
+"""
+
+
+def test_the_pages_of_both_backends() -> None:
+    assert set(BACKENDS) == {"vllm", "tensorrtllm"}
+    assert parse_engine_metrics(VLLM_PAGE, 2.0) == EngineReading(2.0, 0.01205555555555556, 1482.0, 0.0)
+    assert parse_engine_metrics(TENSORRT_LLM_PAGE, 2.0) == EngineReading(2.0, 0.75)
+
+
+def test_a_newer_name_and_several_engines() -> None:
+    page = 'vllm:kv_cache_usage_perc{model="a"} 0.5\nvllm:kv_cache_usage_perc{model="b"} 0.25\n'
+    page += 'vllm:generation_tokens_total{model="a"} 10\nvllm:generation_tokens_total{model="b"} 5\n'
+    assert parse_engine_metrics(page, 0.0) == EngineReading(0.0, 0.5, 15.0)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "nv_inference_count 3",
+        'vllm:gpu_cache_usage_perc{model="a"} many',
+        TENSORRT_LLM_PAGE.replace(" 200", " 0"),
+    ],
+)
+def test_what_is_not_exported_is_unknown(page: str) -> None:
+    assert parse_engine_metrics(page, 0.0) == EngineReading(0.0)
+
+
+def test_the_rate_is_that_between_the_first_and_the_last_change() -> None:
+    """The load begins after a second and ends before the last one."""
+    counts = (100, 100, 110, 210, 310, 310)
+    readings = [EngineReading(float(i), 0.1 * i, float(count), 2.0 + (i > 2)) for i, count in enumerate(counts)]
+    usage = summarize(readings)
+    assert usage.kv_cache_utilization == 0.5
+    assert usage.engine_tokens_per_sec == 100.0
+    assert usage.engine_preemptions == 1.0
+
+
+@pytest.mark.parametrize("counts", [(), (5.0,), (5.0, 6.0)])
+def test_too_few_readings_have_no_rate(counts: tuple[float, ...]) -> None:
+    readings = [EngineReading(float(i), output_tokens=count) for i, count in enumerate(counts)]
+    assert summarize(readings) == ResourceUsage()
+
+
+class Others:
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        yield ResourceUsage(gpu_utilization=0.5)
+
+
+@contextlib.contextmanager
+def metrics_server(page: str) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_figures_are_added_to_those_of_the_machine() -> None:
+    with (
+        metrics_server(TENSORRT_LLM_PAGE) as address,
+        EngineTelemetry(Others()).record(Endpoint("m", Candidate(1), metrics=address)) as usage,
+    ):
+        pass
+    assert usage == ResourceUsage(gpu_utilization=0.5, kv_cache_utilization=0.75)
+
+
+def test_a_server_without_metrics_leaves_them_unknown() -> None:
+    with EngineTelemetry(Others()).record(Endpoint("m", Candidate(1))) as usage:
+        pass
+    assert usage == ResourceUsage(gpu_utilization=0.5)
+    assert read_engine("127.0.0.1:1") is None
