@@ -176,14 +176,15 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
             f"that streams or keeps state needs; continue its test with `tune verify {run.folder.path}`"
         )
-    ends = (confirmed.throughput.low, throughput, confirmed.throughput.high)
-    interval = ConfidenceInterval(ends[0] / size, ends[2] / size)
+    low, top = confirmed.throughput.low, confirmed.throughput.high
+    middle = min(max(throughput, low), top)  # the interval leaves out disturbed windows, which may be slower
+    interval = ConfidenceInterval(low / size, top / size)
     load = confirmed.point.load
     safe = likely = high = load.request_rate
     loads, mean_in_flight, full_share = 1, None, None
     if load.concurrency:
         curve, loads = _curve(run, confirmed)
-        curves = [curve.faster(end / throughput) for end in ends]
+        curves = [curve.faster(end / throughput) for end in (low, middle, top)]
         safe, likely, high = (own.highest_rate() for own in curves)
         if safe:
             mean_in_flight = curves[0].mean_in_flight(safe)
@@ -199,7 +200,7 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
         likely,
         high,
         run.problem.confidence,
-        throughput / size,
+        middle / size,
         interval,
         load.concurrency,
         loads,
