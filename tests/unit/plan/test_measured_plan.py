@@ -46,7 +46,7 @@ def capacity(rates: tuple[float, float, float]) -> MeasuredCapacity:
 
 
 def test_the_probabilities_are_those_of_erlang() -> None:
-    """Without queueing the number in flight is Poisson (M/G/∞); with one slot it is geometric (M/M/1)."""
+    """The number in flight is Poisson without queueing (M/G/∞), and geometric with one slot (M/M/1)."""
     many = curve(np.arange(1, 200) / SERVICE_S)
     poisson = np.exp(-4.0) * np.cumprod([1.0, *(4.0 / np.arange(1, 20))])
     assert many.in_flight(8.0)[:20] == pytest.approx(poisson, rel=1e-9)
