@@ -33,7 +33,8 @@ from optimizer.measure.load_client.plan import (
 )
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
-from optimizer.measure.output_comparison import read_outputs
+from optimizer.measure.output_check import ReferenceOutputs
+from optimizer.measure.output_comparison import Tolerance, read_outputs
 from optimizer.measure.streamed_output_check import concatenate
 
 MS = 1_000_000
@@ -342,3 +343,21 @@ def test_responses_are_joined_in_their_order() -> None:
     other.raw_output_contents.append(b"")
     with pytest.raises(DeploymentError, match="output tokens is INT32 in one response and FP32 in another"):
         concatenate([messages[0].SerializeToString(), other.SerializeToString()])
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [(b"\xff", "no ModelInferResponse"), (ModelInferResponse(raw_output_contents=[b"1"]), "0 outputs, .* of 1")],
+)
+def test_an_invalid_response_fails_the_deployment(message: Any, said: str) -> None:
+    with pytest.raises(DeploymentError, match=said):
+        concatenate([message if isinstance(message, bytes) else message.SerializeToString()])
+
+
+def test_responses_of_only_one_deployment_are_a_difference() -> None:
+    some = ModelStreamInferResponse.FromString(response(1, 2)).infer_response.SerializeToString()
+    for baseline, candidate, said in ((some, [], "tokens is missing"), (None, [some], "tokens is not expected")):
+        reference = ReferenceOutputs((b"",), (concatenate([baseline] if baseline else []),), 0.1)
+        assert reference.compare([0], [concatenate(candidate)], Tolerance()).startswith(said)
+    nothing = ReferenceOutputs((b"",), (concatenate([]),), 0.1)
+    assert not nothing.compare([0], [concatenate([])], Tolerance())
