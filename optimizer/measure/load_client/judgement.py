@@ -247,10 +247,12 @@ def judge_closed_loop(
 
     There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
     requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. The
-    other arguments are those of ``judge_open_loop``. A measurement is not stable if thirds of the time disagree by
-    more than ``spread_limit`` and are not all on one side of the tightest bound, or if the client used up a core: its
-    own backlog is then part of the latency. The latter does not depend on the latencies, because windows of a verdict
-    must not be left out by their results.
+    other arguments are those of ``judge_open_loop``.
+
+    A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
+    side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
+    the latency. This does not depend on the latencies, because windows of a verdict must not be left out by their
+    results.
 
     Raises MeasurementError if a request failed, NoAnswersError if none was answered.
     """

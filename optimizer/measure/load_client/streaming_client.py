@@ -185,10 +185,10 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
 class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
     """Keeps ``concurrency`` requests in flight for the plan's ``seconds`` after the lead-in.
 
-    The first requests start one after the other, spread over the duration of a request that is sent alone, so that
-    requests of the same length do not all end at the same time. The load continues for at most ``longest_seconds``
-    until ``fewest_requests`` have ended. Then the client waits at most DRAIN_SECONDS for the requests in flight.
-    Closing the connection cancels those that have not ended.
+    The first requests are spread over the duration of a request that is sent alone. So requests of the same length do
+    not all end at the same time. The load continues for at most ``longest_seconds`` until ``fewest_requests`` have
+    ended. Then the client waits at most DRAIN_SECONDS for the requests in flight. Closing the connection cancels
+    those that have not ended.
     """
 
     def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
