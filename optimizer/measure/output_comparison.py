@@ -94,12 +94,15 @@ def find_difference(
 ) -> OutputDifference | None:
     """Return the largest difference beyond ``tolerance``; None without one. ``magnitudes`` are the outputs' means.
 
-    A value that is not finite equals only itself. An output that is missing or has another type or shape differs.
+    A value that is not finite equals only itself. An output that is missing or has another type or shape differs, as
+    does one that is not expected.
     """
-    differences = (
+    differences = [
         _difference(name, tensor, actual.get(name), tolerance, magnitudes.get(name, 0.0))
         for name, tensor in expected.items()
-    )
+    ]
+    unexpected = [name for name in actual if name not in expected]
+    differences += [OutputDifference(math.inf, math.inf, f"{name} is not expected") for name in unexpected]
     return max(filter(None, differences), default=None)
 
 

@@ -61,8 +61,13 @@ class SequenceOutputCheck(BaselineOutputCheck):
         wanted = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_IN_FLIGHT)
         chosen = [sequences[place % len(sequences)] for place in range(max(MIN_IN_FLIGHT, wanted))]
 
+        # a sequence may have to wait until all others have ended
+        timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(chosen) * self._steps * reference.seconds_alone)
+
         def send(steps: range, sequence: int) -> list[bytes]:
-            return _send_sequence(endpoint, [reference.requests[number] for number in steps], sequence)
+            return _send_sequence(
+                endpoint, [reference.requests[number] for number in steps], sequence, timeout_seconds
+            )
 
         with ThreadPoolExecutor(len(chosen)) as pool:
             answers = list(pool.map(send, chosen, fresh_ids()))
@@ -72,12 +77,14 @@ class SequenceOutputCheck(BaselineOutputCheck):
         return super()._is_refused(endpoint, request + step_parameters(next(fresh_ids()), start=True, end=True))
 
 
-def _send_sequence(endpoint: Endpoint, requests: Sequence[bytes], sequence: int) -> list[bytes]:
-    """Send ``requests`` as the steps of one sequence and return the responses."""
+def _send_sequence(
+    endpoint: Endpoint, requests: Sequence[bytes], sequence: int, timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[bytes]:
+    """Send ``requests`` as the steps of one sequence and return the responses; each may take ``timeout_seconds``."""
 
     def steps() -> Iterator[bytes]:
         for place, request in enumerate(requests):
             is_first, is_last = place == 0, place == len(requests) - 1
             yield request + step_parameters(sequence, start=is_first, end=is_last)
 
-    return inference.infer(endpoint, steps(), in_flight=1, timeout_seconds=TIMEOUT_SECONDS)
+    return inference.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)

@@ -29,16 +29,23 @@ def concatenate(responses: Sequence[bytes]) -> bytes:
     """Return one serialized ModelInferResponse with the contents of all ``responses``, in their order.
 
     Each output has one dimension: the number of its elements. No responses give a response without outputs. Raises
-    DeploymentError if the type of an output changes.
+    DeploymentError if a response is invalid or the type of an output changes.
     """
+    from google.protobuf.message import DecodeError
     from tritonclient.grpc.service_pb2 import ModelInferResponse
 
     types: dict[str, str] = {}
     elements: dict[str, int] = {}
     contents: dict[str, list[bytes]] = {}
     for serialized in responses:
-        response = ModelInferResponse.FromString(serialized)
-        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        try:
+            response = ModelInferResponse.FromString(serialized)
+        except DecodeError as error:
+            raise DeploymentError("the server sent a response that is no ModelInferResponse") from error
+        outputs, raws = response.outputs, response.raw_output_contents
+        if len(outputs) != len(raws):
+            raise DeploymentError(f"a response has {len(outputs)} outputs, but the contents of {len(raws)}")
+        for output, raw in zip(outputs, raws, strict=True):
             if types.setdefault(output.name, output.datatype) != output.datatype:
                 raise DeploymentError(
                     f"output {output.name} is {types[output.name]} in one response and {output.datatype} in another"

@@ -21,7 +21,7 @@ from optimizer.measure.load_client.generator import (
     OpenLoopGenerator,
     SequenceGenerator,
 )
-from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH
+from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH, LoadClientGenerator
 from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator
 from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
 from optimizer.model.input_data import count_entries
@@ -45,7 +45,8 @@ class LoadGenerators:
     """The load generators of a run.
 
     Attributes:
-        search: It measures the search. For a closed loop it is perf_analyzer, unless the model streams.
+        search: It measures the search. For a closed loop it is perf_analyzer, unless the model streams or is
+            stateful.
         confirmation: It measures the windows on fresh servers, on which the verdict depends.
         cross_checking: perf_analyzer if the own closed-loop client confirms, which it checks on each fresh server;
             None otherwise. It does not check models that stream: with ``--streaming`` it takes the first response for
@@ -85,17 +86,42 @@ def make_load_generators(
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
+    if own_client_searches(task):
+        generator = IndexHintLoadGenerator(_make_own_client(options, task, own), task.unbounded)
+        length = task.sequence_length.fixed if task.sequence_length else None  # perf_analyzer has no mix of lengths
+        if length is None:
+            return LoadGenerators(generator, generator)
+        checker = replace(_make_perf_analyzer(options, folder, say, common), sequence_length=length)
+        return LoadGenerators(generator, generator, cross_checking=checker)
+    perf_analyzer = _make_perf_analyzer(options, folder, say, common)
+    search = IndexHintLoadGenerator(
+        _make_concurrent(perf_analyzer, task) if task.source.concurrent else perf_analyzer, task.unbounded
+    )
+    if reason := why_perf_analyzer(options, task):
+        return LoadGenerators(search, search, reason=reason)
+    return LoadGenerators(search, ClosedLoopGenerator(**own), cross_checking=search)
+
+
+def own_client_searches(task: Task) -> bool:
+    """Return whether the project's own client measures the search too: an open loop, sequences, or streams."""
+    return task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
+
+
+def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:
     if task.problem.open_loop:
-        open_loop = IndexHintLoadGenerator(
-            OpenLoopGenerator(arrivals=parse_arrivals(options.arrivals), request_mix=task.problem.request_mix, **own),
-            task.unbounded,
+        return OpenLoopGenerator(
+            arrivals=parse_arrivals(options.arrivals), request_mix=task.problem.request_mix, **own
         )
-        return LoadGenerators(open_loop, open_loop)
-    if task.source.is_streaming:
-        closed_loop = IndexHintLoadGenerator(ClosedLoopGenerator(**own), task.unbounded)
-        return LoadGenerators(closed_loop, closed_loop)
+    if task.sequence_length is not None:
+        return SequenceGenerator(sequence_length=task.sequence_length, **own)
+    return ClosedLoopGenerator(**own)
+
+
+def _make_perf_analyzer(
+    options: RunOptions, folder: RunFolder, say: Callable[[str], None], common: dict[str, Any]
+) -> PerfAnalyzer:
     installed, image = runtime.ensure(say), options.perf_analyzer_image
-    perf_analyzer = PerfAnalyzer(
+    return PerfAnalyzer(
         installed.perf_analyzer if image is None else Path(SDK_COMMAND),
         installed.perf_analyzer_libraries,
         folder.perf_analyzer_log,
@@ -105,28 +131,15 @@ def make_load_generators(
         else PerfAnalyzerContainer(image),
         **common,
     )
-    if task.sequence_length is not None:
-        sequences = IndexHintLoadGenerator(
-            SequenceGenerator(sequence_length=task.sequence_length, **own), task.unbounded
-        )
-        length = task.sequence_length.fixed  # perf_analyzer has no mix of lengths
-        checker = replace(perf_analyzer, sequence_length=length) if length else None
-        return LoadGenerators(sequences, sequences, cross_checking=checker)
-    search = IndexHintLoadGenerator(
-        _make_concurrent(perf_analyzer, task) if task.source.concurrent else perf_analyzer, task.unbounded
-    )
-    if reason := why_perf_analyzer(options, task):
-        return LoadGenerators(search, search, reason=reason)
-    return LoadGenerators(search, ClosedLoopGenerator(**own), cross_checking=search)
 
 
 def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
     """Return why perf_analyzer has to confirm a closed loop; None if the project's own client can send the same.
 
-    The result is None for an open loop, for sequences and for models that stream, which the own client measures in
-    any case. Mixes of request sizes are refused before by ``task.prepare_task``.
+    The result is None if the own client also measures the search. Mixes of request sizes are refused before by
+    ``task.prepare_task``.
     """
-    if task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming:
+    if own_client_searches(task):
         return None
     protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
     if protocol != "grpc":

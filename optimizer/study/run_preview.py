@@ -25,7 +25,7 @@ from optimizer.search import SMALLEST_GAIN, make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
-from optimizer.study.load_generators import why_perf_analyzer
+from optimizer.study.load_generators import own_client_searches, why_perf_analyzer
 from optimizer.study.model_finder import find_model, undeclared_models
 from optimizer.study.run_record import problem_document
 from optimizer.study.searcher_factory import load_warm_start
@@ -85,7 +85,7 @@ class RunPreview:
             "hardware": str(self.hardware),
             **asdict(self.resources),
             "load": {
-                "generator": "tune" if problem.open_loop or self.task.source.is_streaming else "perf_analyzer",
+                "generator": "tune" if own_client_searches(self.task) else "perf_analyzer",
                 "confirmation_generator": "perf_analyzer" if why_perf_analyzer(options, self.task) else "tune",
                 "protocol": options.protocol,
                 "kind": options.load,
@@ -233,13 +233,12 @@ def _load(shown: RunPreview) -> str:
     if problem.open_loop:
         return f"tune's own client, at {options.arrivals} request rates; {each}, {data}"
     if length := shown.task.sequence_length:
-        sequences = f"sequences of {length} {each}, 1 to {problem.max_concurrency:,} in flight"
-        return f"tune's own client over grpc; {sequences}, {data}"
-    if shown.task.source.is_streaming:
-        return f"tune's own client over grpc; {each}, 1 to {problem.max_concurrency:,} in flight, {data}"
-    confirming = "" if why_perf_analyzer(options, shown.task) else ", and tune's own client on fresh servers"
-    loads = f"1 to {problem.max_concurrency:,} in flight"
-    return f"perf_analyzer over {options.protocol}{confirming}; {each}, {loads}, {data}"
+        each = f"sequences of {length} {each}"
+    generator = "tune's own client over grpc"
+    if not own_client_searches(shown.task):
+        confirming = "" if why_perf_analyzer(options, shown.task) else ", and tune's own client on fresh servers"
+        generator = f"perf_analyzer over {options.protocol}{confirming}"
+    return f"{generator}; {each}, 1 to {problem.max_concurrency:,} in flight, {data}"
 
 
 def _time(shown: RunPreview) -> str:

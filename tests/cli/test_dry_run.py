@@ -151,6 +151,10 @@ def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: 
     shown = dry_run("--sla-p95", "50ms", "--sequence-length", "5..9", "--model-repository", "models", "sums")
     assert (shown.code, shown.complaints) == (0, [])
     assert "sequences of 5..9 requests of 1 sample" in shown.stdout
+    assert "tune's own client over grpc" in shown.stdout
     assert "sequence_batching.oldest.max_candidate_sequences" in shown.stdout
+    shown = dry_run("--sla-p95", "50ms", "--json", "--model-repository", "models", "sums")
+    load = json.loads(shown.stdout)["load"]
+    assert (load["generator"], load["confirmation_generator"]) == ("tune", "tune")
     assert "max_queue_delay_us " not in shown.stdout
     assert "dynamic_batching {}" not in shown.stdout

@@ -17,6 +17,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.judgement import FEWEST_STREAMED
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClient
@@ -131,8 +132,19 @@ def test_a_server_killed_while_it_streams_is_reported(
         generator.measure_windows(endpoint, load, 10.0, 3)
 
 
-def test_a_rate_above_the_capacity_is_an_overload(tmp_path: Path) -> None:
-    """One instance with one request at a time, each 50 ms: at most 20 requests a second."""
+def test_requests_of_one_length_do_not_end_in_waves(streamer: EmbeddedTarget, tmp_path: Path) -> None:
+    with streamer.deploy(CANDIDATE) as endpoint:
+        generator = new(ClosedLoopGenerator, tmp_path, 40)
+        windows = generator.measure_windows(endpoint, LoadPoint(1, concurrency=20), 0.5, 8)
+    assert 1 < len(windows) <= 8
+    assert min(window.requests or 0 for window in windows) >= FEWEST_STREAMED
+    rates = [window.throughput_infer_per_sec or 0.0 for window in windows]
+    assert max(rates) < 1.5 * min(rates), rates
+
+
+@pytest.mark.parametrize("responses", [5, 150])
+def test_a_rate_above_the_capacity_is_an_overload(responses: int, tmp_path: Path) -> None:
+    """One instance with one request at a time. In one case none ends before the overload is declared."""
     write_streamer(tmp_path / "models", 10.0)
     program = tmp_path / "models" / "streamer" / "1" / "model.py"
     program.write_text(
@@ -146,14 +158,14 @@ def test_a_rate_above_the_capacity_is_an_overload(tmp_path: Path) -> None:
     with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
         generator = OpenLoopGenerator(
             log=tmp_path / "client.log",
-            input_data=asking_for(tmp_path, 5),
+            input_data=asking_for(tmp_path, responses),
             sla=Sla.from_bounds({"ttft-p95": 100.0}),
             streams=True,
         )
         result = generator.measure(endpoint, LoadPoint(1, request_rate=60.0), 8.0)
     assert result.overloaded
     assert result.throughput_infer_per_sec is not None
-    assert result.throughput_infer_per_sec < 25
+    assert 0 < result.throughput_infer_per_sec < 25
 
 
 def test_the_outputs_are_those_of_the_baseline_however_they_are_split(

@@ -321,9 +321,13 @@ class ClosedLoopClient(LoadClient):
     def _send_due(self) -> int:
         now_ns = self._now_ns()
         if now_ns < self._end_ns:
-            for _ in range(self._plan.concurrency - self._in_flight):
+            for _ in range(self._wanted_in_flight(now_ns) - self._in_flight):
                 self._send(now_ns)
         return self._end_ns if now_ns < self._end_ns else sys.maxsize
+
+    def _wanted_in_flight(self, now_ns: int) -> int:
+        """Return how many requests should be in flight now."""
+        return self._plan.concurrency
 
     def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
         self._check_progress(now_ns, detector)

@@ -116,6 +116,11 @@ class ClosedLoopGenerator(LoadClientGenerator):
                     parts=parts,
                 )
             except NoAnswersError as error:
+                if self.streams:  # it has waited as long as it may, and a server that sends no responses hangs
+                    raise MeasurementError(
+                        f"{error}; shorten the outputs (--output-tokens), or set a longer --measurement-interval, "
+                        f"of which a measurement has {MIN_WINDOWS}"
+                    ) from error
                 seconds *= 5
                 if seconds > MIN_WINDOWS * MAX_WINDOW_MS / 1000:  # it hangs, or has more work than it can ever finish
                     raise ServerCrashed(str(error), log=self.log) from error

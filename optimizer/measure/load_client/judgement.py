@@ -49,6 +49,7 @@ CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fres
 BEHIND_SHARE = 0.01
 MANY_LATE_SHARE = 0.01  # share of the requests; more late ones may look like an overload of the server
 SATURATED_CPU_SHARE = 0.9  # share of a core: the client has one thread
+FEWEST_STREAMED = 20  # requests of a model that streams, in each window
 ADVICE = "lower the rate, reserve CPUs for it with --client-cpus or stop other programs"
 
 
@@ -95,6 +96,8 @@ class SentRequests:
         begin_ns, end_ns = LEAD_IN_SECONDS * 1e9, min(ended_ns, seconds * 1e9)
         if record.responses:
             begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
+            if record.overload:  # perhaps just after the beginning, when hardly any request has been sent
+                begin_ns = min(begin_ns, end_ns // 2)
         streams = None
         if streamed:
             streams = streamed.times(planned, np.where(answered == NEVER, ended_ns, NEVER))
@@ -192,6 +195,9 @@ def judge_open_loop(
     by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are judged without
     lateness, since they show whether the server is in a steady state. ``token_output`` is explained in ``responses``.
 
+    A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
+    estimated from the first responses.
+
     Raises MeasurementError if a request failed or none was answered, LateError if late requests void the measurement.
     """
     if record.error:
@@ -200,7 +206,8 @@ def judge_open_loop(
         )
     streamed = StreamedRequests.decode(record.responses, token_output) if record.responses else None
     requests = SentRequests.of(record, seconds, sizes, streamed)
-    if not np.any(record.answered_ns != NEVER):
+    responded_ns = streamed.first_ns if streamed and record.overload else record.answered_ns
+    if not np.any(responded_ns != NEVER):
         waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
         raise MeasurementError(f"no request was answered within {waited}")
     if not len(requests.planned_seconds):
@@ -209,9 +216,9 @@ def judge_open_loop(
     samples_rate = load.request_rate * load.request_batch_size
     if record.overload:
         # the answers belong to requests that were sent long ago; count all answers in this time as the capacity
-        begin_ns = requests.begin_seconds * 1e9
-        answered = np.resize(sizes, len(record.answered_ns))[record.answered_ns >= begin_ns]
-        output = streamed.output_between(begin_ns, math.inf) if streamed else None
+        begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
+        answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
+        output = streamed.output_between(begin_ns, end_ns) if streamed else None
         measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
         return [replace(measurement, overloaded=True)]
     on_time = requests.on_time()
@@ -238,20 +245,26 @@ def judge_closed_loop(
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the ``seconds`` after the lead-in.
 
-    A request belongs to the part in which it was answered, and its latency counts from the actual send. The other
-    arguments are those of ``judge_open_loop``. A measurement is not stable if thirds of the time disagree by more
-    than ``spread_limit`` and are not all on one side of the tightest bound, or if the client used up a core: its own
-    backlog is then part of the latency. The latter does not depend on the latencies, because windows of a verdict
-    must not be left out by their results.
+    There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
+    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. The
+    other arguments are those of ``judge_open_loop``.
+
+    A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
+    side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
+    the latency. This does not depend on the latencies, because windows of a verdict must not be left out by their
+    results.
 
     Raises MeasurementError if a request failed, NoAnswersError if none was answered.
     """
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
     requests = AnsweredRequests.of(record, seconds, sizes, token_output)
-    if not len(requests.latencies_ms):
-        raise NoAnswersError(f"no request was answered within {requests.seconds:.3g} s at {load}")
     streams = requests.streamed is not None
+    if not len(requests.latencies_ms):
+        verb = "ended" if streams else "was answered"
+        raise NoAnswersError(f"no request {verb} within {requests.seconds:.3g} s at {load}")
+    if streams:
+        parts = requests.most_parts(parts, FEWEST_STREAMED)
     reason = "" if math.isinf(spread_limit) else _disagreement(requests.windows, sla, spread_limit, streams=streams)
     if record.cpu_share > SATURATED_CPU_SHARE:
         reason = f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; {ADVICE}"
@@ -268,7 +281,7 @@ class AnsweredRequests:
     """The requests of a closed loop that were answered between ``begin_ns`` and ``end_ns``.
 
     A model that streams may need seconds for a request. In a steady state, the requests that end in a window are a
-    fair sample, however short it is: each request ends once. Those that are in flight at its begin count, so long
+    fair sample of short and long ones: each request ends once. Those that are in flight at its begin count, so long
     requests are not left out, and those that are in flight at its end do not. All times of a request (latency, time
     to first response, inter-token latency) count where it ends; responses and tokens per second count all responses
     that arrive in the window.
@@ -328,6 +341,11 @@ class AnsweredRequests:
             )
             for place in range(count)
         ]
+
+    def most_parts(self, count: int, fewest: int) -> int:
+        """Return the largest number of equal parts, at most ``count``, each with ``fewest`` requests; at least 1."""
+        fits = (n for n in range(count, 1, -1) if all(len(part.answered_ns) >= fewest for part in self.parts(n)))
+        return next(fits, 1)
 
     def windows(self, timing: Timing) -> list[MeasurementWindow]:
         """Return one window per third of the time, with the p95 of ``timing``.

@@ -28,7 +28,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.timing import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS, Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
-from optimizer.measure.load_client.judgement import LateError
+from optimizer.measure.load_client.judgement import FEWEST_STREAMED, LateError
 from optimizer.measure.load_client.plan import HEADERS, SendPlan, SendRecord
 from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
 from optimizer.measure.server_health import model_died, without_traceback
@@ -46,7 +46,6 @@ SCRATCH = "load-client-"  # prefix of the folders with the client's files, in th
 CLIENT = "optimizer.measure.load_client.client"
 SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
 STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
-FEWEST_STREAMED = 20  # requests of a model that streams, in each window
 PACKAGES = Path(__file__).parents[3]
 
 Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64]], list[Measurement]]"
@@ -115,8 +114,9 @@ class LoadClientGenerator:
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return ``count`` measurements of ``seconds`` each from one uninterrupted load; one if it is an overload.
 
-        The load is not interrupted, because a slowly growing queue would shrink between the measurements, and
-        because each start of the client costs time.
+        There are fewer, longer ones if few requests of a model that streams have ended in a closed loop. The load is
+        not interrupted, because a slowly growing queue would shrink between the measurements, and because each start
+        of the client costs time.
         """
         return self._measure(endpoint, load, seconds * count, math.inf, count)
 
@@ -179,7 +179,7 @@ class LoadClientGenerator:
                 plan,
                 streams=True,
                 first_response_bound_ms=self._first_response_bound_ms(),
-                fewest_requests=max(3 * concurrency, FEWEST_STREAMED * max(parts, MIN_WINDOWS)),
+                fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(parts, MIN_WINDOWS)),
                 longest_seconds=max(seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
                 lead_in_requests=lead_in_requests,
             )

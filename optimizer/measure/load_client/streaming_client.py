@@ -40,6 +40,7 @@ ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message
 OPEN_LOOP_AWAITED = 10  # requests that have to end before the last ones of the lead-in are sent
 LAST_ANSWERS_FACTOR, LAST_ANSWERS_SECONDS = 2, 30.0  # wait for the last answers: share of the longest request, limit
 DRAIN_SECONDS = 20.0
+MAX_STARTING_SECONDS = 10.0  # for the first requests of a closed loop
 
 
 class StreamingClient(LoadClient):
@@ -60,6 +61,7 @@ class StreamingClient(LoadClient):
         self._responses: list[bytes] = []
         self._begun_ns: list[int] = []  # of each request: its first response, or its end if it has none
         self._begun, self._received_ns, self._longest_ns = 0, 0, 0
+        self._alone_ns = 0  # the duration of a request that is sent alone
         self._generations, self._awaited = 1, 0
         self._begin_ns = NEVER
 
@@ -79,9 +81,10 @@ class StreamingClient(LoadClient):
                 raise TimeoutError(f"the server did not respond to a single request within {WARM_UP_SECONDS:g} s")
             self._exchange(WATCH_SECONDS)
             first_ns = self._received_ns if first_ns == started_ns else first_ns
+        self._alone_ns = self._received_ns - started_ns
         if plan.first_response_bound_ms:
             return max(plan.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
-        return max(plan.latency_bound_ms / 1000, (self._received_ns - started_ns) / 1e9)
+        return max(plan.latency_bound_ms / 1000, self._alone_ns / 1e9)
 
     def _send(self, now_ns: int) -> None:
         super()._send(now_ns)
@@ -125,7 +128,7 @@ class StreamingClient(LoadClient):
 
     def _write_record(self, folder: Path) -> None:
         super()._write_record(folder)
-        begin_ns = min(self._ended_ns, int(1e9 * MIN_LEAD_IN_SECONDS)) if self._begin_ns == NEVER else self._begin_ns
+        begin_ns = max(0, self._begin_ns)  # an overload that ended the lead-in is judged by all requests
         write_responses(folder, (begin_ns, self._counted_until()), self._requests, self._arrived_ns, self._responses)
 
     def _counted_until(self) -> int:
@@ -182,8 +185,10 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
 class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
     """Keeps ``concurrency`` requests in flight for the plan's ``seconds`` after the lead-in.
 
-    It continues for at most ``longest_seconds`` until ``fewest_requests`` have ended, and then waits at most
-    DRAIN_SECONDS for the requests that are in flight. Closing the connection cancels those that have not ended.
+    The first requests are spread over the duration of a request that is sent alone. So requests of the same length do
+    not all end at the same time. The load continues for at most ``longest_seconds`` until ``fewest_requests`` have
+    ended. Then the client waits at most DRAIN_SECONDS for the requests in flight. Closing the connection cancels
+    those that have not ended.
     """
 
     def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
@@ -195,10 +200,24 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
     def _progress(self) -> int:
         return self._answers + len(self._responses)
 
+    @property
+    def _starting_ns(self) -> int:
+        """The time over which the first requests are spread."""
+        return min(self._alone_ns, int(1e9 * MAX_STARTING_SECONDS))
+
+    def _wanted_in_flight(self, now_ns: int) -> int:
+        concurrency = self._plan.concurrency
+        return concurrency if now_ns >= self._starting_ns else 1 + concurrency * now_ns // self._starting_ns
+
+    def _send_due(self) -> int:
+        next_ns, now_ns = super()._send_due(), self._now_ns()
+        is_starting = now_ns < self._starting_ns
+        return min(next_ns, now_ns + self._starting_ns // self._plan.concurrency) if is_starting else next_ns
+
     def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
         self._check_progress(now_ns, detector)
         if self._begin_ns == NEVER:
-            if self._lead_in_has_ended(now_ns):
+            if now_ns >= self._starting_ns and self._lead_in_has_ended(now_ns):
                 self._begin_ns, self._ended_before = now_ns, self._answers
             return False
         seconds = (now_ns - self._begin_ns) / 1e9

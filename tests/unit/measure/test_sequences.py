@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate
+from optimizer.measure import inference
 from optimizer.measure.load_client.plan import SendPlan
-from optimizer.measure.load_client.sequences import LARGEST_ID, SequenceClient, fresh_ids, step_parameters
+from optimizer.measure.load_client.sequences import (
+    LARGEST_ID,
+    NANOSECONDS_AN_ID,
+    SequenceClient,
+    fresh_ids,
+    step_parameters,
+)
+from optimizer.measure.output_check import TIMEOUT_SECONDS, ReferenceOutputs
+from optimizer.measure.sequence_check import MIN_IN_FLIGHT, SequenceOutputCheck
 
 REQUEST = ModelInferRequest(model_name="m", raw_input_contents=[b"1234"])
 
@@ -29,7 +43,35 @@ def test_ids_are_fresh_and_fit_an_int32() -> None:
     first = list(islice(fresh_ids(), 1000))
     assert len(set(first)) == 1000
     assert all(1 <= number <= LARGEST_ID for number in first)
-    assert next(fresh_ids()) not in first[:1]
+
+
+@pytest.mark.parametrize("started_ns", [0, 1_700_000_000 * 10**9, (LARGEST_ID - 500) * NANOSECONDS_AN_ID])
+def test_ids_of_two_measurements_differ_if_at_most_100_sequences_a_ms_were_started(
+    monkeypatch: pytest.MonkeyPatch, started_ns: int
+) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: started_ns)
+    first = list(islice(fresh_ids(), 1000))
+    monkeypatch.setattr(time, "time_ns", lambda: started_ns + 10_000_000)
+    second = list(islice(fresh_ids(), 1000))
+    assert len({*first, *second}) == 2000
+
+
+def test_the_output_check_waits_for_slow_sequences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waited = []
+
+    def infer(_: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
+        waited.append((in_flight, timeout_seconds))
+        return list(messages)
+
+    monkeypatch.setattr(inference, "infer", infer)
+    check = SequenceOutputCheck(
+        tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, sequence_length=5
+    )
+    endpoint = Endpoint("m", Candidate(4))
+    for seconds_alone, timeout_seconds in ((0.001, TIMEOUT_SECONDS), (1.0, 4 * MIN_IN_FLIGHT * 5 * 1.0)):
+        check._send_together(endpoint, ReferenceOutputs((b"",) * 10, (), seconds_alone))
+        assert waited == [(1, timeout_seconds)] * MIN_IN_FLIGHT
+        waited.clear()
 
 
 class Sent:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
 from objectives import latency_sketch
+from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.core.errors import DeploymentError, MeasurementError
+from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
+from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
+from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.judgement import judge_closed_loop, judge_open_loop
+from optimizer.measure.load_client.launcher import Judge
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
     NEVER,
@@ -27,7 +33,8 @@ from optimizer.measure.load_client.plan import (
 )
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
-from optimizer.measure.output_comparison import read_outputs
+from optimizer.measure.output_check import ReferenceOutputs
+from optimizer.measure.output_comparison import Tolerance, read_outputs
 from optimizer.measure.streamed_output_check import concatenate
 
 MS = 1_000_000
@@ -152,11 +159,36 @@ def test_no_responses_at_all_leave_the_times_unknown(tmp_path: Path) -> None:
 def test_a_long_request_counts_where_it_ends_and_its_responses_where_they_arrive(tmp_path: Path) -> None:
     requests = [(0.0, 1500.0, steady(0, 100, 200, 8)), (600.0, 2500.0, steady(600, 100, 900, 2))]
     happened = record(tmp_path, requests, (500, 2500))
-    first, second = judge_closed_loop(happened, CLOSED, 0.1, SLA, math.inf, 2)
-    assert first.requests is None, "no request ended before 1.5 s"
-    assert second.requests == 1, "the other one was in flight at the end"
-    assert second.ttft_p50_ms == pytest.approx(100.0), "its first response arrived before the window"
-    assert second.responses_per_sec == 2.0
+    (result,) = judge_closed_loop(happened, CLOSED, 0.1, SLA, math.inf, 1)
+    assert result.requests == 1, "the other one was in flight at the end"
+    assert result.ttft_p50_ms == pytest.approx(100.0), "its first response arrived before the window"
+    assert result.responses_per_sec == 4.0
+
+
+def test_windows_are_longer_if_few_requests_have_ended(tmp_path: Path) -> None:
+    """Requests of one length end in waves, here 10 of them each 400 ms."""
+    requests = [(400.0 * i, 400.0 * i + 399, steady(400 * i, 99, 100, 4)) for i in range(10) for _ in range(10)]
+    happened = record(tmp_path, requests, (0, 4000))
+    parts = judge_closed_loop(happened, CLOSED, 0.1, SLA, math.inf, 40)
+    assert [part.requests for part in parts] == [20] * 5, "most of the 40 parts would have no request"
+    assert {part.output_tokens_per_sec for part in parts} == {100.0}
+    few = record(tmp_path, requests[:15], (0, 4000))
+    assert [part.requests for part in judge_closed_loop(few, CLOSED, 0.1, SLA, math.inf, 40)] == [15]
+
+
+def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) -> None:
+    happened = record(tmp_path, [(0, -1, steady(0, 100, 200, 5))], (500, 45_500))
+    launches = []
+
+    class Launched(ClosedLoopGenerator):
+        def _launch(self, endpoint: Endpoint, load: LoadPoint, judge: Judge, *_: Any, **__: Any) -> list[Measurement]:
+            launches.append(load)
+            return judge(happened, np.ones(1, np.int64))
+
+    with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
+        Launched(log=tmp_path / "log", streams=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)
+    assert not isinstance(raised.value, ServerCrashed)
+    assert len(launches) == 1
 
 
 def test_the_open_loop_counts_from_the_planned_time(tmp_path: Path) -> None:
@@ -195,6 +227,33 @@ def test_an_overload_counts_the_waiting_time_of_requests_without_a_response(tmp_
     assert result.responses_per_sec == pytest.approx(20.0)
 
 
+def overloaded(happened: SendRecord) -> SendRecord:
+    return replace(happened, overload="overloaded")
+
+
+def test_an_overload_before_any_request_has_ended_shows_the_rate_of_first_responses(tmp_path: Path) -> None:
+    requests = [(20.0 * i, -1.0, steady(20 * i, 30 * i, 100, 3) if i < 20 else []) for i in range(50)]
+    happened = overloaded(record(tmp_path, requests, (0, 1000)))
+    (result,) = judge_open_loop(happened, OPEN, 20.0, SLA, MAX_SPREAD)
+    assert (result.overloaded, result.stable) == (True, False)
+    assert result.throughput_infer_per_sec == pytest.approx(20.0)
+    assert result.output_tokens_per_sec == pytest.approx(54.0), "six others arrive after the end"
+    assert result.ttft_p99_ms == pytest.approx(600.0), "the request of 400 ms still waits"
+
+
+def test_an_overload_soon_after_the_lead_in_is_judged_by_the_second_half_of_the_time(tmp_path: Path) -> None:
+    requests = [(20.0 * i, 20.0 * i + 5, steady(20 * i, 5, 0, 1)) for i in range(50)]
+    happened = overloaded(record(tmp_path, requests, (995, 1000)))
+    (result,) = judge_open_loop(happened, OPEN, 20.0, SLA, MAX_SPREAD)
+    assert result.throughput_infer_per_sec == pytest.approx(50.0)
+
+
+def test_an_overload_without_a_first_response_is_an_error(tmp_path: Path) -> None:
+    happened = overloaded(record(tmp_path, [(20.0 * i, -1.0, []) for i in range(50)], (0, 1000)))
+    with pytest.raises(MeasurementError, match=r"no request was answered within 1\.0 s at 10 requests/s"):
+        judge_open_loop(happened, OPEN, 20.0, SLA, MAX_SPREAD)
+
+
 def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_path: Path) -> None:
     bounds = Sla.from_bounds({"ttft-p95": 30.0})
     flat = [(10.0 * i, 10.0 * i + 90, steady(10 * i, 20, 10, 7)) for i in range(90)]
@@ -219,6 +278,33 @@ def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() 
     client._answered_ns[1] = MS
     assert not client._lead_in_has_ended(100 * MS), "it takes half a second at least"
     assert client._lead_in_has_ended(600 * MS)
+
+
+def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=4, seconds=1.0, streams=True), [b""])
+    client._alone_ns, client._answers = 400 * MS, client._warm_ups
+    client._answered_ns, sent = [], {}
+    for now_ms in (-20, 0, 60, 100, 210, 310, 400, 500):
+        monkeypatch.setattr(client, "_now_ns", lambda now_ms=now_ms: now_ms * MS)
+        client._send_due()
+        sent[now_ms] = len(client._sent_ns)
+    assert sent == {-20: 0, 0: 1, 60: 1, 100: 2, 210: 3, 310: 4, 400: 4, 500: 4}
+    client._answered_ns = [MS] * 4
+    assert not client._is_over(399 * MS, OverloadDetector(1.0))
+    client._is_over(600 * MS, OverloadDetector(1.0))
+    assert client._begin_ns == 600 * MS
+
+
+def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> None:
+    plan = SendPlan("a:1", 0.0, seconds=1.0, streams=True, lead_in_requests=2)
+    client = StreamingOpenLoopClient(plan, [b""], [0, MS, 0])
+    client._ended_ns = 550 * MS
+    client._write_record(tmp_path)
+    responses = SendRecord.read(tmp_path).responses
+    assert responses is not None
+    assert (responses.begin_ns, responses.end_ns) == (0, 550 * MS)
 
 
 def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones() -> None:
@@ -257,3 +343,21 @@ def test_responses_are_joined_in_their_order() -> None:
     other.raw_output_contents.append(b"")
     with pytest.raises(DeploymentError, match="output tokens is INT32 in one response and FP32 in another"):
         concatenate([messages[0].SerializeToString(), other.SerializeToString()])
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [(b"\xff", "no ModelInferResponse"), (ModelInferResponse(raw_output_contents=[b"1"]), "0 outputs, .* of 1")],
+)
+def test_an_invalid_response_fails_the_deployment(message: Any, said: str) -> None:
+    with pytest.raises(DeploymentError, match=said):
+        concatenate([message if isinstance(message, bytes) else message.SerializeToString()])
+
+
+def test_responses_of_only_one_deployment_are_a_difference() -> None:
+    some = ModelStreamInferResponse.FromString(response(1, 2)).infer_response.SerializeToString()
+    for baseline, candidate, said in ((some, [], "tokens is missing"), (None, [some], "tokens is not expected")):
+        reference = ReferenceOutputs((b"",), (concatenate([baseline] if baseline else []),), 0.1)
+        assert reference.compare([0], [concatenate(candidate)], Tolerance()).startswith(said)
+    nothing = ReferenceOutputs((b"",), (concatenate([]),), 0.1)
+    assert not nothing.compare([0], [concatenate([])], Tolerance())

@@ -10,22 +10,32 @@ from typing import Any, cast
 import pytest
 
 from objectives.sla import Sla
+from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.timing import Stopwatch
 from optimizer.deploy import runtime
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study import load_generators
-from optimizer.study.load_generators import PerfAnalyzerReason, make_load_generators, why_perf_analyzer
+from optimizer.study.load_generators import (
+    PerfAnalyzerReason,
+    make_load_generators,
+    own_client_searches,
+    why_perf_analyzer,
+)
 from optimizer.study.task import Task
 
 OPTIONS = RunOptions("m")
 
 
 def task_with(
-    input_data: str = "random", concurrent: tuple[str, ...] = (), open_loop: bool = False, streaming: bool = False
+    input_data: str = "random",
+    concurrent: tuple[str, ...] = (),
+    open_loop: bool = False,
+    streaming: bool = False,
+    sequence_length: SizeDistribution | None = None,
 ) -> Task:
     problem = SimpleNamespace(
         open_loop=open_loop, request_mix=None, sla=Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
@@ -37,8 +47,8 @@ def task_with(
         "unbounded": (),
         "concurrent": {},
         "token_output": "ids",
+        "sequence_length": sequence_length,
     }
-    requests["sequence_length"] = None
     return cast("Task", SimpleNamespace(problem=problem, source=source, **requests))
 
 
@@ -113,6 +123,17 @@ def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
     assert made.cross_checking is None
     assert isinstance(made.search, IndexHintLoadGenerator)
     assert isinstance(made.search.load_generator, OpenLoopGenerator)
+
+
+def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
+    task = task_with(sequence_length=parse_size_distribution("5"))
+    assert own_client_searches(task)
+    made = make(OPTIONS, task, folder)
+    assert made.confirmation is made.search
+    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search.load_generator, SequenceGenerator)
+    assert isinstance(made.cross_checking, PerfAnalyzer)
+    assert made.cross_checking.sequence_length == 5
 
 
 def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
