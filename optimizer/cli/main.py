@@ -59,7 +59,11 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
     return say, lambda problem, budget, hardware: make_watcher(kind, console, problem, budget, str(hardware))
 
 
-OUT_OF_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't start new thread")  # of the dynamic loader
+# errors of the dynamic loader, of Python and of protobuf
+OUT_OF_MEMORY = (
+    *("Cannot allocate memory", "failed to map segment", "can't start new thread"),
+    "Couldn't build proto file into descriptor pool: out of memory",
+)
 
 
 def main() -> NoReturn:

@@ -63,7 +63,7 @@ def print_models(*, as_json: bool) -> None:
 
     table = Table("model, SLA", "description, inputs and source", box=None, pad_edge=False)
     for model in models:
-        name = Text(model.name, "bold").append(f"\n{', '.join(model.slas) or 'no default SLA'}", "not bold")
+        name = Text(model.name, "bold").append("\n" + ("\n".join(model.slas) or "no default SLA"), "not bold")
         about = Text(model.description)
         for line, style in ((show_inputs(model.inputs), "cyan"), (model.source, "dim"), (model.fault, "red")):
             about.append(f"\n{line}" if line else "", style)

@@ -153,6 +153,7 @@ def test_a_lack_of_memory_is_recognised_behind_other_errors() -> None:
     assert _is_out_of_memory(hidden)
     assert _is_out_of_memory(MemoryError())
     assert _is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert _is_out_of_memory(TypeError("Couldn't build proto file into descriptor pool: out of memory"))
     assert not _is_out_of_memory(ValueError("memory"))
 
 

@@ -440,7 +440,8 @@ def journal(path: Path) -> optuna.storages.BaseStorage:
 
 def test_every_method_is_covered_by_the_contract() -> None:
     classes = {*SmokeContract.__subclasses__(), *SearcherContract.__subclasses__()}
-    tested = {cls.__name__.removeprefix("Test").lower() for cls in classes - {SearcherContract, TestTpeWithTransfer}}
+    other_problems = {TestTpeWithTransfer, TestSimulatedWithoutASimulator}
+    tested = {cls.__name__.removeprefix("Test").lower() for cls in classes - {SearcherContract, *other_problems}}
     assert tested == set(SEARCHERS)
 
 
