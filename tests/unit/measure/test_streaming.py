@@ -18,11 +18,11 @@ from objectives.sla import Sla
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import MAX_SPREAD
-from optimizer.core.trial import LoadPoint
+from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.judgement import judge_closed_loop, judge_open_loop
-from optimizer.measure.load_client.launcher import Judge
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.judgement import FEWEST_STREAMED, judge_closed_loop, judge_open_loop
+from optimizer.measure.load_client.launcher import Judge, Messages
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
     NEVER,
@@ -264,6 +264,36 @@ def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_pa
     ]
     (result,) = judge_closed_loop(record(tmp_path, rising, (0, 1000)), CLOSED, 1.0, bounds, MAX_SPREAD)
     assert "p95" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "load", "fewest"),
+    [
+        (OpenLoopGenerator, OPEN, 0),
+        (ClosedLoopGenerator, CLOSED, 8 * FEWEST_STREAMED),
+        (ClosedLoopGenerator, LoadPoint(1, concurrency=100), 300),
+    ],
+)
+def test_only_a_closed_loop_waits_for_a_number_of_requests(
+    kind: type[ClosedLoopGenerator | OpenLoopGenerator],
+    load: LoadPoint,
+    fewest: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[SendPlan] = []
+
+    def run_client(_: object, endpoint: Endpoint, plan: SendPlan, *__: object) -> None:
+        plans.append(plan)
+        raise MeasurementError("not started")
+
+    monkeypatch.setattr(kind, "_messages_for", lambda *_: Messages([b""], np.ones(1, np.int64)))
+    monkeypatch.setattr(kind, "_statistics", lambda *_: None)
+    monkeypatch.setattr(kind, "_run_client", run_client)
+    generator = kind(log=tmp_path / "log", streams=True)
+    with pytest.raises(MeasurementError, match="not started"):
+        generator.measure_windows(Endpoint("m", Candidate(1), grpc="a:1"), load, 0.5, 8)
+    assert [plan.fewest_requests for plan in plans] == [fewest]
 
 
 # -- when the lead-in of the client ends -------------------------------------------------------------------------
