@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing, timing_of
+from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing
 from objectives.response_times import median_request
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
@@ -415,11 +415,10 @@ def timing_fields(timing: Timing, times_ms: Floats, sla: Sla) -> dict[str, Any]:
     """Return the fields of a Measurement with statistics, counts above the bounds and sketch; none without times."""
     if not len(times_ms):
         return {}
-    bounds = [bound.bound for bound in sla.latencies if timing_of(bound.metric) is timing]
     return {
         timing.field_of("avg"): float(times_ms.mean()),
         **{timing.field_of(name): _quantile(times_ms, level) for name, level in QUANTILES.items()},
-        timing.over_field: count_over(times_ms, bounds),
+        timing.over_field: count_over(times_ms, sla.bounds_ms(timing)),
         timing.sketch_field: sketch_latencies(times_ms),
     }
 
@@ -486,11 +485,7 @@ def _disagreement(
     bound or all miss it, unless they keep rising. Without bounds the latencies are compared; those of a model that
     ``streams`` depend on the lengths of the responses, so only a rise counts.
     """
-    bounds_ms = {
-        timing: min(own)
-        for timing in TIMINGS
-        if (own := [bound.bound for bound in sla.latencies if timing_of(bound.metric) is timing])
-    }
+    bounds_ms = {timing: min(own) for timing in TIMINGS if (own := sla.bounds_ms(timing))}
     for timing, bound_ms in (bounds_ms or {LATENCY: math.inf if streams else 0.0}).items():
         judged = windows(timing)
         p95s_ms = [window.latency_p95_ms for window in judged]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from objectives.metrics import TTFT, Measurement, timing_of
+from objectives.metrics import TTFT, Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import write_error
@@ -199,7 +199,7 @@ class LoadClientGenerator:
 
     def _first_response_bound_ms(self) -> float:
         """Return the tightest bound on the time to first response; 0 without one."""
-        return min((bound.bound for bound in self.sla.latencies if timing_of(bound.metric) is TTFT), default=0.0)
+        return min(self.sla.bounds_ms(TTFT), default=0.0)
 
     def _run_client(
         self, endpoint: Endpoint, plan: SendPlan, messages: list[bytes], planned_ns: Sequence[int]
