@@ -64,6 +64,21 @@ def test_a_decoupled_model_is_no_part_of_other_loads(models: Path, name: str, op
         task(models, name, **options)
 
 
+@pytest.mark.parametrize("step_is_decoupled", [True, False])
+def test_a_decoupled_ensemble_is_refused(models: Path, step_is_decoupled: bool) -> None:
+    for name in ("chain", "second")[: 1 + step_is_decoupled]:
+        config = models / name / "config.pbtxt"
+        config.write_text(config.read_text() + DECOUPLED)
+    with pytest.raises(BadInputError, match=r"^chain: decoupled: "):
+        task(models, "chain")
+
+
+def test_decoupled_models_behind_a_decoupled_python_model_are_accepted(models: Path) -> None:
+    config = models / "second" / "config.pbtxt"
+    config.write_text(config.read_text() + DECOUPLED)
+    assert task(models, "streamer", bls_composing_models=("second",)).source.composing.keys() == {"second"}
+
+
 def test_a_variant_streams_only_if_the_model_does(models: Path) -> None:
     config = models / "second" / "config.pbtxt"
     config.write_text(config.read_text() + DECOUPLED)
