@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import format_value, one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import MODEL_JSON_PREFIX, FieldValue
 
 FILE = "model.json"
@@ -23,9 +23,9 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if it can be a key of model.json. Raises ValueError."""
+    """Return ``key`` if it can be a key of model.json. Raises ValueError, without ``key`` in its text."""
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{format_value(key)} is not a key of model.json, such as max_num_seqs")
+        raise ValueError("not a key of model.json, such as max_num_seqs")
     return key
 
 

@@ -147,7 +147,7 @@ def test_a_remote_server_gets_no_large_files() -> None:
     ("old", "new", "problem"),
     [
         ("name: llm", "name: tensorrt_llm", "space.model_json: no version folder of tensorrt_llm has a model.json"),
-        ("    max_num_seqs:", "    a/b:", "'a/b' is not a key of model.json, such as max_num_seqs"),
+        ("    max_num_seqs:", "    a/b:", "'a/b': not a key of model.json, such as max_num_seqs"),
     ],
 )
 def test_a_space_that_does_not_fit_is_one_line(old: str, new: str, problem: str) -> None:

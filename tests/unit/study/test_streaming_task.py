@@ -38,7 +38,7 @@ def test_a_decoupled_model_is_accepted_when_it_is_tuned_itself(models: Path, loa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"protocol": "http"}, "--protocol http: streamer streams, .* use --protocol grpc$"),
+        ({"protocol": "http"}, "--protocol http: streamer streams, .* over gRPC only; use --protocol grpc$"),
         ({"target": "remote", "url": "http://localhost:8000"}, "--url http://localhost:8000: .* the gRPC port$"),
         ({"perf_analyzer_image": "sdk"}, "--perf-analyzer-image: streamer streams, .* leave it out$"),
         ({"concurrent_models": ("first",)}, "--concurrent-models first: streamer is decoupled, "),
@@ -77,6 +77,11 @@ def test_decoupled_models_behind_a_decoupled_python_model_are_accepted(models: P
     config = models / "second" / "config.pbtxt"
     config.write_text(config.read_text() + DECOUPLED)
     assert task(models, "streamer", bls_composing_models=("second",)).source.composing.keys() == {"second"}
+
+
+def test_an_objective_of_streams_names_the_one_to_use_instead(models: Path) -> None:
+    with pytest.raises(BadInputError, match=r"^--objective output-throughput: .* so use --objective throughput$"):
+        task(models, "first", objectives=("output-throughput",), sla_ms={"latency-p95": 20.0})
 
 
 def test_a_variant_streams_only_if_the_model_does(models: Path) -> None:
