@@ -147,6 +147,11 @@ def test_a_remote_server_gets_no_large_files() -> None:
     ("old", "new", "problem"),
     [
         ("name: llm", "name: tensorrt_llm", "space.model_json: no version folder of tensorrt_llm has a model.json"),
+        (
+            "max_batch_size: [0]",
+            "max_batch_size: [8]",
+            r"vllm.yaml:\d+: space.max_batch_size: llm has no batch dimension",
+        ),
         ("    max_num_seqs:", "    a/b:", "'a/b': not a key of model.json, such as max_num_seqs"),
     ],
 )
