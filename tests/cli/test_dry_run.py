@@ -152,5 +152,6 @@ def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: 
     assert (shown.code, shown.complaints) == (0, [])
     assert "sequences of 5..9 requests of 1 sample" in shown.stdout
     assert "sequence_batching.oldest.max_candidate_sequences" in shown.stdout
+    assert "then: simulated with a surrogate that is fitted to the measurements" in " ".join(shown.stdout.split())
     assert "max_queue_delay_us " not in shown.stdout
     assert "dynamic_batching {}" not in shown.stdout
