@@ -23,6 +23,7 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
+from optimizer.measure.server_client import HELD
 from optimizer.measure.server_health import lacks_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class ModelLoader:
         deadline = time.monotonic() + self._limit_seconds()
         try:
             client.unload_model(name, client_timeout=CALL_SECONDS)
-            while client.is_model_ready(name, client_timeout=CALL_SECONDS):
+            while _holds(client, name):
                 if time.monotonic() > deadline:
                     raise self._server.crashed("unloading", f"{name} was not unloaded")
                 time.sleep(0.02)
@@ -254,6 +255,12 @@ def load_model(
             raise
         server.stop()  # a load cannot be cancelled
         raise DeploymentError(f"loading took longer than {limit_seconds:g} s", log=server.log) from error
+
+
+def _holds(client: InferenceServerClient, name: str) -> bool:
+    """Return whether the server has instances of a model; until its unload has ended it has them and is not ready."""
+    index = client.get_model_repository_index(client_timeout=CALL_SECONDS).models
+    return any(model.name == name and model.state in HELD for model in index)
 
 
 def _in_background(call: Callable[[], None]) -> Future[None]:
