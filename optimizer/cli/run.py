@@ -101,7 +101,8 @@ def build_parser(names: Collection[str] = ()) -> Parser:
         "[options] MODEL",
         "Find the Triton Inference Server configuration that serves the most requests\n"
         "within a latency bound: try configurations on a real server, measure each with\n"
-        "perf_analyzer. The word `run` can be left out.",
+        "perf_analyzer, or tune's own client if the model streams or keeps state.\n"
+        "The word `run` can be left out.",
         EPILOG,
         add_help=False,
     )

@@ -211,8 +211,9 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
         pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
     for path, value in want.proto_fields:
         if path == SEQUENCE_PREFERRED:
-            value = preferred_text(_preferred_sizes(value, wanted), wanted.max_batch_size)
-        normal = value if path == SEQUENCE_PREFERRED else field_path.normalize_value(serving.DESCRIPTOR, path, value)
+            normal: FieldValue = preferred_text(_preferred_sizes(value, wanted), wanted.max_batch_size)
+        else:
+            normal = field_path.normalize_value(serving.DESCRIPTOR, path, value)
         if normal == "KIND_AUTO":  # Triton reports the kind that it chose
             continue
         served = _served(serving, path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import format_value, one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import MODEL_JSON_PREFIX, FieldValue
 
 FILE = "model.json"
@@ -23,16 +23,15 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}")
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if it can be a key of model.json. Raises ValueError."""
+    """Return ``key`` if it can be a key of model.json. Raises ValueError, without ``key`` in its text."""
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{format_value(key)} is not a key of model.json, such as max_num_seqs")
+        raise ValueError("not a key of model.json, such as max_num_seqs")
     return key
 
 
 def versions(model: Path) -> list[Path]:
     """Return the version folders of the folder ``model`` that have a model.json, ascending."""
-    folders = [path.parent for path in model.glob(f"*/{FILE}") if re.fullmatch("[0-9]{1,18}", path.parent.name)]
-    return sorted(folders, key=lambda folder: int(folder.name))
+    return [folder for folder in _all_versions(model) if (folder / FILE).exists()]
 
 
 def values(model: Path, paths: Iterable[str]) -> dict[str, FieldValue]:
@@ -48,10 +47,10 @@ def values(model: Path, paths: Iterable[str]) -> dict[str, FieldValue]:
     return {path: value for path, value in found.items() if isinstance(value, (str, int, float))}
 
 
-def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, str]:
-    """Return the text of each model.json with the values ``chosen``, by its path in the folder ``model``.
+def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, bytes]:
+    """Return the content of each model.json with the values ``chosen``, by its path in the folder ``model``.
 
-    A file that has all of them already keeps its text. Raises BadInputError if a file cannot be read, or if values
+    A file that has all of them already keeps its content. Raises BadInputError if a file cannot be read, or if values
     are chosen and there is no file.
     """
     folders = versions(model)
@@ -60,29 +59,32 @@ def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, str]:
     return {f"{folder.name}/{FILE}": _with(folder / FILE, chosen) for folder in folders}
 
 
-def override_files(model: Path, wanted: Mapping[str, str]) -> dict[str, bytes]:
+def override_files(model: Path, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return all files that a load request has to send so that the server uses ``wanted``, by path.
 
-    A model that is loaded with files of the request gets only these. The result is empty if ``wanted`` changes
-    nothing. Raises BadInputError if the version folders are too large to be sent.
+    A model that is loaded with files of the request gets only these, so that all version folders are sent. The result
+    is empty if ``wanted`` changes nothing. Raises the error of ``check_override_size``.
     """
-    if all(model.joinpath(path).read_bytes() == text.encode() for path, text in wanted.items()):
+    if all(model.joinpath(path).read_bytes() == content for path, content in wanted.items()):
         return {}
-    files = [file for folder in versions(model) for file in folder.rglob("*") if _is_sent(file)]
-    if (size := sum(file.stat().st_size for file in files)) > MAX_OVERRIDE_BYTES:
+    check_override_size(model)
+    return {file.relative_to(model).as_posix(): file.read_bytes() for file in _sent_files(model)} | dict(wanted)
+
+
+def check_override_size(model: Path) -> None:
+    """Raise BadInputError if the version folders of the folder ``model`` are too large for a load request."""
+    if (size := sum(file.stat().st_size for file in _sent_files(model))) > MAX_OVERRIDE_BYTES:
         raise BadInputError(
             f"{one_line(str(model))}: its version folders have {size / 1e6:,.0f} MB, and a remote server that gets "
             f"another {FILE} needs all of their files in the request, at most {MAX_OVERRIDE_BYTES >> 20} MiB: leave "
             "space.model_json out, or tune on --target local or docker"
         )
-    contents = {file.relative_to(model).as_posix(): file.read_bytes() for file in files}
-    return contents | {path: text.encode() for path, text in wanted.items()}
 
 
 def read(file: Path) -> str:
     """Return the text of a model.json. Raises BadInputError if it is not a JSON object."""
     parse(file)
-    return file.read_text(encoding="utf-8")
+    return file.read_bytes().decode()
 
 
 def parse(file: Path) -> dict[str, Any]:
@@ -97,16 +99,23 @@ def parse(file: Path) -> dict[str, Any]:
     return content
 
 
-def _with(file: Path, chosen: Mapping[str, FieldValue]) -> str:
+def _with(file: Path, chosen: Mapping[str, FieldValue]) -> bytes:
     content = parse(file)
     if all(key in content and _same(content[key], value) for key, value in chosen.items()):
-        return file.read_text(encoding="utf-8")
-    return json.dumps(content | dict(chosen), indent=4, ensure_ascii=False) + "\n"
+        return file.read_bytes()
+    return (json.dumps(content | dict(chosen), indent=4) + "\n").encode()
 
 
 def _same(present: object, value: FieldValue) -> bool:
     return type(present) is type(value) and present == value
 
 
-def _is_sent(file: Path) -> bool:
-    return file.is_file() and file.parent.name != "__pycache__"
+def _all_versions(model: Path) -> list[Path]:
+    """Return the version folders of the folder ``model``, ascending."""
+    folders = [path for path in model.iterdir() if re.fullmatch("[0-9]{1,18}", path.name) and path.is_dir()]
+    return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def _sent_files(model: Path) -> list[Path]:
+    files = (file for folder in _all_versions(model) for file in folder.rglob("*"))
+    return [file for file in files if file.is_file() and file.parent.name != "__pycache__"]

@@ -33,6 +33,7 @@ class ModelSource:
             model itself is one of them.
         warm_up: If not None, the server runs the batch sizes before it accepts requests. The value has the sizes of
             inputs with variable dimensions, by name.
+        varies_model_json: Whether candidates set keys of model.json. Otherwise tune does not read this file.
     """
 
     repository: Path
@@ -45,6 +46,7 @@ class ModelSource:
     concurrent: tuple[str, ...] = ()
     variants: Mapping[str, ModelConfig] = field(default_factory=dict)
     warm_up: Mapping[str, tuple[int, ...]] | None = None
+    varies_model_json: bool = False
 
     @property
     def is_streaming(self) -> bool:
@@ -89,14 +91,15 @@ class ServedModels:
     """The models that a candidate serves, with their configurations.
 
     ``model`` receives the requests, and the batches of ``batcher`` are counted. ``settings`` and ``configs`` are by
-    model, in the order of loading. ``files`` are the texts of each model.json of ``batcher``, by path in its folder.
+    model, in the order of loading. ``files`` is the content of each model.json of ``batcher``, by path in its folder;
+    empty if no candidate changes it.
     """
 
     model: str
     batcher: str
     settings: Mapping[str, Candidate]
     configs: Mapping[str, ModelConfig]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def differences(self, serving: Mapping[str, ModelConfig]) -> list[str]:
         """Return descriptions of the settings that the server does not have; see ``model_config.differences``."""
@@ -130,7 +133,9 @@ def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:
     configs = {name: model_config.apply(own, bases[name]) for name, own in settings.items()}
     if source.warm_up is not None:
         configs[batcher] = model_config.with_warmup(configs[batcher], source.warm_up)
-    files = model_json.files_with(source.folder(batcher), candidate.model_json)
+    files: dict[str, bytes] = {}
+    if source.varies_model_json:  # also for a candidate without such keys, which needs the original file again
+        files = model_json.files_with(source.folder(batcher), candidate.model_json)
     return ServedModels(model, batcher, settings, configs, files)
 
 

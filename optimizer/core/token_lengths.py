@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.safe_text import is_file, one_line, read_bytes
+from optimizer.core.safe_text import exists, is_file, one_line, read_bytes
 
 PLACE_OF_TOKENS = "{tokens}"
 MAX_TOKENS = 1_000_000  # of a prompt or an output
@@ -98,7 +98,7 @@ def _lognormal(median: float, sigma: float) -> SizeDistribution:
 
 def _of_file(path: Path) -> SizeDistribution:
     if not is_file(path):
-        raise ValueError(f"no such file; {FORMS}")
+        raise ValueError(f"{'not a file' if exists(path) else 'no such file'}; {FORMS}")
     counts: Counter[int] = Counter()
     lines = read_bytes(path, MAX_FILE_BYTES, "give fewer lengths").decode("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, start=1):

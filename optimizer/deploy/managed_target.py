@@ -23,6 +23,7 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
+from optimizer.measure.server_client import HELD
 from optimizer.measure.server_health import lacks_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class RepositoryCopy(ABC):
-    """A copy of a model repository in a temporary folder. Each model has its own config.pbtxt and model.json there.
+    """A copy of a model repository in a temporary folder. Each model has its own config.pbtxt there.
 
-    All other files are shared with the original. Raises EnvironmentFault if the folder cannot be written.
+    If candidates change model.json, each model has its own copy of this file, too. All other files are shared with
+    the original. Raises EnvironmentFault if the folder cannot be written.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -54,11 +56,11 @@ class RepositoryCopy(ABC):
         with _disk_errors():
             self.repository.joinpath(model, "config.pbtxt").write_text(model_config.to_text(config))
 
-    def write_files(self, model: str, texts: Mapping[str, str]) -> None:
-        """Write texts of model.json, by path in the folder of ``model``. Raises EnvironmentFault as above."""
+    def write_files(self, model: str, files: Mapping[str, bytes]) -> None:
+        """Write each model.json, by path in the folder of ``model``. Raises EnvironmentFault as above."""
         with _disk_errors():
-            for path, text in texts.items():
-                self.repository.joinpath(model, path).write_text(text)
+            for path, content in files.items():
+                self.repository.joinpath(model, path).write_bytes(content)
 
     def remove(self) -> None:
         """Remove the folder; no effect if it does not exist."""
@@ -80,7 +82,7 @@ class RepositoryCopy(ABC):
     def _add_model(self, name: str, *, ensemble: bool) -> None:
         model = self.repository / name
         model.mkdir(parents=True)
-        changeable = model_json.versions(self._source.folder(name))
+        changeable = model_json.versions(self._source.folder(name)) if self._source.varies_model_json else []
         for entry in self._source.folder(name).iterdir():
             if entry in changeable:
                 self._add_version(entry, model / entry.name)
@@ -128,7 +130,7 @@ class ModelLoader:
         self._log = log
         self._timeout_seconds = timeout_seconds
         self._slowest_seconds: float | None = None
-        self._loaded: dict[str, tuple[str, Mapping[str, str]]] = {}  # model -> its config.pbtxt and model.json files
+        self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
 
     def load(self, wanted: ServedModels, *, as_written: bool) -> None:
@@ -146,8 +148,8 @@ class ModelLoader:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
         files = {name: wanted.files if name == wanted.batcher else {} for name in configs}
-        texts = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
-        changed = [name for name in texts if self._loaded.get(name) != texts[name]]
+        contents = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
+        changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
             self._folder.write_files(name, files[name])
         if as_written:
@@ -161,7 +163,8 @@ class ModelLoader:
             self._loaded.pop(name, None)
             config = None if as_written else model_config.to_override_json(configs[name])
             self._load(client, name, config)
-        self._loaded = texts
+            self._loaded[name] = contents[name]  # also if the next model is refused
+        self._loaded = contents
         self._check(wanted, client)
 
     def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
@@ -182,7 +185,7 @@ class ModelLoader:
         deadline = time.monotonic() + self._limit_seconds()
         try:
             client.unload_model(name, client_timeout=CALL_SECONDS)
-            while client.is_model_ready(name, client_timeout=CALL_SECONDS):
+            while _holds(client, name):
                 if time.monotonic() > deadline:
                     raise self._server.crashed("unloading", f"{name} was not unloaded")
                 time.sleep(0.02)
@@ -208,7 +211,7 @@ class ModelLoader:
             raise self._fault(error) from error
         wrong = wanted.differences(serving)
         if wrong or not ready:
-            self._loaded = {}
+            self._loaded = dict.fromkeys(self._loaded, ("", {}))  # loaded, but not with a known configuration
             raise DeploymentError(
                 f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
             )
@@ -252,6 +255,12 @@ def load_model(
             raise
         server.stop()  # a load cannot be cancelled
         raise DeploymentError(f"loading took longer than {limit_seconds:g} s", log=server.log) from error
+
+
+def _holds(client: InferenceServerClient, name: str) -> bool:
+    """Return whether the server has instances of a model; until its unload has ended it has them and is not ready."""
+    index = client.get_model_repository_index(client_timeout=CALL_SECONDS).models
+    return any(model.name == name and model.state in HELD for model in index)
 
 
 def _in_background(call: Callable[[], None]) -> Future[None]:

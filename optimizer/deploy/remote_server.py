@@ -142,6 +142,7 @@ class ServerStateFile:
 
 
 UNLOAD_SECONDS = 30.0
+UNLOAD_POLL_SECONDS = 0.05
 ROUNDS = 3
 NO_MODEL = "tritune-asks-for-the-mode"  # a name that no repository has
 MANAGED_BY_ITSELF = "explicit model load / unload is not allowed"  # the answer in the modes NONE and POLL
@@ -224,10 +225,10 @@ class RemoteServer:
         deadline = time.monotonic() + UNLOAD_SECONDS
         with self._calling():
             self._client.unload(model)
-            while self._client.is_ready(model):
+            while self._client.holds(model):
                 if time.monotonic() > deadline:
                     raise ServerFault(f"{model} on {self.address} was not unloaded within {UNLOAD_SECONDS:g} s")
-                time.sleep(0.02)
+                time.sleep(UNLOAD_POLL_SECONDS)
 
     def serve(self, wanted: Mapping[str, ModelConfig], files: Mapping[str, Mapping[str, bytes]]) -> None:
         """Load the models of ``wanted`` that have another configuration; composing models come first.

@@ -15,7 +15,7 @@ from optimizer.emit.production import (
     ProductionSettings,
     commented,
     deployment_header,
-    name_of,
+    numbered_names,
     to_yaml,
 )
 from optimizer.emit.recommended import Recommendation
@@ -82,7 +82,8 @@ COMPOSE_FILE = "compose.yaml"
 
 def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
     """Return ``compose.yaml``."""
-    names = _config_names(recommended) if settings.repository.is_mounted else {}
+    is_mounted = settings.repository.is_mounted
+    names = {path: f"config-{name}" for path, name in numbered_names(recommended).items()} if is_mounted else {}
     document: dict[str, Any] = {
         "name": settings.name,
         "services": {settings.name: _service(recommended, settings, names)},
@@ -135,13 +136,6 @@ def _resources(recommended: Recommendation) -> dict[str, Any]:
         gpu = {"driver": "nvidia", "count": limits.gpus, "capabilities": ["gpu"]}
         resources["reservations"] = {"devices": [gpu]}
     return resources
-
-
-def _config_names(recommended: Recommendation) -> dict[str, str]:
-    """Return the config name of each file, by path. The number keeps similar names apart."""
-    models = {f"{model}/config.pbtxt": name_of(model) for model in recommended.configs}
-    names = models | {path: name_of(path) for path in recommended.files}
-    return {path: f"config-{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
 
 
 def _literal(text: str) -> str:

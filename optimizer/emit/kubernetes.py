@@ -13,7 +13,7 @@ from typing import Any
 
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
-from optimizer.emit.production import ProductionSettings, deployment_header, name_of, to_yaml
+from optimizer.emit.production import ProductionSettings, deployment_header, numbered_names, to_yaml
 from optimizer.emit.recommended import Recommendation
 from optimizer.results import autoscaling, formatting
 
@@ -124,10 +124,8 @@ def manifests(recommended: Recommendation, settings: ProductionSettings) -> list
 
 
 def config_keys(recommended: Recommendation) -> dict[str, str]:
-    """Return the key of each file in the ConfigMap, by path. The number keeps similar names apart."""
-    models = {f"{model}/config.pbtxt": f"{name_of(model)}.pbtxt" for model in recommended.configs}
-    names = models | {path: f"{name_of(path)}.json" for path in recommended.files}
-    return {path: f"{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
+    """Return the key of each file in the ConfigMap, by path."""
+    return {path: f"{name}{Path(path).suffix}" for path, name in numbered_names(recommended).items()}
 
 
 def config_map(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:

@@ -115,6 +115,13 @@ def name_of(model: str) -> str:
     return named[:LONGEST_NAME].strip("-")
 
 
+def numbered_names(recommended: Recommendation) -> dict[str, str]:
+    """Return a name for each config.pbtxt and model.json, by path. The number keeps similar names apart."""
+    configs = {f"{model}/config.pbtxt": name_of(model) for model in recommended.configs}
+    names = configs | {path: name_of(path) for path in recommended.files}
+    return {path: f"{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
+
+
 def _refused(text: str, advice: str) -> BadInputError:
     return BadInputError(f"--model-repository {quote(text)}: {advice}")
 

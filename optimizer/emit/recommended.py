@@ -61,12 +61,12 @@ class Recommendation:
 
     @property
     def memory_bytes(self) -> float | None:
-        """Return the memory of the server's processes; None if it was not measured."""
+        """The memory of the server's processes; None if it was not measured."""
         return self.point.measurement.server_memory_bytes
 
     @property
     def knee(self) -> float:
-        """Return the highest load that met the SLA: requests in flight, or per second with ``--load rate``."""
+        """The highest load that met the SLA: requests in flight, or per second with ``--load rate``."""
         return self.point.load.request_rate or float(self.point.load.concurrency)
 
     @property
@@ -75,12 +75,12 @@ class Recommendation:
 
     @property
     def is_streaming(self) -> bool:
-        """Return whether the model streams its responses."""
+        """Whether the model streams its responses."""
         return bool(self.configs[self.model].model_transaction_policy.decoupled)
 
     @property
     def served_rate(self) -> float:
-        """Return the requests per second at the highest load that met the SLA."""
+        """The requests per second at the highest load that met the SLA."""
         return (
             self.point.load.request_rate or self.point.throughput_infer_per_sec / self.point.load.request_batch_size
         )

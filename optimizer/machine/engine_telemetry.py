@@ -113,7 +113,7 @@ def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
 
 
 def summarize(readings: Sequence[EngineReading]) -> ResourceUsage:
-    """Return the engine's figures of ``readings``, which are ordered by time.
+    """Return the engine's values in ``readings``, which are ordered by time.
 
     The token rate is that between the first and the last reading at which the counter had changed: before and after
     them, the load generator starts and ends.
@@ -136,7 +136,7 @@ def summarize(readings: Sequence[EngineReading]) -> ResourceUsage:
 
 
 class EngineTelemetry:
-    """Adds the figures of the engine, if the server exports them, to what ``others`` records."""
+    """Adds the values of the engine, if the server exports them, to what ``others`` records."""
 
     def __init__(self, others: Telemetry) -> None:
         self._others = others

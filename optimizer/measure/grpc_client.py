@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from optimizer.core.interfaces import Connection
 from optimizer.measure import server_health
-from optimizer.measure.server_client import CALL_SECONDS, CallError, CallFailure, send_all
+from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -64,6 +64,10 @@ class GrpcClient:
 
     def index(self) -> dict[str, bool]:
         return {model.name: model.state == "READY" for model in self._call("get_model_repository_index").models}
+
+    def holds(self, model: str) -> bool:
+        index = self._call("get_model_repository_index").models
+        return any(entry.name == model and entry.state in HELD for entry in index)
 
     def load(
         self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None

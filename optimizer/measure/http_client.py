@@ -27,7 +27,7 @@ from tritonclient.utils import (
 
 from optimizer.core.interfaces import Connection
 from optimizer.measure import server_health
-from optimizer.measure.server_client import CALL_SECONDS, CallError, CallFailure, send_all
+from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -87,6 +87,11 @@ class HttpClient:
         with self._open() as client:
             index = client.get_model_repository_index(self._headers)
             return {model["name"]: model.get("state") == "READY" for model in index}
+
+    def holds(self, model: str) -> bool:
+        with self._open() as client:
+            index = client.get_model_repository_index(self._headers)
+            return any(entry["name"] == model and entry.get("state") in HELD for entry in index)
 
     def load(
         self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None

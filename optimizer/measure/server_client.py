@@ -59,6 +59,9 @@ def send_all(
     return responses + [receive(call) for call in pending]
 
 
+HELD = ("READY", "UNLOADING")  # states of a model that has instances; while it is unloaded it is not ready any more
+
+
 class ServerClient(Protocol):
     """A client of one server. Each call raises CallError; without a time limit of its own it takes CALL_SECONDS."""
 
@@ -78,6 +81,9 @@ class ServerClient(Protocol):
 
     def index(self) -> dict[str, bool]:
         """Return the names of the models in the repository and whether each is loaded."""
+
+    def holds(self, model: str) -> bool:
+        """Return whether the server has instances of ``model``, which it also has until an unload has ended."""
 
     def load(
         self, model: str, override: str | None, timeout_seconds: float, files: Mapping[str, bytes] | None = None

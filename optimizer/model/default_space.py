@@ -13,8 +13,10 @@ from optimizer.config import model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
 from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.core.errors import ParameterError
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.safe_text import one_line
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
@@ -126,6 +128,9 @@ def build_space(
         threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
         fields[ONNX_RUNTIME_PATHS["intra_op_thread_count"]] = tuple(map(str, threads))
     check_sequence_fields(section, source.tuned_config, fields)
+    if largest == 0 and any(section.max_batch_size or ()):
+        name = one_line(source.tuned_model)
+        raise ParameterError("max_batch_size", f"{name} has no batch dimension; write [0] or leave it out")
     if source.variants:
         fields[VARIANT] = tuple(source.variants)
     if source.is_stateful:

@@ -295,7 +295,7 @@ def read_source(
     parts: dict[str, ModelSource] = {}
     for step in (*_steps(top.config), *composing, *concurrent):
         _gather(step, read, parts, path=(name,))
-    _check_streaming(top, parts)
+    _check_decoupled_parts(top, parts)
     _check_stateful(top, parts, composing, variants, concurrent)
     if variants and parts:
         raise BadInputError(
@@ -348,10 +348,15 @@ def _steps(config: ModelConfig) -> list[str]:
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
-def _check_streaming(top: ModelSource, parts: Mapping[str, ModelSource]) -> None:
-    """Raise BadInputError if a model that does not stream itself is served with one that does."""
+def _check_decoupled_parts(top: ModelSource, parts: Mapping[str, ModelSource]) -> None:
+    """Raise BadInputError for decoupled models behind another model than a decoupled Python model (BLS)."""
     decoupled = [name for name, part in parts.items() if part.is_streaming]
-    if decoupled and not top.is_streaming:
+    if is_ensemble(top.config) and top.is_streaming and not decoupled:
+        raise BadInputError(
+            f"{one_line(top.name)}: decoupled: an ensemble that sends any number of responses to a request is not "
+            "measured; remove model_transaction_policy from its config.pbtxt, or tune its steps"
+        )
+    if decoupled and (is_ensemble(top.config) or not top.is_streaming):
         raise BadInputError(
             f"{one_line(top.name)}: decoupled: {format_value(decoupled[0])} sends any number of responses to a "
             "request, and such a model is measured only on its own, or behind a decoupled Python model that calls it "

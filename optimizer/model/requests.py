@@ -154,7 +154,8 @@ def prepare_requests(
 
     ``tokens`` are the lengths of generated prompts and outputs of a model that streams.
 
-    Raises BadInputError if ``options`` do not fit the model, EnvironmentFault if ``cache`` cannot be written.
+    Raises BadInputError if ``options`` do not fit the model, ParameterError for a key of the section ``tokens`` whose
+    input does not, and EnvironmentFault if ``cache`` cannot be written.
     """
     inputs = _Inputs(config, options, tokens)
     requests = inputs.recorded(batching, cache) if options.is_recorded else inputs.generated(batching, cache)
@@ -178,7 +179,7 @@ def _store(content: bytes, cache: Path) -> Path:
 
 
 class _Inputs:
-    """The options by input of the model. Raises BadInputError for options that do not fit it."""
+    """The options by input of the model. Raises BadInputError for options that do not fit it, and as TokenInputs."""
 
     def __init__(self, config: ModelConfig, options: RequestOptions, tokens: TokenRequests | None) -> None:
         batched = config.max_batch_size > 0
@@ -318,7 +319,7 @@ class _Inputs:
             raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None
 
     def _add_tokens(self, tokens: TokenRequests) -> None:
-        """Give the prompt's input its lengths. Raises BadInputError if the inputs cannot hold tokens and numbers."""
+        """Give the prompt's input its lengths."""
         self.tokens = TokenInputs(tokens, self.tensors, self.model)
         for name in (*self.tokens.filled, tokens.prompt_input):
             if name in self.shapes or (name in self.bounds and name in self.tokens.filled):

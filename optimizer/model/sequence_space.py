@@ -36,7 +36,9 @@ def delay_path(config: ModelConfig) -> str:
     return f"sequence_batching.{strategy_of(config)}.max_queue_delay_microseconds"
 
 
-def check_sequence_fields(section: SpaceSection, config: ModelConfig, fields: Mapping[str, object]) -> None:
+def check_sequence_fields(
+    section: SpaceSection, config: ModelConfig, fields: Mapping[str, Sequence[FieldValue]]
+) -> None:
     """Raise ParameterError if the choices do not fit the batcher of the model of ``config``."""
     name = one_line(config.name)
     if not config.HasField("sequence_batching"):
@@ -59,6 +61,8 @@ def check_sequence_fields(section: SpaceSection, config: ModelConfig, fields: Ma
         raise ParameterError(
             "preferred_batch_sizes", f"the strategy of {name} is direct, which has no preferred sizes; leave them out"
         )
+    if not all(str(value).isdecimal() and int(value) >= 1 for value in fields.get(CANDIDATE_SEQUENCES, ())):
+        raise ParameterError(CANDIDATE_SEQUENCES, "write whole numbers from 1: an instance needs a sequence to batch")
     if SEQUENCE_PREFERRED in fields:
         raise ParameterError(SEQUENCE_PREFERRED, "write the sizes under the key preferred_batch_size of the space")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import Shape, SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import PLACE_OF_TOKENS, TokenRequests
@@ -24,7 +24,7 @@ OUTPUT_SEED, PROMPT_SEED = 2, 3  # streams of random numbers, so that lengths do
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """The lengths ``tokens`` and the inputs of the model that get them. Raises BadInputError if these do not fit."""
+    """The lengths ``tokens`` and the inputs of the model that get them. Raises ParameterError if these do not fit."""
 
     tokens: TokenRequests
     tensors: Mapping[str, InputTensor]
@@ -81,14 +81,14 @@ class TokenInputs:
     def _tensor(self, key: str, name: str) -> InputTensor:
         if name not in self.tensors:
             inputs = one_line(", ".join(self.tensors), 200)
-            raise BadInputError(
-                f"tokens.{key} {one_line(name, 60)}: {self.model} has no such input; its inputs are {inputs}"
+            raise ParameterError(
+                key, f"{one_line(name, 60)}: {self.model} has no such input; its inputs are {inputs}"
             )
         return self.tensors[name]
 
-    def _fault(self, key: str, tensor: InputTensor, needs: str) -> BadInputError:
-        where = f"tokens.{key} {one_line(tensor.name, 60)}"
-        return BadInputError(f"{where}: it is {tensor.datatype} {list(tensor.shape)}, but {needs}")
+    def _fault(self, key: str, tensor: InputTensor, needs: str) -> ParameterError:
+        name = one_line(tensor.name, 60)
+        return ParameterError(key, f"{name}: it is {tensor.datatype} {list(tensor.shape)}, but {needs}")
 
 
 def _is_whole(tensor: InputTensor) -> bool:

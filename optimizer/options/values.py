@@ -229,11 +229,14 @@ def parse_usable_cpus(text: str) -> str:
 
 
 def parse_batch_size(text: str) -> int | str:
-    """Return the number of samples of each request, or the text itself if it is a mix of sizes."""
+    """Return a number of samples or requests, or the text itself if it is a mix of them."""
     if any(mark in text for mark in DISTRIBUTION_MARKS):
         parse_size_distribution(text)
         return text
-    return whole_number(1, LARGEST_INT32)(text)
+    try:
+        return whole_number(1, LARGEST_INT32)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a mix such as 10..30") from None
 
 
 def parse_string_data(text: str) -> str:

@@ -154,7 +154,8 @@ def _of_profile(
             batcher=profile.model.batcher,
         )
     if section.model_json:
-        _check_model_json(source, profile)
+        _check_model_json(source, profile, is_remote=options.target == "remote")
+        source = replace(source, varies_model_json=True)
     for name in section.models:
         if name not in source.models or name == source.tuned_model:
             others = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
@@ -183,17 +184,20 @@ def _check(section: SpaceSection, profile: Profile, batch: int, gpu_count: int) 
         )
 
 
-def _check_model_json(source: ModelSource, profile: Profile) -> None:
-    """Raise BadInputError if the tuned model has no model.json that can be changed."""
-    folder = source.folder(source.tuned_model)
-    if not (versions := model_json.versions(folder)):
-        problem = (
-            f"no version folder of {source.tuned_model} has a {model_json.FILE}, as a model of the vLLM backend has; "
-            "leave it out"
-        )
-        raise profile.fault("space", "model_json", problem=problem)
-    for version in versions:
-        model_json.parse(version / model_json.FILE)
+def _check_model_json(source: ModelSource, profile: Profile, *, is_remote: bool) -> None:
+    """Raise BadInputError if the tuned model, or a variant, has no model.json that can be changed."""
+    for name in dict.fromkeys((source.tuned_model, *source.variants)):
+        folder = source.folder(name)
+        if not (versions := model_json.versions(folder)):
+            problem = (
+                f"no version folder of {name} has a {model_json.FILE}, as a model of the vLLM backend has; "
+                "leave it out"
+            )
+            raise profile.fault("space", "model_json", problem=problem)
+        for version in versions:
+            model_json.parse(version / model_json.FILE)
+        if is_remote:
+            model_json.check_override_size(folder)
 
 
 def _largest_batch(section: SpaceSection, batch: SizeDistribution) -> int:

@@ -256,7 +256,8 @@ def _search(shown: RunPreview) -> str:
     options = shown.options
     if options.search == "simulated":
         gain = f"{SMALLEST_GAIN:.0%}".replace("%", " %")
-        return f"simulated, until the expected gain of another trial is below about {gain}"
+        surrogate = "" if shown.task.problem.is_simulated else " with a surrogate that is fitted to the measurements"
+        return f"simulated{surrogate}, until the expected gain of another trial is below about {gain}"
     if options.search == "grid":
         return "grid tries each configuration"
     return f"{options.search} proposes one after another, until the time or the space is used up"

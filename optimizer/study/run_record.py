@@ -258,7 +258,7 @@ class RunRecord:
         served = served_models(self.task.source, candidate)
         texts = {name: model_config.to_text(config) for name, config in served.configs.items()}
         changed = served.files if candidate.model_json else {}
-        files = {f"{served.batcher}/{path}": text for path, text in changed.items()}
+        files = {f"{served.batcher}/{path}": content.decode() for path, content in changed.items()}
         return texts, server_options.to_arguments(candidate.fields), files
 
     def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:

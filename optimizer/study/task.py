@@ -14,6 +14,7 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
@@ -82,8 +83,8 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     _check(source, batch, score, options)
-    _check_streaming(source, score, options)
-    sequence_length = _sequence_length(named, score, options)
+    _check_own_client(named, options)
+    sequence_length = _sequence_length(named, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -189,67 +190,55 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
             f"{option} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends requests of "
             "one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)"
         )
-    if source.is_streaming and options.model_warmup:
-        raise BadInputError(
-            f"--model-warmup: its requests hold zeros, which ask {source.name} for no tokens; leave it out, since "
-            "each load warms up a model that streams"
-        )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
 
 
-def _check_streaming(source: ModelSource, score: ScoreSection | None, options: RunOptions) -> None:
-    """Raise BadInputError for options that do not fit a model that streams."""
-    if not source.is_streaming:
+def _check_own_client(named: NamedModel, options: RunOptions) -> None:
+    """Raise BadInputError for options that do not fit a model that only tune's own client measures."""
+    source, name, profile = named.source, one_line(named.source.name), named.profile
+    if not (source.is_streaming or source.is_stateful):
         return
-    name, is_remote = source.name, options.target == "remote"
-    if is_remote and server_address(options.url).protocol != "grpc":
-        raise BadInputError(
-            f"--url {options.url}: {name} streams, which Triton does over gRPC only; give the gRPC port"
-        )
-    if options.protocol != "grpc" and not is_remote:
-        raise BadInputError(f"--protocol http: {name} streams, which Triton does over gRPC only; use --protocol grpc")
+    why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
+    if options.target == "remote":
+        if server_address(options.url).protocol != "grpc":
+            raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
+    elif options.protocol != "grpc":
+        raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
     if options.perf_analyzer_image is not None:
-        raise BadInputError(f"--perf-analyzer-image: {name} streams, and tune's own client measures it; leave it out")
-    if score is not None:
-        raise BadInputError(f"score: {name} streams, and scores are those of single responses; leave it out")
-
-
-def _sequence_length(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> SizeDistribution | None:
-    """Return the distribution of the requests in a sequence; None if the model is not stateful.
-
-    Raises BadInputError for options that do not fit.
-    """
-    of_profile = named.profile.request.sequence_length if named.profile else None
-    name, length = named.source.name, options.sequence_length or of_profile
-    if not named.source.is_stateful:
-        if length is not None:
-            problem = f"{name} is not stateful (no sequence_batching); leave it out"
-            if named.profile and not options.sequence_length:
-                raise named.profile.fault("request", "sequence_length", problem=problem)
-            raise BadInputError(f"--sequence-length: {problem}")
-        return None
-    if named.batch.largest > 1:
-        size = "--request-batch-size" if options.request_batch_size else "request.batch_size"
-        raise BadInputError(
-            f"{size} {named.batch.largest}: {name} is stateful, and Triton takes one sample a request"
-        )
-    if options.load == "rate":
+        raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
+    if options.model_warmup:
+        problem = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"
+        raise BadInputError(f"--model-warmup: {why}; {problem}, so leave it out")
+    if profile and profile.score is not None:
+        raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
+    if source.is_stateful and named.batch.largest > 1:
+        size = named.batch.largest
+        problem = f"{name} is stateful, and Triton takes one sample a request; write 1"
+        if profile and not options.request_batch_size:
+            raise profile.fault("request", "batch_size", problem=f"{size}: {problem}")
+        raise BadInputError(f"--request-batch-size {size}: {problem}")
+    if source.is_stateful and options.load == "rate":
         raise BadInputError(
             f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
         )
-    if options.protocol != "grpc" or (options.target == "remote" and server_address(options.url).protocol != "grpc"):
-        flag = "--url" if options.target == "remote" else "--protocol"
-        raise BadInputError(f"{flag}: {name} is stateful, and its sequences are sent over gRPC only; use gRPC")
-    if options.perf_analyzer_image is not None:
-        raise BadInputError(f"--perf-analyzer-image: tune's own client sends the sequences to {name}; leave it out")
-    if options.model_warmup:
-        raise BadInputError(
-            f"--model-warmup: {name} is stateful, and Triton warms up without sequences; leave it out"
-        )
-    if score is not None:
-        raise BadInputError(f"score: {name} is stateful, and scores are those of single requests; leave it out")
-    return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
+
+
+def _sequence_length(named: NamedModel, options: RunOptions) -> SizeDistribution | None:
+    """Return the distribution of the requests in a sequence; None if the model is not stateful.
+
+    Raises BadInputError if a model that is not stateful is given one.
+    """
+    of_profile = named.profile.request.sequence_length if named.profile else None
+    length = options.sequence_length or of_profile
+    if named.source.is_stateful:
+        return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
+    if length is not None:
+        problem = f"{named.source.name} is not stateful (no sequence_batching); leave it out"
+        if named.profile and not options.sequence_length:
+            raise named.profile.fault("request", "sequence_length", problem=problem)
+        raise BadInputError(f"--sequence-length: {problem}")
+    return None
 
 
 def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:
@@ -274,14 +263,16 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
     if named.source.is_streaming:
         return
     streamed = [bound for bound in sla.latencies if (timing := timing_of(bound.metric)) and timing.needs_streaming]
-    what = f"the bound {streamed[0]}" if streamed else ""
     if "output-throughput" in objectives:
-        what = "--objective output-throughput"
-    if what:
-        raise BadInputError(
-            f"{what}: {named.source.name} sends one response to a request; only a decoupled model streams "
-            "(model_transaction_policy in config.pbtxt), so bound its latency instead, such as --sla-p95 20ms"
-        )
+        what, instead = "--objective output-throughput", "use --objective throughput"
+    elif streamed:
+        what, instead = f"the bound {streamed[0]}", "bound its latency instead, such as --sla-p95 20ms"
+    else:
+        return
+    raise BadInputError(
+        f"{what}: {named.source.name} sends one response to a request; only a decoupled model streams "
+        f"(model_transaction_policy in config.pbtxt), so {instead}"
+    )
 
 
 def _request_options(named: NamedModel, options: RunOptions) -> RequestOptions:
@@ -299,7 +290,11 @@ def _requests(
     source = named.source
     if source.input_data is not None and options == NO_OPTIONS and tokens is None:
         return Requests(str(source.input_data)).limited(batching, cache_folder())
-    return prepare_requests(options, source.config, batching, cache_folder(), tokens)
+    try:
+        return prepare_requests(options, source.config, batching, cache_folder(), tokens)
+    except ParameterError as error:  # an input in the section tokens, which only a profile has
+        assert named.profile is not None
+        raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
 
 
 def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:
@@ -317,6 +312,10 @@ def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOpt
         if profile and section != TokensSection():
             raise profile.fault("tokens", problem=f"{problem}; leave the section out")
         return None
+    outputs = [tensor.name for tensor in named.source.config.output]
+    if profile and section.output_tensor and section.output_tensor not in outputs:
+        problem = f"{section.output_tensor}: {named.source.name} has no such output; its outputs are"
+        raise profile.fault("tokens", "output_tensor", problem=f"{problem} {one_line(', '.join(outputs), 200)}")
     if given and requests.is_recorded:
         raise BadInputError(
             f"{given}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"

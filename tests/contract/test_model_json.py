@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
         pytest.skip("the server serves no models in Python here")
     repository = tmp_path_factory.mktemp("models")
     write_reader(repository)
-    return stored(repository)("reader")
+    return replace(stored(repository)("reader"), varies_model_json=True)
 
 
 class ModelJsonContract:

@@ -11,19 +11,23 @@ from pathlib import Path
 import pytest
 
 from objectives.metrics import Measurement
+from optimizer.config.llm_backends import KV_CACHE_SHARE
 from optimizer.core.errors import LoadRefused
 from optimizer.core.interfaces import Connection, Endpoint, ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.model.repository import read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
 from tests.own_server import write_installation
+from tests.repositories import SLEEPER_CONFIG, stored
 
 BACKEND = Path(__file__).parents[1] / "vllm_backend.py"
 CONFIG = """\
@@ -123,16 +127,68 @@ def test_an_argument_that_the_engine_refuses(target: LocalTarget) -> None:
         pass
 
 
-def test_a_remote_server_gets_the_file_and_keeps_its_own(
-    target: LocalTarget, task: Task, folder: Path, tmp_path: Path
-) -> None:
+def test_a_remote_server_gets_the_file_and_keeps_its_own(target: LocalTarget, task: Task, tmp_path: Path) -> None:
     with target.deploy(sequences(1)) as endpoint:
         connection = Connection(endpoint.grpc)
         remote = RemoteTarget(connection, task.source, keep=tmp_path, metrics=endpoint.metrics)
         with contextlib.closing(remote), remote.deploy(sequences(8)) as reached:
-            measured, usage = measure(reached, task, tmp_path)
-        assert measured.output_tokens_per_sec
-        assert usage.kv_cache_utilization
-        with contextlib.closing(RemoteTarget(connection, task.source, keep=tmp_path)) as again:
-            assert again.server_version
-    assert json.loads(folder.joinpath("models", "llm", "1", "model.json").read_text())["max_num_seqs"] == 1
+            wide, usage = measure(reached, task, tmp_path)
+        restored, _ = measure(endpoint, task, tmp_path)
+    assert wide.output_tokens_per_sec
+    assert usage.kv_cache_utilization
+    assert restored.output_tokens_per_sec
+    assert wide.output_tokens_per_sec > 2 * restored.output_tokens_per_sec  # one sequence at a time again
+
+
+NOTING = """\
+import json
+
+class TritonPythonModel:
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        if parameters["refuses"]["string_value"] == "yes":
+            raise ValueError("refused")
+        self.log = parameters["log"]["string_value"]
+        self.note("loaded")
+
+    def note(self, event):
+        with open(self.log, "a") as file:
+            file.write(event + " ")
+
+    def finalize(self):
+        self.note("unloaded")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_an_engine_is_unloaded_also_after_another_model_was_refused(tmp_path: Path) -> None:
+    """The memory of a GPU does not hold the old engine and the new one."""
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    for name in ("engine", "caller"):
+        version = tmp_path / "models" / name / "1"
+        version.mkdir(parents=True)
+        version.joinpath("model.py").write_text(NOTING)
+        values = {"refuses": "no", "log": str(tmp_path / name)}
+        if name == "engine":
+            values[KV_CACHE_SHARE] = "0.9"
+        parameters = [
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in values.items()
+        ]
+        version.parent.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG + "".join(parameters))
+    source = read_source(stored(tmp_path / "models"), "caller", composing=("engine",), batcher="engine")
+
+    def candidate(share: str, refuses: str) -> Candidate:
+        caller = ("caller/parameters.refuses.string_value", refuses)
+        return Candidate(8, fields=(caller, (f"parameters.{KV_CACHE_SHARE}.string_value", share)))
+
+    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+        with pytest.raises(LoadRefused, match="refused"), target.deploy(candidate("0.8", "yes")):
+            pass
+        with target.deploy(candidate("0.7", "no")):
+            pass
+        with target.deploy(candidate("0.6", "no")):
+            events = ["loaded", "unloaded", "loaded", "unloaded", "loaded"]
+            assert (tmp_path / "engine").read_text().split() == events

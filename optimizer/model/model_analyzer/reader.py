@@ -209,13 +209,16 @@ def _space_sections(
 ) -> tuple[dict[str, LocatedValue], LocatedValue | None]:
     """Return the ``space`` section, and ``gpu.space.config`` if that differs from ``space.config``."""
     configured = Candidate(1)
-    if any(isinstance(value, ConfiguredValue) for choices in imported.choices.values() for value in choices.values):
+    values = [value for choices in imported.choices.values() for value in choices.values]
+    if MAX_BATCH_SIZE in imported.choices or any(isinstance(value, ConfiguredValue) for value in values):
         configured = model_config.candidate_of(read_repository_model(repository, imported.model, gpu=gpu).config)
     space: dict[str, LocatedValue] = {}
     config: dict[str, LocatedValue] = {}
     for name, choices in imported.choices.items():
-        values = dict.fromkeys(_resolve(name, value, configured) for value in choices.values)
-        (space if name in SPACE_KEYS else config)[name] = _list(values, choices)
+        if name == MAX_BATCH_SIZE and configured.max_batch_size == 0:
+            continue  # the limits may be for all models of the file, also for those without a batch dimension
+        resolved = dict.fromkeys(_resolve(name, value, configured) for value in choices.values)
+        (space if name in SPACE_KEYS else config)[name] = _list(resolved, choices)
     cpu_config = {path: where for path, where in config.items() if path != KIND and not path.startswith(_GPUS)}
     kinds = imported.choices.get(KIND)
     if kinds and (other_kinds := [str(kind) for kind in kinds.values if kind != KIND_GPU]):

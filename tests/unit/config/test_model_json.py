@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optimizer.config import model_json
+from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.model_source import ModelSource, served_models
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.trial import Candidate, short_path
@@ -22,6 +25,7 @@ def model(tmp_path: Path) -> Path:
         tmp_path.joinpath(version).mkdir()
         tmp_path.joinpath(version, "model.json").write_text(TEXT.replace("64", str(64 * int(version))))
     tmp_path.joinpath("2").mkdir()
+    tmp_path.joinpath("2", "model.py").write_text("")
     tmp_path.joinpath("notes").mkdir()
     tmp_path.joinpath("notes", "model.json").write_text("not a version")
     tmp_path.joinpath("3", "adapters.json").write_text("{}")
@@ -33,6 +37,21 @@ def test_values_are_those_of_the_newest_version(model: Path) -> None:
     assert model_json.values(model, paths) == {"model_json.max_num_seqs": 192}
 
 
+def test_a_model_whose_file_no_candidate_changes_is_not_read(model: Path) -> None:
+    """A model of another backend may have any file of this name."""
+    model.joinpath("3", "model.json").write_text("[1, 2]")
+    source = ModelSource(model.parent, model.name, ModelConfig(name=model.name, instance_group=[{"count": 1}]))
+    assert served_models(source, Candidate(0)).files == {}
+    with pytest.raises(BadInputError, match="not a JSON object"):
+        served_models(replace(source, varies_model_json=True), Candidate(0))
+
+
+def test_a_candidate_without_keys_gets_the_original_file(model: Path) -> None:
+    config = ModelConfig(name=model.name, instance_group=[{"count": 1}])
+    source = ModelSource(model.parent, model.name, config, varies_model_json=True)
+    assert served_models(source, Candidate(0)).files["3/model.json"].decode() == TEXT.replace("64", "192")
+
+
 def test_each_version_gets_the_values_and_keeps_its_others(model: Path) -> None:
     files = model_json.files_with(model, {"max_num_seqs": 192, "added": True})
     assert list(files) == ["1/model.json", "3/model.json"]
@@ -42,7 +61,7 @@ def test_each_version_gets_the_values_and_keeps_its_others(model: Path) -> None:
 
 def test_a_file_with_the_values_keeps_its_text(model: Path) -> None:
     files = model_json.files_with(model, {"max_num_seqs": 192})
-    assert files["3/model.json"] == TEXT.replace("64", "192")
+    assert files["3/model.json"].decode() == TEXT.replace("64", "192")
     assert json.loads(model_json.files_with(model, {"share": True})["3/model.json"])["share"] is True
 
 
@@ -50,8 +69,19 @@ def test_a_load_request_sends_all_files_of_the_versions_or_none(model: Path) -> 
     assert model_json.override_files(model, model_json.files_with(model, {})) == {}
     wanted = model_json.files_with(model, {"max_num_seqs": 8})
     sent = model_json.override_files(model, wanted)
-    assert sent.keys() == {"1/model.json", "3/model.json", "3/adapters.json"}
+    assert sent.keys() == {"1/model.json", "2/model.py", "3/model.json", "3/adapters.json"}
     assert json.loads(sent["3/model.json"])["max_num_seqs"] == 8
+
+
+def test_line_ends_and_any_text_are_kept(model: Path) -> None:
+    content = b'{\r\n"max_num_seqs": 1, "text": "\\ud800", "name": "\xc3\xa9"}\r\n'
+    for version in ("1", "3"):
+        model.joinpath(version, "model.json").write_bytes(content)
+    unchanged = model_json.files_with(model, {"max_num_seqs": 1})
+    assert unchanged["3/model.json"] == content
+    assert model_json.override_files(model, unchanged) == {}
+    changed = json.loads(model_json.files_with(model, {"max_num_seqs": 2})["3/model.json"])
+    assert changed == {"max_num_seqs": 2, "text": "\ud800", "name": "é"}
 
 
 def test_large_version_folders_are_not_sent(model: Path) -> None:

@@ -79,6 +79,13 @@ def test_the_keys_for_batching_are_those_of_the_sequence_batcher() -> None:
     [
         (OLDEST, {"max_queue_delay_microseconds": ["off"]}, 'cannot be "off"'),
         (OLDEST, {"max_batch_size": [4], "preferred_batch_size": [8]}, "no choice divides or fits max_batch_size 4"),
+        (OLDEST, {"config": {CANDIDATE_SEQUENCES: [0, 4]}}, f"{CANDIDATE_SEQUENCES}: write whole numbers from 1"),
+        (OLDEST, {"config": {CANDIDATE_SEQUENCES: [-1]}}, "write whole numbers from 1"),
+        (
+            DIRECT.replace("max_batch_size: 8", ""),
+            {"max_batch_size": [8]},
+            r"m has no batch dimension; write \[0\] or leave it out",
+        ),
         (OLDEST, {"config": {SLOT_UTILIZATION: [0.5]}}, "the strategy of m is oldest"),
         (OLDEST, {"config": {"dynamic_batching.preserve_ordering": [True]}}, "no dynamic_batching"),
         (DIRECT, {"preferred_batch_size": [4]}, "the strategy of m is direct"),

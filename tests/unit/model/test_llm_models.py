@@ -125,11 +125,34 @@ def test_one_engine_is_served_unless_the_profile_says_otherwise() -> None:
     assert task.problem.space.instance_count == (1,)
 
 
+def test_each_variant_needs_the_file_before_anything_is_measured() -> None:
+    write("other", VLLM_CONFIG, "notes", "")
+    profile = Path("vllm.yaml")
+    profile.write_text(profile.read_text().replace("name: llm", "name: llm\n  variants: [other]"))
+    with pytest.raises(BadInputError, match=r"space.model_json: no version folder of other has a model\.json"):
+        prepare("vllm.yaml")
+
+
+def test_a_remote_server_gets_no_large_files() -> None:
+    """The load request has all files of the version folders."""
+    with Path("models", "llm", "1", "weights").open("wb") as file:
+        file.truncate(17 << 20)
+    assert prepare("vllm.yaml").source.varies_model_json
+    remote = RunOptions("vllm.yaml", target="remote", url="localhost:8001")
+    with pytest.raises(BadInputError, match=r"llm: its version folders have 18 MB.* at most 16 MiB"):
+        prepare_task(remote, SERVER, lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ("name: llm", "name: tensorrt_llm", "space.model_json: no version folder of tensorrt_llm has a model.json"),
-        ("    max_num_seqs:", "    a/b:", "'a/b' is not a key of model.json, such as max_num_seqs"),
+        (
+            "max_batch_size: [0]",
+            "max_batch_size: [8]",
+            r"vllm.yaml:\d+: space.max_batch_size: llm has no batch dimension",
+        ),
+        ("    max_num_seqs:", "    a/b:", "'a/b': not a key of model.json, such as max_num_seqs"),
     ],
 )
 def test_a_space_that_does_not_fit_is_one_line(old: str, new: str, problem: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_batch_size
 from optimizer.study.task import Task, prepare_task
 from tests.repositories import write_ensemble, write_sums
 
@@ -44,17 +45,35 @@ def test_the_length_may_be_a_distribution(models: Path, text: str) -> None:
     ("options", "said"),
     [
         ({"load": "rate"}, "--load rate: sums is stateful"),
-        ({"protocol": "http"}, "--protocol: sums is stateful, and its sequences are sent over gRPC only"),
-        ({"target": "remote", "url": "http://localhost:8000"}, "--url: sums is stateful"),
+        ({"protocol": "http"}, "--protocol http: sums is stateful, .* over gRPC only; use --protocol grpc$"),
+        (
+            {"target": "remote", "url": "http://localhost:8000"},
+            "--url http://localhost:8000: sums is stateful, .* give the gRPC port$",
+        ),
         ({"request_batch_size": 2}, "--request-batch-size 2: sums is stateful"),
         ({"model_warmup": True}, "--model-warmup: sums is stateful"),
         ({"concurrent_models": ("first",)}, "--concurrent-models first: sums is stateful"),
-        ({"perf_analyzer_image": "sdk"}, "--perf-analyzer-image: tune's own client sends the sequences"),
+        (
+            {"perf_analyzer_image": "sdk"},
+            "--perf-analyzer-image: sums is stateful, .* leave it out$",
+        ),
     ],
 )
 def test_options_that_do_not_fit_sequences_are_refused(models: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInputError, match=f"^{said}"):
         task(models, **options)
+
+
+def test_a_size_in_a_profile_is_refused_with_its_line(models: Path) -> None:
+    profile = models.parent / "st.yaml"
+    profile.write_text("model: {repository: models, name: sums}\nrequest:\n  batch_size: 2\n")
+    with pytest.raises(BadInputError, match=r"st\.yaml:3: request\.batch_size: 2: sums is stateful, .* write 1$"):
+        prepare_task(RunOptions(str(profile)), TWO_CPUS, print)
+
+
+def test_the_length_says_that_it_may_be_a_mix() -> None:
+    with pytest.raises(ValueError, match=r"^write a whole number from 1 to 2147483647, or a mix such as 10\.\.30$"):
+        parse_batch_size("20ms")
 
 
 def test_a_length_for_a_model_without_state_is_refused(models: Path) -> None:

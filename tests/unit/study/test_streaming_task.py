@@ -38,7 +38,7 @@ def test_a_decoupled_model_is_accepted_when_it_is_tuned_itself(models: Path, loa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"protocol": "http"}, "--protocol http: streamer streams, .* use --protocol grpc$"),
+        ({"protocol": "http"}, "--protocol http: streamer streams, .* over gRPC only; use --protocol grpc$"),
         ({"target": "remote", "url": "http://localhost:8000"}, "--url http://localhost:8000: .* the gRPC port$"),
         ({"perf_analyzer_image": "sdk"}, "--perf-analyzer-image: streamer streams, .* leave it out$"),
         ({"concurrent_models": ("first",)}, "--concurrent-models first: streamer is decoupled, "),
@@ -62,6 +62,26 @@ def test_a_decoupled_model_is_no_part_of_other_loads(models: Path, name: str, op
     config.write_text(config.read_text() + DECOUPLED)
     with pytest.raises(BadInputError, match=r"^\w+: decoupled: 'second' sends .* or use a copy that responds once$"):
         task(models, name, **options)
+
+
+@pytest.mark.parametrize("step_is_decoupled", [True, False])
+def test_a_decoupled_ensemble_is_refused(models: Path, step_is_decoupled: bool) -> None:
+    for name in ("chain", "second")[: 1 + step_is_decoupled]:
+        config = models / name / "config.pbtxt"
+        config.write_text(config.read_text() + DECOUPLED)
+    with pytest.raises(BadInputError, match=r"^chain: decoupled: "):
+        task(models, "chain")
+
+
+def test_decoupled_models_behind_a_decoupled_python_model_are_accepted(models: Path) -> None:
+    config = models / "second" / "config.pbtxt"
+    config.write_text(config.read_text() + DECOUPLED)
+    assert task(models, "streamer", bls_composing_models=("second",)).source.composing.keys() == {"second"}
+
+
+def test_an_objective_of_streams_names_the_one_to_use_instead(models: Path) -> None:
+    with pytest.raises(BadInputError, match=r"^--objective output-throughput: .* so use --objective throughput$"):
+        task(models, "first", objectives=("output-throughput",), sla_ms={"latency-p95": 20.0})
 
 
 def test_a_variant_streams_only_if_the_model_does(models: Path) -> None:

@@ -107,13 +107,14 @@ def test_recorded_prompts_of_the_command_line_replace_the_lengths(folder: Path) 
         ({"prompt_tokens": "0"}, "--prompt-tokens 0: write lengths from 1"),
         ({"prompt_tokens": "5..3"}, "the lower one first"),
         ({"output_tokens": "none.txt"}, "no such file"),
+        ({"prompt_tokens": "cache"}, "--prompt-tokens cache: not a file"),
         (
             {"output_tokens": "150"},
             "--output-tokens 150: prompts of up to 19 tokens and outputs of up to 150 are 169",
         ),
         ({"prompt_tokens": "3", "model": "mlp"}, "--prompt-tokens 3: mlp sends one response to a request"),
         ({"prompt_tokens": "3", "input_data": "mine.json"}, "--prompt-tokens 3: the input data mine.json"),
-        ({"model_warmup": True}, "--model-warmup: its requests hold zeros"),
+        ({"model_warmup": True}, "--model-warmup: tinygpt streams, "),
         ({"shapes": ("INPUT_IDS:3",)}, "input INPUT_IDS: the tokens: section gives its values"),
         ({"ranges": ("MAX_TOKENS:1..3",)}, "input MAX_TOKENS: the tokens: section gives its values"),
     ],
@@ -134,8 +135,12 @@ def test_a_model_without_a_section_needs_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ("prompt_input: IDS, output_input: MAX_TOKENS", "tokens.prompt_input IDS: tinygpt has no such input"),
+        (
+            "prompt_input: IDS, output_input: MAX_TOKENS",
+            "p.yaml:2: tokens.prompt_input: IDS: tinygpt has no such",
+        ),
         ("prompt_input: MAX_TOKENS, output_input: INPUT_IDS", "MAX_TOKENS: it is INT32 [1], but a prompt needs"),
+        (TOKENS.replace("OUTPUT_ID", "IDS"), "p.yaml:2: tokens.output_tensor: IDS: tinygpt has no such output"),
         ("prompt_input: INPUT_IDS, output_input: INPUT_IDS", "INPUT_IDS: it is INT32 [-1], but the number of tokens"),
     ],
 )
