@@ -43,7 +43,8 @@ class SmallDisk:
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', self.mount.parent]
 
     def fill(self) -> None:
-        with self._filler.open("wb", buffering=0) as filler:
+        """Take all space that is left. Call it again to take what a program has freed by removing its own files."""
+        with self._filler.open("ab", buffering=0) as filler:
             while os.statvfs(self.inside).f_bavail:  # a program may remove a file meanwhile
                 with contextlib.suppress(OSError):
                     filler.write(bytes(4096))

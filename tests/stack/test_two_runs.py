@@ -75,7 +75,12 @@ def test_a_disk_that_fills_up(steady: Playground, small_disk: SmallDisk) -> None
 
     process = steady.start(*SHORT, "steady.yaml", under=small_disk.under)
     assert eventually(lambda: list(small_disk.inside.glob("*/*/trials.csv")), END_SECONDS)
-    small_disk.fill()
+
+    def has_ended_on_a_full_disk() -> bool:
+        small_disk.fill()  # again and again, because the run removes temporary files
+        return process.poll() is not None
+
+    assert eventually(has_ended_on_a_full_disk, END_SECONDS)
     _, stderr = process.communicate(timeout=END_SECONDS)
     assert process.returncode == 3
     (complaint,) = Ended(3, "", stderr, process.pid).complaints
