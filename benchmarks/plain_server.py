@@ -59,7 +59,7 @@ def plain_server(
             env=installation.environment,
             cwd=folder.packages,
             cpus=cpus,
-            shm_prefix=folder.shared_memory_prefix,
+            shm_patterns=(f"{folder.shared_memory_prefix}*",),
         ) as process:
             _wait_until_ready(process, grpc, name)
             yield Endpoint(name, candidate_of(task, config), grpc, http, process.pid)

@@ -169,7 +169,7 @@ def search(home: Path, task: Task, bounds: Bounds, sla_ms: float, out: Path) -> 
             log=out / "model_analyzer.log",
             env=_environment(home),
             cwd=scratch,
-            shm_prefix=stack.folder.shared_memory_prefix,
+            shm_patterns=(f"{stack.folder.shared_memory_prefix}*",),
         ) as process:
             while process.exit_code() is None:
                 observer.watch(LOOK_SECONDS)

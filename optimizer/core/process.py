@@ -65,7 +65,8 @@ class SupervisedProcess:
         env: Environment; None for that of this process.
         cwd: Working folder; None for that of this process.
         cpus: CPUs that the command and its descendants run on; None for those of this process.
-        shm_prefix: Shared-memory regions with this prefix are removed at the end; empty for none.
+        shm_patterns: Shared-memory regions whose names match one of these patterns, as in a shell, are removed at the
+            end.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class SupervisedProcess:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         cpus: frozenset[int] | None = None,
-        shm_prefix: str = "",
+        shm_patterns: Sequence[str] = (),
     ) -> None:
         self.log = log
         log_command(command, log)
         numbers = ",".join(map(str, sorted(cpus or ())))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISOR), shm_prefix, numbers, *map(str, command)],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), "/".join(shm_patterns), numbers, *map(str, command)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -142,6 +143,7 @@ def run_command(
     cwd: Path | None = None,
     cpus: frozenset[int] | None = None,
     check: Callable[[], None] = lambda: None,
+    shm_patterns: Sequence[str] = (),
 ) -> FinishedProcess:
     """Run a command to its end, to the timeout, or until it has printed 64 MiB.
 
@@ -149,7 +151,8 @@ def run_command(
     it raises, the command is killed. The other arguments are those of ``SupervisedProcess``.
     """
     log.unlink(missing_ok=True)
-    return wait_and_stop(SupervisedProcess(command, log=log, env=env, cwd=cwd, cpus=cpus), timeout_seconds, check)
+    process = SupervisedProcess(command, log=log, env=env, cwd=cwd, cpus=cpus, shm_patterns=shm_patterns)
+    return wait_and_stop(process, timeout_seconds, check)
 
 
 def wait_and_stop(

@@ -1,12 +1,13 @@
 """Run one command so that none of its processes outlives the parent process.
 
-    python -I -S supervisor.py SHM_PREFIX CPUS COMMAND [ARG ...]
+    python -I -S supervisor.py SHM_PATTERNS CPUS COMMAND [ARG ...]
 
 A stand-alone script of the standard library (it starts in about 15 ms). Standard input is a pipe from the parent.
 When the parent dies, by any signal, the pipe ends and the supervisor kills the command and its descendants. As a
 child subreaper it also inherits orphans, such as the Python stubs of a killed tritonserver. If the supervisor itself
-is killed, the kernel kills the command. Shared-memory regions whose name starts with SHM_PREFIX (empty: none) are
-removed at the end. CPUS (numbers with commas; empty: all) are the CPUs that the command and its descendants run on.
+is killed, the kernel kills the command. Shared-memory regions whose name matches one of SHM_PATTERNS (as in a shell,
+separated by /; empty: none) are removed at the end. CPUS (numbers with commas; empty: all) are the CPUs that the
+command and its descendants run on.
 The exit code is that of the command, or 128 + signal.
 """
 
@@ -55,9 +56,21 @@ def kill_all(group: int) -> None:
         time.sleep(0.005)
 
 
+def remove_regions(patterns: list[str]) -> None:
+    """Remove the shared-memory regions whose name matches one of ``patterns``."""
+    from fnmatch import fnmatchcase  # imported here: most commands have none
+
+    for name in os.listdir("/dev/shm"):
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            try:
+                os.unlink(f"/dev/shm/{name}")
+            except OSError:
+                pass
+
+
 def main() -> int:
     """Run the command and return the exit code."""
-    shm_prefix, cpus, command = sys.argv[1], sys.argv[2], sys.argv[3:]
+    shm_patterns, cpus, command = sys.argv[1], sys.argv[2], sys.argv[3:]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = os.getpid()
@@ -92,10 +105,8 @@ def main() -> int:
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 1):
             break  # the parent has died
     kill_all(process.pid)
-    if shm_prefix:
-        for name in os.listdir("/dev/shm"):
-            if name.startswith(shm_prefix):
-                os.unlink(f"/dev/shm/{name}")
+    if shm_patterns:
+        remove_regions(shm_patterns.split("/"))
     code = process.returncode
     return 128 - code if code is not None and code < 0 else (code or 0)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.deploy.server_process import read_owner
+from optimizer.core.owner import read_owner
 from optimizer.measure.server_health import shorten
 
 if TYPE_CHECKING:

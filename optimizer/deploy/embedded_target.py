@@ -178,7 +178,7 @@ class TritonServer(Server):
             env=self._environment,
             cwd=self._folder.packages,
             cpus=self._cpus,
-            shm_prefix=self._folder.shared_memory_prefix,
+            shm_patterns=(f"{self._folder.shared_memory_prefix}*",),
         )
 
     def _metrics_options(self) -> list[str]:

@@ -1,8 +1,4 @@
-"""The process of a tritonserver that a run starts, and the removal of files that a killed run left.
-
-Shared memory is called ``tritune_PID_START_NAMESPACE_…``, temporary folders ``tritune-PID-START-NAMESPACE-…``: a
-process id alone may have been reused, or belong to a container that shares the memory.
-"""
+"""The process of a tritonserver that a run starts, and the removal of files that a killed run left."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.owner import is_leftover, owner_of, this_process
 from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.safe_text import is_shell_path, one_line
 from optimizer.core.trial import Candidate
@@ -30,36 +26,6 @@ if TYPE_CHECKING:
 
 
 SHARED_MEMORY = Path("/dev/shm")
-_NAME = re.compile(r"tritune[-_](\d+)[-_](\d+)[-_](\d+)[-_]")
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A process: its id, its start time (clock ticks since boot), and the PID namespace of the id."""
-
-    pid: int
-    start: int
-    namespace: int
-
-    def __str__(self) -> str:
-        return f"{self.pid}-{self.start}-{self.namespace}"
-
-    def has_ended(self) -> bool:
-        """Return whether the process has ended; false in another namespace, where that cannot be known."""
-        return self.namespace == _namespace() and _start(self.pid) != self.start
-
-
-def this_process() -> Owner:
-    """Return the running process as an owner."""
-    start = _start(os.getpid())
-    assert start is not None
-    return Owner(os.getpid(), start, _namespace())
-
-
-def read_owner(text: str) -> Owner | None:
-    """Parse the text form of an owner; return None for any other text."""
-    match = re.fullmatch(r"(\d{1,19})-(\d{1,19})-(\d{1,19})", text)
-    return Owner(*map(int, match.groups())) if match else None
 
 
 def temporary_parent() -> Path:
@@ -84,11 +50,11 @@ def shared_memory_prefix(folder: Path) -> str:
 def remove_leftovers() -> None:
     """Remove the shared memory and the temporary folders of processes that no longer exist."""
     for region in SHARED_MEMORY.glob("tritune_*"):
-        if _owner_has_ended(region.name):
+        if is_leftover(region.name):
             with contextlib.suppress(OSError):
                 region.unlink()
     for folder in temporary_parent().glob("tritune-*"):
-        if _owner_has_ended(folder.name):
+        if is_leftover(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
     remove_environment_folders()
 
@@ -98,12 +64,8 @@ def processes_with_servers() -> list[int]:
 
     Processes in another container, or with another TMPDIR, are not found.
     """
-    owners = {
-        Owner(*map(int, match.groups()))
-        for folder in temporary_parent().glob("tritune-*")
-        if (match := _NAME.match(folder.name))
-    }
-    alive = {owner.pid for owner in owners if owner.namespace == _namespace() and not owner.has_ended()}
+    owners = {owner_of(folder.name) for folder in temporary_parent().glob("tritune-*")}
+    alive = {owner.pid for owner in owners if owner and owner.is_visible and not owner.has_ended()}
     return sorted(alive - {os.getpid()})
 
 
@@ -119,24 +81,6 @@ def remove_environment_folders() -> None:
     for folder in Path("/tmp").glob("python_env_*"):
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _owner_has_ended(name: str) -> bool:
-    match = _NAME.match(name)
-    return match is not None and Owner(*map(int, match.groups())).has_ended()
-
-
-def _start(pid: int) -> int | None:
-    """Return the start time of a process; None if it does not exist or is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])  # fields 3 and 22 of proc(5)
-
-
-def _namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 OLDEST = (2, 30)  # the first version with the protocol, statistics and options that tune uses

@@ -21,6 +21,7 @@ from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Connection, Target
+from optimizer.core.owner import this_process
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
 from optimizer.deploy.docker_engine import OWNER, connect
@@ -28,7 +29,6 @@ from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
-from optimizer.deploy.server_process import this_process
 from optimizer.deploy.target_factory import TargetModule
 from optimizer.measure.inference import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName

@@ -73,7 +73,7 @@ def test_shared_memory_is_removed_by_prefix(tmp_path: Path) -> None:
     other.touch()
     try:
         process = SupervisedProcess(
-            ["sh", "-c", f"touch /dev/shm/{prefix}a; sleep 600"], log=tmp_path / "log", shm_prefix=prefix
+            ["sh", "-c", f"touch /dev/shm/{prefix}a; sleep 600"], log=tmp_path / "log", shm_patterns=[f"{prefix}*"]
         )
         assert eventually(Path(f"/dev/shm/{prefix}a").exists)
         process.stop()

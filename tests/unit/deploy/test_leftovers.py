@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.deploy.server_process import Owner, new_folder, remove_leftovers, shared_memory_prefix, this_process
+from optimizer.core.owner import Owner, this_process
+from optimizer.deploy.server_process import new_folder, remove_leftovers, shared_memory_prefix
 
 
 @pytest.fixture(autouse=True)
