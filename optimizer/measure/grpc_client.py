@@ -90,6 +90,15 @@ class GrpcClient:
             send = partial(call, timeout=timeout_seconds, metadata=tuple(self._headers.items()))
             return send_all(messages, lambda message: send(iter([message])), self._receive_all, in_flight)
 
+    def register_shared_memory(self, name: str, size: int) -> None:
+        self._call("register_system_shared_memory", name, f"/{name}", byte_size=size)
+
+    def unregister_shared_memory(self, name: str) -> None:
+        self._call("unregister_system_shared_memory", name)
+
+    def shared_memory(self) -> list[str]:
+        return list(self._call("get_system_shared_memory_status").regions)
+
     def _receive_all(self, responses: Iterable[ModelStreamInferResponse]) -> list[bytes]:
         """Return the responses of a request that have outputs; others only say that it has ended."""
         received = []

@@ -116,6 +116,18 @@ class HttpClient:
     def stream(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[list[bytes]]:
         raise CallError(self._connection, "refused", "Triton sends several responses to a request over gRPC only")
 
+    def register_shared_memory(self, name: str, size: int) -> None:
+        with self._open() as client:
+            client.register_system_shared_memory(name, f"/{name}", size, headers=self._headers)
+
+    def unregister_shared_memory(self, name: str) -> None:
+        with self._open() as client:
+            client.unregister_system_shared_memory(name, headers=self._headers)
+
+    def shared_memory(self) -> list[str]:
+        with self._open() as client:
+            return [region["name"] for region in client.get_system_shared_memory_status(headers=self._headers)]
+
     def close(self) -> None:
         """Do nothing: no connection stays open."""
 

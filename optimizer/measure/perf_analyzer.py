@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import time
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from objectives.metrics import Measurement
-from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import REDACTED, Connection, Endpoint, Tls
 from optimizer.core.process import FinishedProcess, SecretArgument, run_command
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.timing import (
     FIRST_WINDOW_MS,
     MAX_SPREAD,
@@ -28,6 +30,7 @@ from optimizer.core.timing import (
     window_length_ms,
 )
 from optimizer.core.trial import LoadPoint
+from optimizer.measure import inference
 from optimizer.measure.perf_output import (
     failure_text,
     is_alive,
@@ -39,6 +42,7 @@ from optimizer.measure.perf_output import (
     with_statistics,
 )
 from optimizer.measure.server_health import PROBE_SECONDS, ca_file, model_died
+from optimizer.measure.shared_memory import claimed
 from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:
@@ -53,7 +57,8 @@ REFUSED = "parameter keys starting with 'triton_' are reserved"
 class PerfAnalyzerCommand:
     """One run of perf_analyzer; the fields are arguments of ``process.run_command``.
 
-    The command runs in the folder of ``log`` and writes its files there. ``reads`` are the files that it reads.
+    The command runs in the folder of ``log`` and writes its files there. ``reads`` are the files that it reads,
+    ``shm_patterns`` the patterns of the names of its shared memory.
     """
 
     command: Sequence[str]
@@ -62,6 +67,7 @@ class PerfAnalyzerCommand:
     reads: Sequence[Path] = ()
     cpus: frozenset[int] | None = None
     check: Callable[[], None] = lambda: None
+    shm_patterns: Sequence[str] = ()
 
 
 PerfAnalyzerRunner: TypeAlias = Callable[[PerfAnalyzerCommand], FinishedProcess]
@@ -87,6 +93,7 @@ class LocalRunner:
             cwd=run.log.parent,
             cpus=run.cpus,
             check=run.check,
+            shm_patterns=run.shm_patterns,
         )
 
 
@@ -157,6 +164,7 @@ class PerfAnalyzer:
         cpus: CPUs that it runs on; None for all.
         runner: Runs the command; None for LocalRunner.
         sequence_length: Requests in each sequence to a stateful model; None for other models.
+        shared_memory: Shared memory for inputs and outputs; None sends them in the messages.
     """
 
     binary: Path
@@ -173,6 +181,7 @@ class PerfAnalyzer:
     cpus: frozenset[int] | None = None
     runner: PerfAnalyzerRunner | None = None
     sequence_length: int | None = None
+    shared_memory: SharedMemory | None = None
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         """Return a measurement over three windows, repeated once with longer windows if they have few requests.
@@ -233,6 +242,8 @@ class PerfAnalyzer:
             command += ["--shape", shape]
         if self.sequence_length is not None:
             command += ["--sequence-length", str(self.sequence_length), "--sequence-length-variation", "0"]
+        if (shared := self.shared_memory) is not None:
+            command += ["--shared-memory", shared.kind, "--output-shared-memory-size", str(shared.output_bytes)]
         command += ["--percentile", "95", "--measurement-interval", str(window_ms), "--max-trials", str(windows)]
         return [*command, "--stability-percentage", str(NEVER_UNSTABLE), "-v", "-f", "perf.csv"]
 
@@ -284,6 +295,8 @@ class PerfAnalyzer:
                 raise ServerCrashed(f"the server did not answer within {self.probe_seconds:g} s", log=self.log)
 
         tls = endpoint.connection_for_load(self.protocol).tls
+        is_system = self.shared_memory is not None and self.shared_memory.kind == "system"
+        regions = _regions(endpoint) if is_system else ()
         run = PerfAnalyzerCommand(
             self.command(endpoint, load, window_ms, windows),
             timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
@@ -294,8 +307,9 @@ class PerfAnalyzer:
             ],
             cpus=self.cpus,
             check=check,
+            shm_patterns=regions,
         )
-        with (self.stopwatch or Stopwatch()).count("load_generator"):
+        with claimed(regions), (self.stopwatch or Stopwatch()).count("load_generator"):
             return (self.runner or LocalRunner(self.libraries))(run)
 
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
@@ -306,6 +320,18 @@ class PerfAnalyzer:
         if done.exit_code is None or model_died(done.output):
             return ServerCrashed(message, log=self.log)
         return MeasurementError(message, log=self.log)
+
+
+def _regions(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return patterns of the names of perf_analyzer's regions: OUTPUT, and INPUT_STREAM_STEP for an input."""
+    try:
+        metadata = inference.model_metadata(endpoint)
+    except ServerCrashed:
+        raise
+    except DeploymentError as error:
+        raise MeasurementError(str(error)) from error
+    inputs = [f"{glob.escape(tensor.name)}_[0-9]*_[0-9]*" for tensor in metadata.inputs]
+    return (*inputs, *(glob.escape(tensor.name) for tensor in metadata.outputs))
 
 
 def _head(path: Path) -> str:

@@ -106,4 +106,13 @@ class ServerClient(Protocol):
     def stream(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[list[bytes]]:
         """Send ``messages`` to a decoupled model as ``infer`` does, and return all responses with outputs to each."""
 
+    def register_shared_memory(self, name: str, size: int) -> None:
+        """Let the server map the ``size`` bytes of /dev/shm/NAME under the same name."""
+
+    def unregister_shared_memory(self, name: str) -> None:
+        """Let the server unmap a region."""
+
+    def shared_memory(self) -> list[str]:
+        """Return the names of the regions of system shared memory that the server maps."""
+
     def close(self) -> None: ...

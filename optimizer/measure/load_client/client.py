@@ -23,7 +23,7 @@ from pathlib import Path
 
 from optimizer.measure.load_client.channel import connect
 from optimizer.measure.load_client.http2 import Http2Connection
-from optimizer.measure.load_client.plan import HEADERS, NEVER, SendPlan, write_record
+from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, NEVER, SendPlan, read_places, write_record
 
 SHORTEST_PATIENCE_SECONDS = 0.5
 GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
@@ -94,6 +94,7 @@ class LoadClient:
     """Sends ``messages`` in turn over one connection and records the times; subclasses decide when to send.
 
     Ends when the load is complete, a request fails, the server is overloaded or hangs, or the client is too late.
+    ``free_places`` are the places for outputs in shared memory that no request in flight uses.
     """
 
     _warm_ups = WARM_UPS
@@ -101,6 +102,8 @@ class LoadClient:
 
     def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
         self._plan, self._messages = plan, messages
+        self.free_places: list[bytes] = []
+        self._used_places: dict[int, bytes] = {}  # by the number of the call
         self._sent_ns: list[int] = []
         self._answered_ns: list[int] = []  # of each request that was sent
         self._connection = self._make_connection(headers)
@@ -129,6 +132,8 @@ class LoadClient:
                 finally:
                     self._cpu_seconds, self._ended_ns = time.process_time() - cpu_seconds, self._now_ns()
                 self._finish(folder, detector)
+                if not self._in_flight:
+                    folder.joinpath(ALL_ANSWERED).touch()
                 return
         except TimeoutError as error:
             self._error, self._hangs = str(error), True
@@ -175,7 +180,7 @@ class LoadClient:
         """Send the warm-up requests, each alone, and return the latency of the last one in seconds."""
         for number, message in enumerate(self._warm_up_messages()):
             started = time.monotonic()
-            self._connection.request(message)
+            self._request(message)
             while self._answers == number:
                 if time.monotonic() - started > WARM_UP_SECONDS:
                     raise TimeoutError(f"the server did not answer a single request within {WARM_UP_SECONDS:g} s")
@@ -195,8 +200,16 @@ class LoadClient:
 
     def _send(self, now_ns: int) -> None:
         """Append the next request to the outbox and record ``now_ns`` as its time."""
-        self._connection.request(self._messages[len(self._sent_ns) % len(self._messages)])
+        self._request(self._messages[len(self._sent_ns) % len(self._messages)])
         self._record_sent(now_ns)
+
+    def _request(self, message: bytes) -> None:
+        """Start a call with ``message`` and, if one is free, a place for its outputs."""
+        if self.free_places:
+            place = self.free_places.pop()
+            self._used_places[self._connection.request(message + place)] = place
+        else:
+            self._connection.request(message)
 
     def _record_sent(self, now_ns: int) -> None:
         self._sent_ns.append(now_ns)
@@ -223,6 +236,8 @@ class LoadClient:
         for call, error in self._connection.receive(data):
             self._error = self._error or error
             self._answers += 1
+            if call in self._used_places:
+                self.free_places.append(self._used_places.pop(call))
             if call >= warm_ups:
                 self._record_answer(call - warm_ups, now_ns)
 
@@ -354,6 +369,7 @@ def main(
     client = (
         closed_loop(plan, messages, headers) if plan.concurrency else open_loop(plan, messages, planned_ns, headers)
     )
+    client.free_places = read_places(folder)
     client.run(folder)
 
 

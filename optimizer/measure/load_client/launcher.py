@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -25,17 +26,19 @@ from optimizer.core.interfaces import Endpoint
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.timing import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS, Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.load_client.judgement import FEWEST_STREAMED, LateError
-from optimizer.measure.load_client.plan import HEADERS, SendPlan, SendRecord
+from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, SendPlan, SendRecord, write_places
+from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
 from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
 from optimizer.measure.server_health import model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.service_pb2 import ModelStatistics
+    from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
 
 
 WARM_UP_SECONDS = 0.2
@@ -53,10 +56,11 @@ Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64]], list[Measureme
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Serialized requests, which are sent in turn, and the number of samples of each."""
+    """Serialized requests, which are sent in turn, the number of samples of each, and the metadata of the model."""
 
     serialized: list[bytes]
     sizes: npt.NDArray[np.int64]
+    metadata: ModelMetadataResponse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,7 @@ class LoadClientGenerator:
         sla: The latency bounds. They decide which differences between windows matter and, in an open loop, which
             backlog is an overload and which late requests void a measurement.
         cpus: CPUs of the client process; None for all.
+        shared_memory: System shared memory for inputs and outputs; None sends them in the messages.
         repeat: Repeat a measurement once if late requests void it.
         streams: Whether the model is decoupled: it sends any number of responses to a request.
         token_output: Output of such a model whose elements are the tokens of a response. If it is empty, each
@@ -89,6 +94,7 @@ class LoadClientGenerator:
     repeat: bool = True
     streams: bool = False
     token_output: str = ""
+    shared_memory: SharedMemory | None = None
     _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
     _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
@@ -184,7 +190,8 @@ class LoadClientGenerator:
                 lead_in_requests=lead_in_requests,
             )
         plan = replace(plan, sequence_lengths=self._sequence_lengths())
-        record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns)
+        with self._sending(endpoint, messages, concurrency) as sent:
+            record, client_seconds = self._run_client(endpoint, plan, sent, planned_ns)
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
         if record.hangs or model_died(record.error):
@@ -201,8 +208,22 @@ class LoadClientGenerator:
         """Return the tightest bound on the time to first response; 0 without one."""
         return min(self.sla.bounds_ms(TTFT), default=0.0)
 
+    def _sending(
+        self, endpoint: Endpoint, messages: Messages, concurrency: int
+    ) -> AbstractContextManager[SentRequests]:
+        """Return the requests to send, with their tensors in shared memory if there is any."""
+        if self.shared_memory is None:
+            return contextlib.nullcontext(SentRequests(messages.serialized))
+        outputs = output_bytes(
+            messages.metadata,
+            int(messages.sizes.max()),
+            self.shared_memory.output_bytes,
+            has_batch=endpoint.largest_request > 0,
+        )
+        return in_shared_memory(endpoint.connection, messages.serialized, outputs, concurrency)
+
     def _run_client(
-        self, endpoint: Endpoint, plan: SendPlan, messages: list[bytes], planned_ns: Sequence[int]
+        self, endpoint: Endpoint, plan: SendPlan, sent: SentRequests, planned_ns: Sequence[int]
     ) -> tuple[SendRecord, float]:
         """Return the client's record and how long it ran in seconds.
 
@@ -222,7 +243,9 @@ class LoadClientGenerator:
         try:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
-                replace(plan, tls=tls_files).write(folder, messages, planned_ns)
+                replace(plan, tls=tls_files).write(folder, sent.messages, planned_ns)
+                if sent.places:
+                    write_places(folder, sent.places)
                 with (self.stopwatch or Stopwatch()).count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
@@ -230,7 +253,9 @@ class LoadClientGenerator:
                         log=self.log,
                         env=environment,
                         cpus=self.cpus,
+                        shm_patterns=sent.regions,
                     )
+                sent.all_answered = (folder / ALL_ANSWERED).exists()
                 if done.exit_code != 0:
                     raise MeasurementError(_client_failure(done), log=self.log)
                 return SendRecord.read(folder), done.seconds
@@ -278,7 +303,7 @@ class LoadClientGenerator:
             sizes = np.full(count, round(load.request_batch_size))
             if mix is not None:
                 sizes = mix.draw(count, np.random.default_rng(self.seed))
-            self._messages[key] = Messages(make(sizes.tolist()), sizes)
+            self._messages[key] = Messages(make(sizes.tolist()), sizes, metadata)
         return self._messages[key]
 
 

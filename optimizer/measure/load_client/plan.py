@@ -24,6 +24,8 @@ MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # of models that stream
 PLAN, MESSAGES, PLANNED = "plan.json", "messages.bin", "planned.bin"
 FACTS, TIMES = "record.json", "times.bin"
 RESPONSE_TIMES, RESPONSES = "response_times.bin", "responses.bin"
+PLACES = "places.json"
+ALL_ANSWERED = "all_answered"  # an empty file
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,17 @@ class SendPlan:
         planned.frombytes(folder.joinpath(PLANNED).read_bytes())
         plan = cls(**document["plan"])
         return replace(plan, sequence_lengths=tuple(plan.sequence_lengths)), messages, planned.tolist()
+
+
+def write_places(folder: Path, places: Sequence[bytes]) -> None:
+    """Write what the client appends to requests whose outputs are in shared memory, once for each place."""
+    folder.joinpath(PLACES).write_text(json.dumps([place.hex() for place in places]))
+
+
+def read_places(folder: Path) -> list[bytes]:
+    """Return the places of ``write_places``; an empty list if there is no shared memory."""
+    path = folder / PLACES
+    return [bytes.fromhex(place) for place in json.loads(path.read_text())] if path.exists() else []
 
 
 @dataclass(frozen=True, slots=True)
