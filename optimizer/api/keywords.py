@@ -53,6 +53,8 @@ class RunKeywords(TypedDict, total=False):
     string_data: str
     string_length: int
     protocol: Literal["grpc", "http"]
+    shared_memory: Literal["none", "system", "cuda"]
+    output_shared_memory_size: str
     measurement_interval: str
     client_cpus: str
     target: Literal["embedded", "local", "docker", "remote"]

@@ -55,7 +55,10 @@ class Ulimit:
 
 @dataclass(frozen=True)
 class ContainerSettings:
-    """Settings of a container. ``ports`` are published at free ports of loopback; ``gpus`` are ids, or ``all``."""
+    """Settings of a container. ``ports`` are published at free ports of loopback; ``gpus`` are ids, or ``all``.
+
+    With ``host_ipc`` it has the shared memory of this machine.
+    """
 
     binds: tuple[Bind, ...] = ()
     ports: tuple[int, ...] = ()
@@ -64,6 +67,7 @@ class ContainerSettings:
     ulimits: tuple[Ulimit, ...] = ()
     cpus: frozenset[int] | None = None
     host_network: bool = False
+    host_ipc: bool = False
     user: str = ""
     folder: str = ""
     entrypoint: str = ""
@@ -84,6 +88,7 @@ class ContainerSettings:
             "ulimits": [types.Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in self.ulimits],
             "cpuset_cpus": format_cpus(self.cpus or ()),
             "network_mode": "host" if self.host_network else None,
+            "ipc_mode": "host" if self.host_ipc else None,
             "user": self.user,
             "working_dir": self.folder,
             "entrypoint": self.entrypoint,
@@ -100,6 +105,7 @@ class ContainerSettings:
         flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in self.ulimits]
         named = {"shm-size": self.shm_size, "cpuset-cpus": format_cpus(self.cpus or ()), "user": self.user}
         named |= {"network": "host" if self.host_network else "", "workdir": self.folder}
+        named["ipc"] = "host" if self.host_ipc else ""
         named["entrypoint"] = self.entrypoint
         return flags + [f"--{name}={value}" for name, value in named.items() if value]
 

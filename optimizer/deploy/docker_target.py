@@ -37,7 +37,7 @@ from optimizer.deploy.managed_target import (
     load_limit_seconds,
     server_options,
 )
-from optimizer.deploy.server_process import Server, remove_leftovers
+from optimizer.deploy.server_process import Server, remove_leftovers, remove_shared_memory, shared_memory_prefix
 from optimizer.measure.server_health import LOG_BYTES
 from optimizer.options.run_options import RunOptions
 
@@ -119,6 +119,8 @@ class DockerTarget(ManagedTarget):
             ports = (*settings.ports, METRICS_PORT) if with_metrics else settings.ports
             settings = replace(settings, binds=folder.binds + settings.binds, ports=ports)
             flags = [*server_options(source), *options.server_args]
+            if settings.host_ipc:  # the memory of Python models is on this machine then
+                flags.append(f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(folder.path)}")
             image = str(options.docker_image)
             server = ContainerServer(client, image, folder.path.name, settings, log=log, options=flags, cpus=cpus)
             super().__init__(
@@ -142,11 +144,13 @@ class DockerTarget(ManagedTarget):
 
 def read_settings(options: RunOptions) -> ContainerSettings:
     """Return the settings of the container. Raises BadInputError."""
+    host_ipc = options.shared_memory != "none"
     return ContainerSettings(
         binds=tuple(read_mount(text, taken=[REPOSITORY]) for text in options.docker_mounts),
         ports=(HTTP_PORT, GRPC_PORT),
         gpus=read_gpus(options.docker_gpus or NO_GPUS),
-        shm_size=read_shm_size(options.docker_shm_size or SHM_SIZE),
+        shm_size="" if host_ipc else read_shm_size(options.docker_shm_size or SHM_SIZE),
+        host_ipc=host_ipc,
         ulimits=read_ulimits([*ULIMITS, *options.docker_ulimits]),
     )
 
@@ -216,6 +220,8 @@ class ContainerServer(Server):
         """Stop the server; also remove containers that an interrupted start has left."""
         super().stop()
         remove_named(self._engine, self._name)
+        if self._settings.host_ipc:
+            remove_shared_memory(self._name)
 
     def _launch(self) -> Container:
         restriction = self._restriction()

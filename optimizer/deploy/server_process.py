@@ -47,6 +47,13 @@ def shared_memory_prefix(folder: Path) -> str:
     return f"{folder.name.replace('-', '_')}_"
 
 
+def remove_shared_memory(folder_name: str) -> None:
+    """Remove the shared memory of the server that used the folder of this name, if this user may."""
+    for region in SHARED_MEMORY.glob(f"{folder_name.replace('-', '_')}_*"):
+        with contextlib.suppress(OSError):
+            region.unlink()
+
+
 def remove_leftovers() -> None:
     """Remove the shared memory and the temporary folders of processes that no longer exist."""
     for region in SHARED_MEMORY.glob("tritune_*"):

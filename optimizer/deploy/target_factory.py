@@ -75,6 +75,11 @@ CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # targets that can vary the options 
 def check_target(options: RunOptions, say: Callable[[str], None]) -> None:
     """Check the target before a model is looked for. Raises BadInputError or EnvironmentFault as ``make_target``."""
     _module(options).check_options(options, say)
+    if options.shared_memory != "none" and (address := remote_address(options)):
+        raise BadInputError(
+            f"--shared-memory {options.shared_memory}: the server at {address} is on another machine, so it shares "
+            "no memory with the client; leave it out, or run tune on that machine with --url localhost:PORT"
+        )
     if options.perf_analyzer_image is not None:
         docker_engine.image_id(options.perf_analyzer_image)
     expand_headers(options.headers)

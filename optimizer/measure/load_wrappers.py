@@ -12,7 +12,9 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, LoadGenerator
 from optimizer.core.safe_text import one_line
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.shared_memory import check_is_shared
 
 T = TypeVar("T")
 
@@ -71,6 +73,49 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
         reason="; ".join(dict.fromkeys(reasons)),
         **worst,
     )
+
+
+_TOO_SMALL = "shared memory size specified with the request for output"
+
+
+@dataclass
+class SharedMemoryLoadGenerator:
+    """Wraps ``load_generator``, whose requests use shared memory, and explains failures that this causes.
+
+    Before the first load it checks whether the server maps ``system`` shared memory of this machine. Raises
+    BadInputError if it does not, or if an output is larger than its shared memory: all measurements would fail.
+    """
+
+    load_generator: LoadGenerator
+    shared_memory: SharedMemory
+    _is_checked: bool = field(default=False, init=False)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Measure with ``load_generator``. Raises BadInputError too."""
+        return self._explain(endpoint, lambda: self.load_generator.measure(endpoint, load, seconds))
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """Measure with ``load_generator``. Raises BadInputError too."""
+        return self._explain(endpoint, lambda: self.load_generator.measure_windows(endpoint, load, seconds, count))
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Warm up with ``load_generator``. Raises BadInputError too."""
+        return self._explain(endpoint, lambda: self.load_generator.warm_up(endpoint, load))
+
+    def _explain(self, endpoint: Endpoint, measure: Callable[[], T]) -> T:
+        if self.shared_memory.kind == "system" and not self._is_checked:
+            check_is_shared(endpoint)
+            self._is_checked = True
+        try:
+            return measure()
+        except MeasurementError as error:
+            if _TOO_SMALL not in str(error):
+                raise
+            raise BadInputError(
+                f"{one_line(str(error), 2 * _MAX_CAUSE)}; set a larger --output-shared-memory-size, which is "
+                "the size for each sample of an output of strings or of variable shape",
+                log=error.log,
+            ) from error
 
 
 _INDEX_ERROR = re.compile(

@@ -15,7 +15,7 @@ from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.run_options import RANKED_BY_THROUGHPUT, RunOptions, default_search
 from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS, TIMING
-from optimizer.options.values import OptionError, move_model, quote
+from optimizer.options.values import LARGEST_INT32, OptionError, format_number, move_model, quote
 
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
 LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
@@ -44,6 +44,7 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
     _check_load(options, explicit)
     check_target(options, explicit)
     _check_remote(options, explicit)
+    _check_shared_memory(options)
     _check_search(options)
     _check_cluster(options)
     if options.join is not None and options.storage is None:
@@ -116,6 +117,28 @@ def _check_remote(options: RunOptions, explicit: Collection[str]) -> None:
     if options.server_cpus is not None:
         problem = f"--server-cpus {options.server_cpus}: the CPUs of a remote server cannot be set; leave it out"
         raise OptionError("server-cpus", problem)
+
+
+def _check_shared_memory(options: RunOptions) -> None:
+    size = options.output_shared_memory_bytes
+    if options.shared_memory == "none":
+        if size is not None:
+            problem = f"--output-shared-memory-size {format_number(size)}B: works only with --shared-memory system "
+            raise OptionError("output-shared-memory-size", f"{problem}or cuda; give that too, or leave it out")
+        return
+    flag = f"--shared-memory {options.shared_memory}"
+    if size is not None and not 1 <= size <= LARGEST_INT32:
+        problem = f"--output-shared-memory-size {format_number(size)}B: write 1B to 2GiB"
+        raise OptionError("output-shared-memory-size", problem)
+    if options.shared_memory == "cuda" and options.load == "rate":
+        problem = f"{flag}: tune's own client, which sends at a rate, has system shared memory only; use that"
+        raise OptionError("shared-memory", problem)
+    if options.perf_analyzer_image is not None:
+        problem = f"{flag}: a perf_analyzer in a container does not share the memory; leave --perf-analyzer-image out"
+        raise OptionError("shared-memory", problem)
+    if options.docker_shm_size is not None:
+        problem = f"{flag}: the container then has the shared memory of this machine; leave --docker-shm-size out"
+        raise OptionError("docker-shm-size", problem)
 
 
 def _check_search(options: RunOptions) -> None:

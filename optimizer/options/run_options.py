@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from objectives.sla import CONFIDENCE
+from optimizer.core.shared_memory import SharedMemoryName
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
@@ -15,6 +16,7 @@ ItlMetric: TypeAlias = Literal["itl-avg", "itl-p50", "itl-p90", "itl-p95", "itl-
 SlaMetric: TypeAlias = LatencyMetric | TtftMetric | ItlMetric
 LogName: TypeAlias = Literal["live", "plain", "none"]
 TARGETS: Final[tuple[TargetName, ...]] = get_args(TargetName)
+SHARED_MEMORY: Final[tuple[SharedMemoryName, ...]] = get_args(SharedMemoryName)
 SEARCHERS: Final[tuple[SearchName, ...]] = get_args(SearchName)
 LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
 SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args(TtftMetric), *get_args(ItlMetric))
@@ -76,6 +78,8 @@ class RunOptions:
     seed: int = 0
     warm_start: str | None = None  # a run, or a table of trials, of another machine
     protocol: Literal["grpc", "http"] = "grpc"
+    shared_memory: SharedMemoryName = "none"
+    output_shared_memory_bytes: float | None = None  # for each sample of an output of variable size
     measurement_interval_ms: float | None = None  # length of each of the three windows
     request_batch_size: int | str | None = None  # text: a mix of sizes, see optimizer.core.request_sizes
     sequence_length: int | str | None = None  # of a stateful model; text: a mix, see optimizer.core.request_sizes

@@ -26,7 +26,16 @@ from optimizer.options.addresses import (
     server_address,
 )
 from optimizer.options.option import Option, ValueType
-from optimizer.options.run_options import DISTRIBUTIONS, LOGS, SEARCHERS, SLA_METRICS, TARGETS, SlaMetric, TargetName
+from optimizer.options.run_options import (
+    DISTRIBUTIONS,
+    LOGS,
+    SEARCHERS,
+    SHARED_MEMORY,
+    SLA_METRICS,
+    TARGETS,
+    SlaMetric,
+    TargetName,
+)
 
 SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load", "Server", "Search", "Output"
 GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)
@@ -364,6 +373,22 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             choices=("grpc", "http"),
             from_model_analyzer=True,
             is_common=True,
+        ),
+        Option(
+            "shared-memory",
+            _CHOICE,
+            "Memory through which client and server on one machine pass inputs and outputs: none (in messages), "
+            "system, or cuda (of a GPU); see docs/shared-memory.md",
+            choices=SHARED_MEMORY,
+            from_model_analyzer=True,
+        ),
+        Option(
+            "output-shared-memory-size",
+            _BYTES,
+            "Shared memory for each sample of an output of strings or of variable shape: 100KiB, 1MiB",
+            stored_as="output_shared_memory_bytes",
+            default="100KiB",
+            from_model_analyzer=True,
         ),
         Option(
             "measurement-interval",

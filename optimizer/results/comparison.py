@@ -57,6 +57,7 @@ def conditions(run: FinishedRun) -> dict[str, str]:
         "objective": ",".join(metric.name for metric in run.problem.objectives),
         "load": rate if run.problem.open_loop else options.load,
         "protocol": options.protocol,
+        "shared memory": options.shared_memory,
         "samples in a request": str(run.problem.request_batch_size),
         "requests": ", ".join(requests),
     }
@@ -263,6 +264,7 @@ def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict
         },
         "requests": {
             "protocol": given["protocol"],
+            "shared memory": given["shared memory"],
             "load": given["load"],
             "samples each": given["samples in a request"],
             "options": given["requests"],

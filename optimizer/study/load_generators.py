@@ -22,12 +22,13 @@ from optimizer.measure.load_client.generator import (
     SequenceGenerator,
 )
 from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH, LoadClientGenerator
-from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator
+from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator, SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
 from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
+from optimizer.study.shared_memory import requested
 from optimizer.study.task import Task
 
 
@@ -37,6 +38,7 @@ class PerfAnalyzerReason(Enum):
     HTTP = "the load is sent over HTTP, and that client speaks gRPC only"
     SEVERAL_MODELS = "several models get load at the same time"
     IMAGE = "--perf-analyzer-image names the program that sends the load"
+    CUDA = "that client passes tensors in system shared memory only, not in that of a GPU"
     INPUT_DATA = "the input data file has more entries than that client keeps in memory"
 
 
@@ -76,6 +78,7 @@ def make_load_generators(
         "cpus": cpus,
         "stopwatch": stopwatch,
         "window_ms": round(options.measurement_interval_ms or default_ms),
+        "shared_memory": requested(options),
     }
     own = common | {
         "log": folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),
@@ -87,7 +90,7 @@ def make_load_generators(
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
     if own_client_searches(task):
-        generator = IndexHintLoadGenerator(_make_own_client(options, task, own), task.unbounded)
+        generator = IndexHintLoadGenerator(_sharing(_make_own_client(options, task, own)), task.unbounded)
         length = task.sequence_length.fixed if task.sequence_length else None  # perf_analyzer has no mix of lengths
         if length is None:
             return LoadGenerators(generator, generator)
@@ -95,11 +98,16 @@ def make_load_generators(
         return LoadGenerators(generator, generator, cross_checking=checker)
     perf_analyzer = _make_perf_analyzer(options, folder, say, common)
     search = IndexHintLoadGenerator(
-        _make_concurrent(perf_analyzer, task) if task.source.concurrent else perf_analyzer, task.unbounded
+        _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
     )
     if reason := why_perf_analyzer(options, task):
         return LoadGenerators(search, search, reason=reason)
-    return LoadGenerators(search, ClosedLoopGenerator(**own), cross_checking=search)
+    return LoadGenerators(search, _sharing(ClosedLoopGenerator(**own)), cross_checking=search)
+
+
+def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
+    """Return ``generator``, with explanations of its failures if it uses shared memory."""
+    return SharedMemoryLoadGenerator(generator, generator.shared_memory) if generator.shared_memory else generator
 
 
 def own_client_searches(task: Task) -> bool:
@@ -148,6 +156,8 @@ def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | N
         return PerfAnalyzerReason.SEVERAL_MODELS
     if options.perf_analyzer_image is not None:
         return PerfAnalyzerReason.IMAGE
+    if options.shared_memory == "cuda":
+        return PerfAnalyzerReason.CUDA
     if task.input_data not in GENERATED_INPUT:
         file = Path(task.input_data)
         if file.stat().st_size > MAX_MESSAGE_BYTES or count_entries(file) > MAX_SENT_ENTRIES:

@@ -26,6 +26,7 @@ from optimizer.model.requests import RequestBatching, RequestOptions, Requests, 
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote
+from optimizer.study import shared_memory
 from optimizer.study.model_finder import NamedModel, find_model
 
 MAX_CONCURRENCY = 256
@@ -84,6 +85,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     score = profile.score if profile else None
     _check(source, batch, score, options)
     _check_own_client(named, options)
+    shared_memory.check_model(options, source, on_gpu=on_gpu)
     sequence_length = _sequence_length(named, options)
     problem = Problem(
         model=source.name,

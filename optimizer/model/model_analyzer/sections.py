@@ -137,6 +137,7 @@ def import_requests(settings: ModelSettings) -> ImportPart:
         part.sections["load", "max_concurrency"] = limit
     part.options.update(_window(settings, flags))
     part.options.update(_protocol(settings, flags, at_a_rate="load" in part.options))
+    part.options.update(_shared_memory(settings, flags, at_a_rate="load" in part.options))
     return part
 
 
@@ -243,6 +244,23 @@ def _protocol(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: bool)
         settings.notes.add(where, unsupported("requests at a rate are sent by gRPC"))
         return {}
     return {"protocol": protocol}
+
+
+def _shared_memory(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: bool) -> dict[str, str]:
+    where, size = flags.get("shared-memory"), flags.get("output-shared-memory-size")
+    kind = "none" if where is None else settings.reader.one_of(where, ("none", "system", "cuda"))
+    if where is not None and kind == "cuda" and at_a_rate:
+        settings.notes.add(where, unsupported("requests at a rate use system shared memory only"))
+        kind = "none"
+    if kind == "none":
+        if size is not None:
+            settings.notes.add(size, ignored("no shared memory is used"))
+        return {} if where is None else {"shared-memory": kind}
+    return {"shared-memory": kind} | ({} if size is None else {"output-shared-memory-size": _bytes(settings, size)})
+
+
+def _bytes(settings: ModelSettings, where: LocatedValue) -> str:
+    return f"{settings.reader.whole(where)}B"
 
 
 def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue]) -> ImportPart:

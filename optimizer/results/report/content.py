@@ -214,9 +214,10 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
         ("versions", " · ".join(f"{_fact(k)} {_fact(v)}" for k, v in _mapping(info.get("versions")).items()))
     )
     lines += [(_fact(k), _fact(v)) for k, v in formatting.labelled_facts(_mapping(problem.get("facts"))).items()]
-    lines.append(
-        ("requests", f"{run.problem.request_batch_size:,} samples each, {_fact(problem.get('input_data', ''))}")
-    )
+    requests = f"{run.problem.request_batch_size:,} samples each, {_fact(problem.get('input_data', ''))}"
+    if run.options.shared_memory != "none":
+        requests += f", in {_fact(run.options.shared_memory)} shared memory"
+    lines.append(("requests", requests))
     lines.append(("space", f"{len(run.problem.space):,} configurations"))
     lines.append(("search", f"{_fact(run.options.search)}, seed {run.options.seed}"))
     if isinstance(wall := times.get("wall_seconds"), (int, float)):
