@@ -349,3 +349,19 @@ def write_reader(repository: Path) -> Path:
     folder = write_python_model(repository, "reader", READER_PROGRAM)
     (folder / "1" / "model.json").write_text('{"limit": 64, "name": "kept"}\n')
     return folder
+
+
+WIDE_VALUES = 262_144  # FP32 values of a sample of ``wide``: 1 MiB
+WIDE_CONFIG = f"""\
+backend: "onnxruntime"
+max_batch_size: 8
+input {{ name: "x" data_type: TYPE_FP32 dims: {WIDE_VALUES} }}
+output {{ name: "y" data_type: TYPE_FP32 dims: {WIDE_VALUES} }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+dynamic_batching {{ }}
+"""
+
+
+def write_wide(repository: Path) -> Path:
+    """Write ``wide``, whose output is twice its input of 1 MiB, so that copies take most of the time."""
+    return write_model(repository, "wide", WIDE_CONFIG, doubler(dims=("batch", WIDE_VALUES)))

@@ -17,9 +17,11 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint, LoadGenerator
 from optimizer.core.request_sizes import parse_size_distribution
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
+from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import to_json
 from optimizer.model.repository import read_repository_model
@@ -115,6 +117,15 @@ class TestPerfAnalyzerHttp(ClosedLoopContract):
         return replace(perf_analyzer, protocol="http")
 
 
+SHARED = SharedMemory("system")
+
+
+class TestPerfAnalyzerInSharedMemory(ClosedLoopContract):
+    @pytest.fixture
+    def generator(self, perf_analyzer: PerfAnalyzer) -> LoadGenerator:
+        return SharedMemoryLoadGenerator(replace(perf_analyzer, shared_memory=SHARED), SHARED)
+
+
 class TestClosedLoop(ClosedLoopContract):
     @pytest.fixture
     def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
@@ -123,6 +134,18 @@ class TestClosedLoop(ClosedLoopContract):
             input_data=str(mlp.input_data),
             sla=Sla.from_bounds({"p95": 1000.0}),
         )
+
+
+class TestClosedLoopInSharedMemory(ClosedLoopContract):
+    @pytest.fixture
+    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+        generator = ClosedLoopGenerator(
+            log=tmp_path / "client.log",
+            input_data=str(mlp.input_data),
+            sla=Sla.from_bounds({"p95": 1000.0}),
+            shared_memory=SHARED,
+        )
+        return SharedMemoryLoadGenerator(generator, SHARED)
 
 
 class TestOpenLoop(LoadGeneratorContract):
@@ -146,6 +169,18 @@ class TestOpenLoop(LoadGeneratorContract):
         assert result.throughput_infer_per_sec == pytest.approx(2 * 200, rel=0.2)
         assert result.mean_batch_size is not None
         assert result.mean_batch_size >= 2
+
+
+class TestOpenLoopInSharedMemory(TestOpenLoop):
+    @pytest.fixture
+    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+        generator = OpenLoopGenerator(
+            log=tmp_path / "client.log",
+            input_data=str(mlp.input_data),
+            sla=Sla.from_bounds({"p95": 1000.0}),
+            shared_memory=SHARED,
+        )
+        return SharedMemoryLoadGenerator(generator, SHARED)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,260 @@
+"""Tests for shared memory on the real server: both load generators use it, and nothing is left in /dev/shm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tritonclient.grpc import InferenceServerClient
+
+from objectives.sla import Sla
+from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
+from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.owner import this_process
+from optimizer.core.shared_memory import SharedMemory
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.model.repository import read_repository_model
+from tests.command_fixtures import Playground, Tune, eventually
+from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
+
+FOLDER = Path("/dev/shm")
+WIDE = Candidate(8, dynamic_batching=True)
+LOAD = LoadPoint(1, concurrency=4)
+SHARED = SharedMemory("system")
+SECONDS = 1.5
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    folder = tmp_path_factory.mktemp("wide")
+    write_wide(folder / "models")
+    source = read_repository_model(folder / "models", "wide", gpu=False)
+    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+        yield target
+
+
+@pytest.fixture
+def endpoint(wide: EmbeddedTarget) -> Iterator[Endpoint]:
+    with wide.deploy(WIDE) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["perf_analyzer", "perf_analyzer over http", "closed loop", "open loop"])
+def generator(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    installed = runtime.ensure(print)
+    perf_analyzer = PerfAnalyzer(
+        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "client.log", shared_memory=SHARED
+    )
+    own: dict[str, Any] = {
+        "log": tmp_path / "client.log",
+        "sla": Sla.from_bounds({"p95": 5000.0}),
+        "shared_memory": SHARED,
+    }
+    return {
+        "perf_analyzer": perf_analyzer,
+        "perf_analyzer over http": replace(perf_analyzer, protocol="http"),
+        "closed loop": ClosedLoopGenerator(**own),
+        "open loop": OpenLoopGenerator(**own),
+    }[request.param]
+
+
+def load_for(generator: LoadGenerator) -> LoadPoint:
+    return LoadPoint(1, request_rate=20.0) if isinstance(generator, OpenLoopGenerator) else LOAD
+
+
+def regions_of(endpoint: Endpoint) -> dict[str, int]:
+    """Return the sizes of the regions that the server maps, by name."""
+    with InferenceServerClient(endpoint.grpc) as client:
+        return {name: region.byte_size for name, region in client.get_system_shared_memory_status().regions.items()}
+
+
+def own_regions() -> set[str]:
+    """Return the names of the load generators' regions in /dev/shm, without those of the server."""
+    ours = f"tritune_{str(this_process()).replace('-', '_')}_"
+    names = {path.name for path in FOLDER.glob(f"{ours}*_inputs")} | {
+        path.name for path in FOLDER.glob(f"{ours}*_outputs")
+    }
+    return names | {path.name for path in (*FOLDER.glob("x_0_*"), FOLDER / "y") if path.exists()}
+
+
+class Watch:
+    """Notes the server's regions, and whether the outputs in them are right, while a load is applied."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.regions: dict[str, int] = {}
+        self.outputs = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.2):
+            self.regions |= (regions := regions_of(self._endpoint))
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                inputs = [np.fromfile(FOLDER / name, np.float32) for name in regions if not is_output(name)]
+                outputs = [np.fromfile(FOLDER / name, np.float32) for name in regions if is_output(name)]
+                sent = {row[0] for array in inputs for row in array.reshape(-1, WIDE_VALUES)}
+                got = {row[0] for array in outputs for row in array.reshape(-1, WIDE_VALUES)} - {0.0}
+                if sent and got:
+                    assert got <= {value + value for value in sent}
+                    self.outputs = max(self.outputs, len(got))
+
+
+def is_output(name: str) -> bool:
+    return name == "y" or name.endswith("_outputs")
+
+
+def test_inputs_and_outputs_are_in_shared_memory(generator: Any, endpoint: Endpoint) -> None:
+    with Watch(endpoint) as watch:
+        result = generator.measure(endpoint, load_for(generator), SECONDS)
+    assert result.throughput_infer_per_sec > 0
+    assert any(map(is_output, watch.regions))
+    assert not all(map(is_output, watch.regions))
+    assert watch.outputs, "the server wrote outputs into the region"
+    assert regions_of(endpoint) == {}
+    assert own_regions() == set()
+
+
+def test_each_request_in_flight_has_its_own_place(endpoint: Endpoint, tmp_path: Path) -> None:
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 5000.0}), shared_memory=SHARED
+    )
+    with Watch(endpoint) as watch:
+        generator.measure(endpoint, replace(LOAD, concurrency=3), SECONDS)
+    (size,) = [size for name, size in watch.regions.items() if is_output(name)]
+    assert size == 3 * 4 * WIDE_VALUES
+
+
+def clients() -> list[psutil.Process]:
+    """Return the client processes below this one."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_client = "optimizer.measure.load_client.client" in words or Path(words[0]).name == "perf_analyzer"
+            if is_client and "supervisor.py" not in " ".join(words):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("generator", ["perf_analyzer", "closed loop", "open loop"], indirect=True)
+def test_a_killed_client_leaves_nothing(generator: Any, wide: EmbeddedTarget, tmp_path: Path) -> None:
+    """The regions stay registered if requests may be in flight, but no file is left."""
+    with wide.deploy_fresh(WIDE) as endpoint:
+
+        def kill() -> None:
+            eventually(lambda: own_regions() and clients(), 20)
+            time.sleep(0.3)
+            for process in clients():
+                process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with contextlib.suppress(MeasurementError):  # perf_analyzer is started once more
+            generator.measure(endpoint, load_for(generator), 3.0)
+        killer.join()
+        assert own_regions() == set()
+        assert generator.measure(endpoint, load_for(generator), SECONDS).throughput_infer_per_sec > 0
+        assert own_regions() == set()
+
+
+def test_too_small_outputs_are_bad_input(generator: Any, tmp_path: Path) -> None:
+    config = """\
+        backend: "onnxruntime"
+        max_batch_size: 8
+        input { name: "x" data_type: TYPE_FP32 dims: -1 }
+        output { name: "y" data_type: TYPE_FP32 dims: -1 }
+        instance_group { count: 1 kind: KIND_CPU }
+        """
+    write_model(tmp_path / "models", "varied", config, doubler(dims=("batch", "values")))
+    source = read_repository_model(tmp_path / "models", "varied", gpu=False)
+    with (
+        contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
+        target.deploy(WIDE) as endpoint,
+    ):
+        for size, fits in ((4000, True), (3999, False)):
+            shared = replace(SHARED, output_bytes=size)
+            wrapped = SharedMemoryLoadGenerator(replace(generator, shapes=("x:1000",), shared_memory=shared), shared)
+            with (
+                contextlib.nullcontext()
+                if fits
+                else pytest.raises(BadInputError, match="--output-shared-memory-size")
+            ):
+                wrapped.measure(endpoint, load_for(generator), 0.5)
+        assert own_regions() == set()
+
+
+def test_perf_analyzer_does_not_overwrite_memory_of_others(endpoint: Endpoint, tmp_path: Path) -> None:
+    installed = runtime.ensure(print)
+    perf_analyzer = PerfAnalyzer(
+        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "client.log", shared_memory=SHARED
+    )
+    theirs = FOLDER / "y"
+    theirs.write_text("theirs")
+    try:
+        with pytest.raises(EnvironmentFault, match="/dev/shm/y: another program"):
+            perf_analyzer.measure(endpoint, LOAD, SECONDS)
+        assert theirs.read_text() == "theirs"
+    finally:
+        theirs.unlink()
+
+
+WORDS = ("--shared-memory", "system", "--concurrency", "2", "--measurement-interval", "300ms")
+
+
+def test_a_sweep_uses_shared_memory(tune: Tune, playground: Playground) -> None:
+    write_wide(playground.here / "models")
+    ended = tune("sweep", *WORDS, "--json", "models/wide")
+    assert (ended.code, ended.errors) == (0, [])
+    (cell,) = json.loads(ended.stdout)["cells"]
+    assert cell["throughput_infer_per_sec"] > 0
+    (log,) = (playground.here / "results").glob("*/*/logs/commands.log")
+    assert "--shared-memory system --output-shared-memory-size 102400" in log.read_text()
+
+
+@pytest.mark.parametrize("load", [("--concurrency", "2"), ("--request-rate", "20")])
+def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playground) -> None:
+    write_wide(playground.here / "models")
+    words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "models/wide")
+    process = playground.start("sweep", *words)
+    try:
+        assert eventually(lambda: named_regions(process.pid) or process.poll() is not None, 60)
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.3)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert eventually(lambda: not named_regions(process.pid), 20)
+    assert eventually(lambda: not playground.processes(), 20)
+    ended = playground.start("sweep", *WORDS, "models/wide")  # it removes the temporary folders of the killed one
+    assert ended.wait(120) == 0, ended.communicate()
+    ended.communicate()
+
+
+def named_regions(pid: int) -> set[str]:
+    names = {path.name for path in FOLDER.glob(f"tritune_{pid}_*_inputs")}
+    return names | {path.name for path in FOLDER.glob("x_0_*")}
