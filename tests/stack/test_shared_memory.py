@@ -61,11 +61,8 @@ def generator(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     perf_analyzer = PerfAnalyzer(
         installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "client.log", shared_memory=SHARED
     )
-    own: dict[str, Any] = {
-        "log": tmp_path / "client.log",
-        "sla": Sla.from_bounds({"p95": 5000.0}),
-        "shared_memory": SHARED,
-    }
+    sla = Sla.from_bounds({"p95": 5000.0})
+    own: dict[str, Any] = {"log": tmp_path / "client.log", "sla": sla, "shared_memory": SHARED}
     return {
         "perf_analyzer": perf_analyzer,
         "perf_analyzer over http": replace(perf_analyzer, protocol="http"),

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferResponse
+from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataResponse, ModelStreamInferResponse
 
 from objectives import latency_sketch
 from objectives.metrics import Measurement
@@ -287,7 +287,9 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
         plans.append(plan)
         raise MeasurementError("not started")
 
-    monkeypatch.setattr(kind, "_messages_for", lambda *_: Messages([b""], np.ones(1, np.int64)))
+    monkeypatch.setattr(
+        kind, "_messages_for", lambda *_: Messages([b""], np.ones(1, np.int64), ModelMetadataResponse())
+    )
     monkeypatch.setattr(kind, "_statistics", lambda *_: None)
     monkeypatch.setattr(kind, "_run_client", run_client)
     generator = kind(log=tmp_path / "log", streams=True)

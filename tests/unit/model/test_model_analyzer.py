@@ -351,8 +351,15 @@ profile_models:
       protocol: HTTP
       concurrency-range: 1:32:2
       batch-size: 2
+      shared-memory: system
+      output-shared-memory-size: 2048
 """,
-        options={"measurement-interval": "4000ms", "protocol": "http"},
+        options={
+            "measurement-interval": "4000ms",
+            "protocol": "http",
+            "shared-memory": "system",
+            "output-shared-memory-size": "2048B",
+        },
         sections={
             "request": {"batch_size": 2, "input_data": Path("data.json"), "shapes": {"x": "4", "INPUT:1": "16,4"}},
             "load": {"max_concurrency": 32},
@@ -502,6 +509,11 @@ def test_every_key_that_model_analyzer_knows_is_known() -> None:
         ("perf_analyzer_flags: {request-distribution: poisson}\n", "ignored: requests are not sent at a rate"),
         ("perf_analyzer_flags: {measurement-interval: 20000}\n", "not supported: windows other than 50 to 15000 ms"),
         ("client_protocol: http\nrequest_rate: 5\n", "client_protocol: not supported: requests at a rate"),
+        ("perf_analyzer_flags: {output-shared-memory-size: 5}\n", "size: ignored: no shared memory is used"),
+        (
+            "request_rate: 5\nperf_analyzer_flags: {shared-memory: cuda}\n",
+            "not supported: requests at a rate use system shared memory only",
+        ),
         ("objectives: [gpu_utilization, perf_throughput]\n", "objectives.gpu_utilization: not supported: use "),
         ("optuna_max_trials: 5\n", "optuna_max_trials: ignored: the search mode is brute"),
         (

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.errors import BadInputError
+from optimizer.core.shared_memory import SharedMemoryName
 from optimizer.options.addresses import server_address
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
@@ -88,6 +89,8 @@ def options(draw: st.DrawFn) -> RunOptions:
     on_nodes = served["target"] in ("embedded", "local") and served.get("perf_analyzer_image") is None
     cluster = draw(st.sampled_from([None, "auto", "ray://head:10001"])) if on_nodes else None
     cpus = st.sampled_from([None] if cluster else [None, "0"])
+    is_shareable = served.get("perf_analyzer_image") is None and served.get("docker_shm_size") is None
+    shareable: list[SharedMemoryName] = ["none", "system"] if is_shareable else ["none"]
     return RunOptions(
         **served,
         model=draw(TEXTS),
@@ -112,6 +115,8 @@ def options(draw: st.DrawFn) -> RunOptions:
         client_cpus=draw(cpus),
         cluster=cluster,
         cluster_cpus=draw(st.one_of(st.none(), st.integers(1, 8192))) if cluster else None,
+        shared_memory=(shared := draw(st.sampled_from(shareable))),
+        output_shared_memory_bytes=None if shared == "none" else draw(st.sampled_from([None, 1, 2e6])),
         measurement_interval_ms=draw(st.one_of(st.none(), st.floats(50, 15_000))),
         request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1), st.sampled_from(["1*9|8", "1..4"]))),
         input_data=draw(st.sampled_from([None, "random", "zero", "a b.npz", "-folder"])),

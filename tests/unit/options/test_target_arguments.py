@@ -92,6 +92,18 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
         ("--target local --server-arg=http-port=1 m", "--server-arg http-port=1: write an option with its value"),
         ("--target local --server-arg=--http-port=1 m", "--http-port is set by tune itself; leave it out"),
         ("--target local --server-arg=--allow-metrics=true m", "--allow-metrics is set by tune itself"),
+        (
+            "--output-shared-memory-size 1MiB m",
+            "--output-shared-memory-size 1048576B: works only with --shared-memory",
+        ),
+        ("--shared-memory system --output-shared-memory-size 3GiB m", "3221225472B: write 1B to 2GiB"),
+        ("--shared-memory cuda --load rate m", "--shared-memory cuda: tune's own client, which sends at a rate,"),
+        ("--shared-memory system --perf-analyzer-image i m", "leave --perf-analyzer-image out"),
+        (
+            "--shared-memory system --target docker --docker-image i --docker-shm-size 1g m",
+            "--shared-memory system: the container then has the shared memory of this machine; leave --docker-shm-size",
+        ),
+        ("--shared-memory mmap m", "--shared-memory mmap: choose from none, system, cuda"),
         ("--target local --tritonserver= m", "--tritonserver '': give 1 to 4,096 printable characters"),
     ],
 )
