@@ -101,7 +101,7 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
         ("--shared-memory system --perf-analyzer-image i m", "leave --perf-analyzer-image out"),
         (
             "--shared-memory system --target docker --docker-image i --docker-shm-size 1g m",
-            "--shared-memory system: the container then has the shared memory of this machine; leave --docker-shm-size",
+            "the container then has the shared memory of this machine; leave --docker-shm-size out",
         ),
         ("--shared-memory mmap m", "--shared-memory mmap: choose from none, system, cuda"),
         ("--target local --tritonserver= m", "--tritonserver '': give 1 to 4,096 printable characters"),
