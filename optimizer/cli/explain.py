@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from optimizer.cli.main import progress_on, terminal
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import number_where, parse_optional
 
@@ -16,19 +17,27 @@ def build_parser() -> Parser:
         prog="tune explain",
         usage="[options] RUN",
         description="Explain what limits the throughput of a run, which constraint is active, which changes would "
-        "help, and why the runner-up lost. Reads the folder of the run and starts no server.",
+        "help, and why the runner-up lost. Reads the folder of the run, and starts a server only with --measure.",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     add_results(parser)
     parser.add_argument(
         "--fp16-factor", metavar="SHARE", help="Assumed compute time in FP16 relative to now (default: 0.5)"
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="Measure on this machine, for about a minute, what shared memory between client and server changes",
+    )
     parser.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
     return parser
 
 
 def main(words: list[str]) -> int:
-    """Run ``tune explain`` and return its exit code. Raises BadInputError if the run has no measurements."""
+    """Run ``tune explain`` and return its exit code.
+
+    Raises BadInputError if the run has no measurements; with --measure TuneError as a run.
+    """
     arguments = build_parser().read(words)
     from optimizer.explain.console import print_explanation
     from optimizer.explain.explanation import document, explain
@@ -36,7 +45,13 @@ def main(words: list[str]) -> int:
     from optimizer.results.finished_run import read_run
 
     factor = parse_optional("--fp16-factor", arguments.fp16_factor, SHARE)
-    explanation = explain(read_run(arguments.run, arguments.results), factor or FP16_FACTOR)
+    run = read_run(arguments.run, arguments.results)
+    if arguments.measure:
+        from optimizer.study.shared_memory_measurement import measure_shared_memory
+
+        say, _ = progress_on(terminal())
+        measure_shared_memory(run, say)
+    explanation = explain(run, factor or FP16_FACTOR)
     if arguments.json:
         print(json.dumps(document(explanation), indent=2, allow_nan=False))
     else:

@@ -16,6 +16,7 @@ from optimizer.explain.explanation import Explanation, RunnerUp, Simulation
 from optimizer.explain.simulated_changes import Forecast
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import plain_table, print_table
+from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
 WIDTH = 80
 SLIGHT = 0.02  # smaller gains are within the error of the simulation
@@ -43,6 +44,9 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     elif not explanation.run.problem.is_simulated:
         _heading(console, "What other settings would change")
         _sentences(console, "Changes are not simulated: no simulator describes a model that streams or keeps state.")
+    if explanation.shared_memory is not None:
+        _heading(console, "Shared memory between client and server")
+        _sentences(console, *_shared_memory(explanation.shared_memory))
     if explanation.recommended:
         _heading(console, "Why the runner-up lost")
         _sentences(console, *_runner_up(explanation, explanation.runner_up))
@@ -110,6 +114,8 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
     if explanation.forecasts.throughput:
         _sentences(console, str(explanation.forecasts))
     for remedy in simulation.remedies:
+        if remedy.name == "no copying" and explanation.shared_memory is not None:
+            continue  # it is measured
         effect = _gain(remedy.gain, remedy.forecast, simulation, explanation)
         _sentences(console, f"{remedy.name}: {effect} ({remedy.change})")
     if simulation.other_slas:
@@ -125,6 +131,12 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
             f"The lowest expected {formatting.short_metric(simulation.latency)} of the tried configurations is "
             f"{formatting.number(simulation.quickest_ms)} ms, with one request at a time.",
         )
+
+
+def _shared_memory(effect: SharedMemoryEffect) -> Iterator[str]:
+    yield f"{effect}."
+    if effect.is_recommended:
+        yield "Use it in a client on the machine of the server (see docs/shared-memory.md)."
 
 
 def _gain(

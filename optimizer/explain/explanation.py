@@ -39,6 +39,7 @@ from optimizer.results.forecast_accuracy import (
     median_error,
 )
 from optimizer.results.recommendation import Outcome
+from optimizer.results.shared_memory_effect import SharedMemoryEffect, read_effect
 from optimizer.simulator.metrics import binding_latency, is_complete
 
 UNKNOWN = ConfidenceInterval(-math.inf, math.inf)
@@ -114,7 +115,7 @@ class Explanation:
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``simulation`` is None if no measurement
     has both a throughput and a latency, or the simulator does not apply to the model. ``unfinished`` says why the run
-    is incomplete; it is empty if the run ended.
+    is incomplete; it is empty if the run ended. ``shared_memory`` is its measured effect, None if there is none.
     """
 
     run: FinishedRun
@@ -127,12 +128,13 @@ class Explanation:
     simulation: Simulation | None
     forecasts: ForecastChecks
     runner_up: RunnerUp | None
+    shared_memory: SharedMemoryEffect | None
 
 
 def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     """Return the explanation of ``run``. ``fp16_factor`` is the assumed factor on inference time in FP16.
 
-    Raises BadInputError if the run has no measurements.
+    Raises BadInputError if the run has no measurements, or the file of a measured effect is damaged.
     """
     outcome = run.outcome
     point = (outcome.recommended or outcome.closest) if outcome else None
@@ -155,6 +157,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         simulation,
         check_forecasts(run.trials),
         runner_up(run),
+        read_effect(run.folder.path),
     )
 
 
@@ -215,6 +218,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
             "latency": _forecasts_document(explanation.forecasts.latency),
         },
         "simulated": _simulation_document(explanation.simulation) if explanation.simulation else None,
+        "shared_memory": explanation.shared_memory.document() if explanation.shared_memory else None,
         "runner_up": _runner_up_document(second) if second else None,
     }
 

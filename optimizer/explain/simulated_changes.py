@@ -199,7 +199,7 @@ def remedies(
     effects.append(("nearer client", "no time between client and server", near))
     if copied:
         kept = forecaster.best([own], bound_ms, infer_share=1 - copied)
-        effects.append(("no copying", "shared memory: inputs and outputs are not copied", kept))
+        effects.append(("no copying", "shared memory, without copies; --measure measures it", kept))
     listed = [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
     return tuple(sorted(listed, key=lambda remedy: -(remedy.gain if remedy.gain is not None else -1.0)))
 

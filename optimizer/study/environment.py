@@ -49,7 +49,7 @@ from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.load_generators import make_load_generators
+from optimizer.study.load_generators import LoadGenerators, make_load_generators
 from optimizer.study.task import Task, prepare_task
 
 NO_POWER = (
@@ -194,8 +194,7 @@ class Environment:
         """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""
         placement = self.placement(task)
         all_cpus = placement.server | placement.client
-        client_cpus = all_cpus if self._is_remote else placement.client
-        generators = make_load_generators(self.options, task, folder, client_cpus, self.stopwatch, self.say)
+        generators = self.make_generators(task, folder)
         gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
         telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(all_cpus), gpus)
         if exports_metrics(task.source):
@@ -216,6 +215,12 @@ class Environment:
             cross_checking=generators.cross_checking,
             speed=None if self._is_remote else SpeedLog(),
         )
+
+    def make_generators(self, task: Task, folder: RunFolder, options: RunOptions | None = None) -> LoadGenerators:
+        """Return the load generators of ``task``; ``options`` replace those of this environment."""
+        placement = self.placement(task)
+        cpus = placement.server | placement.client if self._is_remote else placement.client
+        return make_load_generators(options or self.options, task, folder, cpus, self.stopwatch, self.say)
 
     def placement(self, task: Task | None = None) -> CpuPlacement:
         """Return the CPUs of server and load generator.

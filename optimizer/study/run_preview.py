@@ -88,6 +88,7 @@ class RunPreview:
                 "generator": "tune" if own_client_searches(self.task) else "perf_analyzer",
                 "confirmation_generator": "perf_analyzer" if why_perf_analyzer(options, self.task) else "tune",
                 "protocol": options.protocol,
+                "shared_memory": options.shared_memory,
                 "kind": options.load,
                 "max_concurrency": None if problem.open_loop else problem.max_concurrency,
                 "request_distribution": options.arrivals if problem.open_loop else None,
@@ -230,6 +231,8 @@ def _load(shown: RunPreview) -> str:
     each = f"requests of {formatting.exact(size)} sample{'' if size == 1 else 's'}"
     each += " on average" if problem.request_mix else ""
     data = f"{Path(shown.task.input_data).name} as input data"
+    if options.shared_memory != "none":
+        data += f", in {options.shared_memory} shared memory"
     if problem.open_loop:
         return f"tune's own client, at {options.arrivals} request rates; {each}, {data}"
     if length := shown.task.sequence_length:

@@ -1,0 +1,101 @@
+"""Measures what shared memory changes for the recommendation of a run (``tune explain --measure``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from optimizer.core.errors import BadInputError, MeasurementError
+from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.safe_text import one_line
+from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import LoadPoint, Point
+from optimizer.deploy.target_factory import remote_address
+from optimizer.options.option_reader import external_names
+from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import FinishedRun
+from optimizer.results.formatting import configuration
+from optimizer.results.shared_memory_effect import SharedMemoryEffect, write_effect
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.environment import Environment
+from optimizer.study.run_request import read_stored_options
+
+ROUNDS = 10
+SECONDS = 1.0  # of each measurement
+FOLDER = "explain"  # of the logs, in the folder of the run
+
+
+def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> SharedMemoryEffect:
+    """Measure the recommendation of ``run``, or its closest candidate, with and without system shared memory in turn.
+
+    Both are measured in each round on the same fresh server, at the best load of the run. The effect is stored in the
+    folder of the run. Raises BadInputError if the run has no such point or cannot use shared memory, else as a run.
+    """
+    point, options = _point(run), read_stored_options(run.folder)
+    _check(run, options)
+    shared = replace(options, shared_memory="system")
+    with Environment.open(shared, Stopwatch(), say) as environment:
+        task = environment.prepare_task()
+        with run.folder.locked():
+            folder = RunFolder.create(str(run.folder.path), FOLDER)
+            fingerprint = environment.fingerprint(task)
+            target = environment.make_target(task, folder)
+            without = replace(shared, shared_memory="none", output_shared_memory_bytes=None)
+            generators = [environment.make_generators(task, folder, each).confirmation for each in (without, shared)]
+            say(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
+            with target.deploy_fresh(point.candidate) as endpoint:
+                pairs = _measure(endpoint, point.load, generators)
+            effect = SharedMemoryEffect(
+                trial=point.trial,
+                concurrency=point.load.concurrency,
+                pairs=pairs,
+                confidence=run.problem.confidence,
+                hardware=str(environment.hardware),
+                same_machine=run.folder.fingerprint() == fingerprint,
+                measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            )
+            write_effect(run.folder.path, effect)
+            return effect
+
+
+def _point(run: FinishedRun) -> Point:
+    outcome = run.outcome
+    point = (outcome.recommended or outcome.closest) if outcome else None
+    if point is None:
+        raise BadInputError(f"{one_line(str(run.folder.path))}: --measure: nothing was measured; run `tune` first")
+    return point
+
+
+def _check(run: FinishedRun, options: RunOptions) -> None:
+    address, problem = remote_address(options), ""
+    if options.load == "rate":
+        problem = "requests are sent at a rate, so the throughput is the same; compare a run with --shared-memory"
+    elif address:
+        problem = f"the server at {address} is on another machine, so it shares no memory with the client"
+    elif not run.problem.is_simulated:
+        problem = "the model streams or keeps state, and tune's own client sends its tensors in messages"
+    elif options.perf_analyzer_image is not None:
+        problem = "its perf_analyzer ran in a container, which does not share memory with the server"
+    elif options.cluster is not None:
+        problem = "it was measured on the nodes of a cluster, not on this machine"
+    elif external_names(options) and not run.folder.is_own(options):
+        problem = "run.json was not written by your tune on this machine, and names code, addresses or data"
+    if problem:
+        raise BadInputError(f"{one_line(str(run.folder.path))}: --measure: {problem}")
+    run.folder.refuse_links()
+
+
+def _measure(endpoint: Endpoint, load: LoadPoint, generators: list[LoadGenerator]) -> tuple[tuple[float, float], ...]:
+    """Return the throughputs of each round; the order alternates, so that a drift of the machine cancels."""
+    for generator in generators:
+        generator.warm_up(endpoint, load)
+    rounds = []
+    for number in range(ROUNDS):
+        places = (0, 1) if number % 2 == 0 else (1, 0)
+        served = {place: generators[place].measure(endpoint, load, SECONDS) for place in places}
+        without, with_it = (served[place].throughput_infer_per_sec for place in (0, 1))
+        if not without or not with_it:
+            raise MeasurementError("no request was answered in a round")
+        rounds.append((without, with_it))
+    return tuple(rounds)

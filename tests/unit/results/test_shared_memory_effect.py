@@ -1,0 +1,98 @@
+"""The measured effect of shared memory is stored, read, explained and reported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.cli.explain import main
+from optimizer.core.errors import BadInputError
+from optimizer.explain.explanation import document, explain
+from optimizer.results.finished_run import read_run
+from optimizer.results.report.content import report_section
+from optimizer.results.shared_memory_effect import FILE, SharedMemoryEffect, read_effect, write_effect
+from optimizer.study.shared_memory_measurement import measure_shared_memory
+from tests.run_folders import OPEN, write_run
+
+SAMPLE = Path("tests/data/dlrm/sample")
+BETTER = SharedMemoryEffect(
+    trial=3,
+    concurrency=16,
+    pairs=((1000.0, 1500.0), (1010.0, 1490.0), (990.0, 1510.0)),
+    confidence=0.99,
+    hardware="Some CPU",
+    same_machine=True,
+    measured="2026-11-25T03:00:00+0000",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "dlrm" / "sample"))
+
+
+def test_the_file_reads_as_it_was_written(folder: Path) -> None:
+    assert read_effect(folder) is None
+    write_effect(folder, BETTER)
+    assert read_effect(folder) == BETTER
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("throughputs_infer_per_sec", [[1.0, 2.0]]),
+        ("throughputs_infer_per_sec", [[1.0, 2.0], [0.0, 1.0]]),
+        ("throughputs_infer_per_sec", [[1.0], [2.0]]),
+        ("throughputs_infer_per_sec", 3),
+        ("confidence", 1),
+        ("trial", None),
+    ],
+)
+def test_a_damaged_file_is_bad_input(key: str, value: Any, folder: Path) -> None:
+    (folder / FILE).write_text(json.dumps({**BETTER.document(), key: value}))
+    with pytest.raises(BadInputError, match="not a measurement of shared memory") as caught:
+        read_effect(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_measured_effect_replaces_the_simulated_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_effect(folder, BETTER)
+    assert main([str(folder)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no copying" not in text
+    assert "x (1.4" in text
+    assert "1,500 infer/s instead of 1,000 infer/s with 16 requests in flight, measured in 3 rounds" in text
+    assert "Use it in a client on the machine of the server" in text
+    shown = document(explain(read_run(folder)))["shared_memory"]
+    assert shown["is_recommended"]
+    assert shown["ratio"] == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_difference_by_chance_is_not_recommended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = ((1000.0, 1100.0), (1100.0, 1000.0), (1000.0, 1010.0))
+    write_effect(folder, SharedMemoryEffect(3, 16, pairs, 0.99, "Some other CPU", False, ""))
+    main([str(folder)])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "makes no measurable difference" in text
+    assert "on one server, on Some other CPU." in text
+    assert "Use it in a client" not in text
+
+
+def test_the_report_shows_the_effect(folder: Path) -> None:
+    write_effect(folder, BETTER)
+    assert dict(report_section(read_run(folder)).environment)["shared memory"] == str(BETTER)
+
+
+def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: Path) -> None:
+    at_a_rate = read_run(write_run(tmp_path / "rate", load=OPEN))
+    with pytest.raises(BadInputError, match="--measure: requests are sent at a rate"):
+        measure_shared_memory(at_a_rate, print)
+    info = json.loads((folder / "run.json").read_text())
+    info["options"] |= {"target": "remote", "url": "triton.example:8001"}
+    (folder / "run.json").write_text(json.dumps(info))
+    with pytest.raises(BadInputError, match=r"--measure: the server at triton\.example:8001 is on another machine"):
+        measure_shared_memory(read_run(folder), print)
