@@ -86,7 +86,7 @@ class SendPlan:
 
 
 def write_places(folder: Path, places: Sequence[bytes]) -> None:
-    """Write what the client appends to requests whose outputs are in shared memory, once for each place."""
+    """Write the ends of requests that put their outputs into shared memory, one for each place."""
     folder.joinpath(PLACES).write_text(json.dumps([place.hex() for place in places]))
 
 

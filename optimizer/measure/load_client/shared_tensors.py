@@ -31,8 +31,7 @@ class SentRequests:
 
     Attributes:
         messages: Serialized requests.
-        places: What is appended to a request so that its outputs are in shared memory, once for each place; empty
-            without shared memory.
+        places: Ends of a request, one for each place, that put its outputs into shared memory; empty without it.
         regions: Patterns of the names of the regions; empty without shared memory.
         all_answered: Whether every request has been answered. Otherwise the server may still write into the regions.
     """
