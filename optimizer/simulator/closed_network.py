@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -77,6 +78,7 @@ class ClosedNetwork:
     spread: Array
     seed: int = 0
     errors: ModelErrors = ERRORS
+    name: ClassVar[str] = "closed queueing network"
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
         """Return the performance of each (candidate, concurrency)."""
