@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -203,7 +204,7 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool 
     if kind == "client":
         return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
     if kind == "queue":
-        return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point.candidate)}", *busy)
+        return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point)}", *busy)
     if kind == "copying":
         return (*busy, f"Copying inputs and outputs takes {stages.copied_share:.0%} of the time of a batch.")
     if kind == "instances":
@@ -220,7 +221,7 @@ def _streamed_reasons(kind: BottleneckKind, share: str, stages: StageBreakdown, 
     m, in_flight = stages.measurement, _in_flight(stages.point)
     shortest = f"{formatting.number(_first_ms(quickest))} ms, {_where(quickest)}"
     is_delayed = stages.point.candidate.max_queue_delay_us > 0
-    cause = "The batcher delays requests to form larger batches." if is_delayed else "The model accepts requests late."
+    cause = "The batcher delays requests to form batches." if is_delayed else "The model accepts requests late."
     subjects: dict[BottleneckKind, str] = {
         "queue": f"in Triton's queue. {cause}",
         "waiting": "waiting in the model: for a place, or for passes of other requests.",
@@ -294,9 +295,11 @@ def _sequence_places(candidate: Candidate) -> int | None:
     return max(1, candidate.max_batch_size) * candidate.instances if is_direct else None
 
 
-def _why_queued(candidate: Candidate) -> str:
+def _why_queued(point: Point) -> str:
+    candidate = point.candidate
     if candidate.is_stateful:
-        return "Steps wait for others to form a batch, or for an instance."
+        has_waiting = point.load.concurrency > (_sequence_places(candidate) or math.inf)
+        return "Sequences wait for a place." if has_waiting else "Steps wait for others to form a batch."
     if candidate.max_queue_delay_us or candidate.preferred_batch_sizes:
         return "The batcher delays requests to form larger batches while instances are idle."
     return "Requests arrive in bursts; instances are idle between them."

@@ -85,7 +85,8 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         yield "None: the run had no SLA."
         return
     if not explanation.recommended:
-        yield f"{binding.constraint} is missed: {explanation.holds_back.rstrip('.')}."
+        missed = formatting.bound(binding.constraint) if binding.constraint else "The SLA"
+        yield f"{missed} is missed: {explanation.holds_back.rstrip('.')}."
     elif binding.constraint is None or binding.beyond is None:
         yield "None: no measurement had more throughput, so the capacity of the server is the limit."
     else:
@@ -96,7 +97,8 @@ def _binding(explanation: Explanation) -> Iterator[str]:
             f"with {formatting.short_metric(binding.constraint.metric)} {value}."
         )
     if explanation.recommended:
-        shares = [f"{share:.0%} of {text}" for text, share in binding.used.items()]
+        used = ((bound, binding.used.get(str(bound))) for bound in explanation.run.problem.sla)
+        shares = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in used if share is not None]
         if shares:
             yield f"The recommendation uses {', '.join(shares)}."
     if explanation.simulation is not None and explanation.simulation.next_load is not None:
@@ -133,11 +135,18 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
         _sentences(console, str(explanation.forecasts))
     for remedy in simulation.remedies:
         effect = _gain(remedy.gain, remedy.forecast, explanation)
-        _sentences(console, f"{remedy.name}: {effect} ({remedy.change})")
+        change = f"{remedy.name}: {effect} ({remedy.change})"
+        _sentences(console, change if simulation.is_simulated else f"{remedy.name} {remedy.change}: {effect}")
+    usual = None
+    if not simulation.is_simulated and explanation.recommended and simulation.best is not None:
+        usual = simulation.best.candidate
+        if usual != explanation.subject.point.candidate:
+            _sentences(console, _best_tried(simulation.best))
     for other in simulation.other_slas:
         goal = f"{formatting.short_metric(other.metric)} <= {formatting.exact(round(other.bound_ms, 3))} ms"
         effect = _gain(other.gain, other.forecast, explanation, of_sla=True)
-        best = f" ({formatting.configuration(other.forecast.candidate)})" if other.forecast else ""
+        candidate = other.forecast.candidate if other.forecast else usual
+        best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
         _sentences(console, f"another SLA, {goal}: {effect}{best}")
     if not explanation.recommended:
         for latency in simulation.latencies:
@@ -147,6 +156,15 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
                     f"The lowest expected {formatting.short_metric(latency.metric)} of the tried configurations is "
                     f"{formatting.number(latency.quickest_ms)} ms, with one request at a time.",
                 )
+
+
+def _best_tried(forecast: Forecast) -> str:
+    throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
+    return (
+        f"Within these bounds, another tried configuration is expected to serve most: {throughput} at concurrency "
+        f"{forecast.concurrency:,} ({formatting.configuration(forecast.candidate)}). The gains of other bounds are "
+        "relative to it."
+    )
 
 
 def _source(simulation: Simulation) -> str:
@@ -179,15 +197,15 @@ def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     if gain is None or not explanation.recommended:
         return f"{throughput}, {_latencies(forecast)}"
-    ours = explanation.subject.point.throughput_infer_per_sec
-    about = f"about {formatting.quantity(METRICS['throughput'], ours * (1 + gain.estimate))}"
-    if gain.interval is not None:
-        return f"{gain.estimate:+.0%} ({gain.interval.low:+.0%} to {gain.interval.high:+.0%}), {about}"
-    if abs(gain.estimate) < SLIGHT:
+    low, high = (gain.interval.low, gain.interval.high) if gain.interval else (gain.estimate, gain.estimate)
+    if -SLIGHT < low <= high < SLIGHT:
         return "makes no difference"
+    if gain.interval is not None:
+        return f"{gain.estimate:+.0%} ({low:+.0%} to {high:+.0%})"
     if gain.estimate < 0 and not of_sla:
         return "serves less"
-    return f"{gain.estimate:+.0%}, {about}"
+    ours = explanation.subject.point.throughput_infer_per_sec
+    return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], ours * (1 + gain.estimate))}"
 
 
 def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
@@ -209,6 +227,9 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     verdict = formatting.verdict(runner_up.confirmed.judged)
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
+    elif runner_up.interval.high < 0 and explanation.run.outcome is not None:
+        why = summary.why_not_recommended(explanation.run.outcome, runner_up.point)
+        yield f"{verdict}. It is not recommended, because {why}."
     else:
         yield f"{verdict}. The recommendation serves more."
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives.confidence import Verdict
+from objectives.metrics import METRICS
 from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
@@ -115,7 +116,8 @@ class Simulation:
         error: Median relative error of the model in throughput, before it is corrected by the measurements.
         points: Number of the measurements that the model was fitted to.
         remedies: Changes of the subject, the largest gain first.
-        other_slas: The best configuration within another bound.
+        best: The best tried configuration within the bounds; None if no load of any meets them.
+        other_slas: The best tried configuration within another bound, with its gain over ``best``.
         next_load: The subject at the next higher load; None if it is simulated.
     """
 
@@ -125,6 +127,7 @@ class Simulation:
     error: float
     points: int
     remedies: tuple[Remedy, ...]
+    best: Forecast | None
     other_slas: tuple[OtherSla, ...]
     next_load: Forecast | None
 
@@ -201,7 +204,7 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *words], run.options.seed)
         changes = predicted_remedies(predicted, own, words, sla, fp16_factor, on_gpu=on_gpu)
         next_load = _next_load(predicted, subject.point, problem)
-    quickest_ms = forecaster.quickest_ms(tried)
+    best, quickest_ms = forecaster.best(tried, sla), forecaster.quickest_ms(tried)
     error, *errors = forecaster.errors
     latencies = [
         PredictedLatency(metric, sla.latency_bound_ms(metric), own_error, quickest_ms[metric])
@@ -214,17 +217,29 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         error,
         forecaster.points,
         changes,
-        other_slas(forecaster, tried, sla),
+        best,
+        other_slas(forecaster, tried, sla, best),
         next_load,
     )
 
 
 def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> Forecast | None:
+    """Return ``point`` at the next higher load: its measured values times the predicted ratios."""
     closed = as_closed_loop([point], problem) if problem.open_loop else [point]
-    if not closed:
+    measured_ms = {metric: METRICS[metric].value(point.measurement) for metric in forecaster.latencies}
+    if not closed or not all(measured_ms.values()):
         return None
     concurrency = closed[0].load.concurrency
-    return forecaster.at(point.candidate, max(concurrency + 1, round(HIGHER * concurrency)))
+    now = forecaster.at(point.candidate, concurrency)
+    following = forecaster.at(point.candidate, max(concurrency + 1, round(HIGHER * concurrency)))
+    ratio = following.throughput_infer_per_sec / now.throughput_infer_per_sec
+    latencies_ms = {
+        metric: (own_ms or 0.0) * following.latencies_ms[metric] / now.latencies_ms[metric]
+        for metric, own_ms in measured_ms.items()
+    }
+    return replace(
+        following, throughput_infer_per_sec=point.throughput_infer_per_sec * ratio, latencies_ms=latencies_ms
+    )
 
 
 def _gain_of_instances(simulation: Simulation, own: Candidate) -> Gain | None:
@@ -306,6 +321,7 @@ def _simulation_document(simulation: Simulation) -> dict[str, Any]:
             {"name": remedy.name, "change": remedy.change, **_forecast(remedy.forecast), **_gain(remedy.gain)}
             for remedy in simulation.remedies
         ],
+        "best": _forecast(simulation.best) if simulation.best else None,
         "other_slas": [
             {
                 "metric": sla.metric,

@@ -125,7 +125,10 @@ def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OtherSla:
-    """The best tried candidate within ``factor`` times the bound on ``metric``; ``gain`` as in ``Remedy``."""
+    """The best tried candidate within ``factor`` times the bound on ``metric``.
+
+    ``gain`` is relative to the best tried candidate within the given bounds.
+    """
 
     metric: str
     factor: float
@@ -134,13 +137,14 @@ class OtherSla:
     gain: Gain | None
 
 
-def other_slas(forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla) -> tuple[OtherSla, ...]:
-    """Return the best of ``tried`` if one bound is another one, with the gain over their best within ``sla``."""
-    usual = forecaster.best(tried, sla)
+def other_slas(
+    forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: Forecast | None
+) -> tuple[OtherSla, ...]:
+    """Return the best of ``tried`` if one bound is another one, with the gain over ``best``, that within ``sla``."""
     bounds_ms = {metric: sla.latency_bound_ms(metric) for metric in forecaster.latencies}
     others = []
     for metric, factor in product((m for m, bound in bounds_ms.items() if math.isfinite(bound)), SLA_FACTORS):
         bound_ms = factor * bounds_ms[metric]
         forecast = forecaster.best(tried, Sla((*sla.without(metric), Constraint(metric, bound_ms))))
-        others.append(OtherSla(metric, factor, bound_ms, forecast, gain(forecast, usual)))
+        others.append(OtherSla(metric, factor, bound_ms, forecast, gain(forecast, best)))
     return tuple(others)

@@ -113,9 +113,9 @@ def predicted_remedies(
 ) -> tuple[Remedy, ...]:
     """Return the effect of each of the ``changes`` and of faster computing on its own, the largest gain first."""
     usual = forecaster.best([own], sla)
-    assumed = f"assumption: everything takes {fp16_factor:g} of its time"
+    assumed = f"assuming that everything takes {fp16_factor:g} of its time"
     faster = forecaster.best([own], sla, time_share=fp16_factor)
-    effects = [("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster)]
+    effects = [("FP16", assumed if on_gpu else f"{assumed} (CPUs often gain nothing)", faster)]
     effects += [(*words, forecaster.best([changed], sla)) for changed, words in changes.items()]
     return by_gain([Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects])
 
