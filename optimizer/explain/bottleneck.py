@@ -169,7 +169,7 @@ def bottleneck(stages: StageBreakdown, instances_gain: Gain | None) -> Bottlenec
     """Return the bottleneck. ``instances_gain`` is the expected gain by more instances, None if unknown."""
     if not stages.stages_ms:
         reason = "The bottleneck is unknown, because the trials have no stage times."
-        return Bottleneck("unknown", (reason, *_disturbed(stages)))
+        return Bottleneck("unknown", (reason, *_sequences(stages), *_disturbed(stages)))
     are_worthwhile = _are_worthwhile(instances_gain)
     kind = _kind(stages, are_worthwhile)
     reasons = (*_reasons(kind, stages, are_worthwhile), *_sequences(stages), *_device(stages), *_disturbed(stages))

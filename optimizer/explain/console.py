@@ -101,8 +101,8 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         shares = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in used if share is not None]
         if shares:
             yield f"The recommendation uses {', '.join(shares)}."
-    if explanation.simulation is not None and explanation.simulation.next_load is not None:
-        yield _next_load(explanation.simulation.next_load, explanation)
+        if explanation.simulation is not None and explanation.simulation.next_load is not None:
+            yield _next_load(explanation.simulation.next_load, explanation)
 
 
 def _next_load(forecast: Forecast, explanation: Explanation) -> str:

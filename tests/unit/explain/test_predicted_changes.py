@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,16 @@ TRIALS = [
     Trial(number, one, tuple((LoadPoint(1, load), measured(one, load)) for load in (2, 8, 16, 24)))
     for number, one in enumerate(TRIED)
 ]
+
+
+def changed_rows(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> Path:
+    with (folder / "trials.csv").open(newline="") as file:
+        rows = [change(row) for row in csv.DictReader(file)]
+    with (folder / "trials.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
 
 
 def text_of(explanation: Explanation, width: int = 80) -> str:
@@ -257,7 +269,8 @@ def test_a_run_of_a_stateful_model_is_explained(tmp_path: Path) -> None:
     assert explanation.simulation is not None
     words = " ".join(text_of(explanation).split())
     assert "Predicted within p95 <= 20 ms" in words
-    assert "max_candidate_sequences: " in words
+    assert "max_candidate_sequences 8 instead of 32: " in words
+    assert "24 sequences were in flight, and the instances have places for 32: each has a place" in words
     assert "sequences in flight, it is expected to serve" in words
     json.dumps(document(explanation), allow_nan=False)
 
@@ -275,14 +288,39 @@ def test_the_json_document_has_the_structure_of_batched_models(tmp_path: Path) -
 
 
 def test_nothing_is_predicted_without_a_complete_measurement(tmp_path: Path) -> None:
-    folder = streaming_run.write_run(tmp_path)
-    info = json.loads((folder / "run.json").read_text())
-    info["problem"]["constraints"] = ["memory <= 1e12 bytes", "ttft-p95 <= 200 ms"]
-    (folder / "run.json").write_text(json.dumps(info))
-    lines = (folder / "trials.csv").read_text().splitlines()
-    place = lines[0].split(",").index("ttft_p95_ms")
-    rows = [",".join([*cells[:place], "", *cells[place + 1 :]]) for cells in (line.split(",") for line in lines[1:])]
-    (folder / "trials.csv").write_text("\n".join([lines[0], *rows]) + "\n")
+    folder = changed_rows(streaming_run.write_run(tmp_path), lambda row: row | {"ttft_p95_ms": ""})
     explanation = explain(read_run(folder))
     assert explanation.simulation is None
     assert "Nothing is predicted" in text_of(explanation)
+
+
+def test_a_run_without_a_recommendation_has_the_quickest_times(tmp_path: Path) -> None:
+    folder = streaming_run.write_run(tmp_path)
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["constraints"][0] = "ttft-p95 <= 5 ms"
+    (folder / "run.json").write_text(json.dumps(info))
+    explanation = explain(read_run(folder))
+    assert not explanation.recommended
+    words = " ".join(text_of(explanation).split())
+    assert "TTFT p95 <= 5 ms is missed" in words
+    assert "no load meets the bounds" in words
+    assert "The lowest expected TTFT p95 of the tried configurations is" in words
+    assert "is expected to serve" not in words
+    json.dumps(document(explanation), allow_nan=False)
+
+
+def test_an_open_loop_is_predicted_by_its_requests_in_flight(tmp_path: Path) -> None:
+    folder = changed_rows(
+        streaming_run.write_run(tmp_path),
+        lambda row: row | {"concurrency": "", "request_rate": row["concurrency"]},
+    )
+    info = json.loads((folder / "run.json").read_text())
+    info["options"]["load"] = "rate"
+    (folder / "run.json").write_text(json.dumps(info))
+    explanation = explain(read_run(folder))
+    assert explanation.simulation is not None
+    assert explanation.simulation.next_load is not None
+    point = explanation.subject.point
+    in_flight = point.throughput_infer_per_sec * (point.measurement.latency_avg_ms or 0.0) / 1e3
+    assert explanation.simulation.next_load.concurrency == pytest.approx(1.1 * in_flight, abs=1)
+    json.dumps(document(explanation), allow_nan=False)
