@@ -140,7 +140,7 @@ def stage_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
 def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
     """Return the stages of a request that is answered by a stream, as the client sees them.
 
-    What the server counts as computing ends when the model has accepted the request. The shortest mean time to first
+    The server's compute time ends when the model has accepted the request. The shortest mean time to first
     response of the run is an upper bound of the time of a prompt alone, so waiting takes at least the rest.
     """
     measured = [one for one in (*latest_points(trials), point) if _first_ms(one) is not None]

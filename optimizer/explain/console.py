@@ -168,7 +168,7 @@ def _best_tried(forecast: Forecast) -> str:
 
 
 def _source(simulation: Simulation) -> str:
-    """Return the origin of the gains: the model, what it was fitted to, and its errors."""
+    """Return the origin of the gains: the model, the number of measurements it was fitted to, and its errors."""
     bounds = [
         formatting.bound(Constraint(latency.metric, latency.bound_ms))
         for latency in simulation.latencies
