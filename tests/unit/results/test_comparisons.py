@@ -205,8 +205,8 @@ def test_streams_need_time_before_and_after_their_windows() -> None:
 
 
 def test_the_test_of_a_model_that_streams_begins_further_inside_the_bound(problem: Problem) -> None:
-    stable = Measurement(50.0, latency_p95_ms=10.0, stable=True)
-    batched = Point(0, FAST, LoadPoint(1, 8), stable)
+    stable = Measurement(50.0, latency_p95_ms=BOUND_MS, stable=True)
+    batched = Point(0, FAST, LoadPoint(1, 40), stable)
     streamed = replace(batched, measurement=replace(stable, ttft_p50_ms=1.0))
     first = [first_compared_load(load_ladder(own, [own], problem, None)) for own in (batched, streamed)]
     assert first[1].concurrency < first[0].concurrency
