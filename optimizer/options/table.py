@@ -13,7 +13,7 @@ from typing import Final
 from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.interfaces import ProtocolName
 from optimizer.core.request_sizes import parse_range, parse_shape
-from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS
+from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.token_lengths import parse_token_lengths
 from optimizer.options import values
 from optimizer.options.addresses import (
@@ -370,7 +370,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             _INTERVAL,
             "Length of a perf_analyzer window; a measurement has three",
             stored_as="measurement_interval_ms",
-            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate",
+            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate; {STREAM_WINDOW_MS}ms if the model streams",
         ),
         Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
     ),
