@@ -124,7 +124,7 @@ class ResidualProcess:
         """
         values, vectors = np.linalg.eigh(self.covariance(inputs, inputs))
         errors = rng.standard_normal((count // 2, len(inputs))) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
-        return self.predict(inputs)[0] + np.concatenate([errors, -errors])
+        return np.asarray(self.predict(inputs)[0] + np.concatenate([errors, -errors]))
 
     def _predict(self, inputs: Array, expected: Array | None) -> Prediction:
         from scipy.linalg import cho_solve
