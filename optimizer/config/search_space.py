@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
@@ -48,6 +49,14 @@ _OWN = (
     "dynamic_batching.max_queue_delay_microseconds",
     "dynamic_batching.preferred_batch_size",
 )
+
+
+class ModelKind(Enum):
+    """How a model takes requests and answers them. The values are those of run.json."""
+
+    BATCHED = "batched"  # one response to each request; the requests are independent of each other
+    STREAMING = "streaming"  # any number of responses to a request
+    STATEFUL = "stateful"  # sequences of requests; the model keeps state between them
 
 
 @dataclass(frozen=True)
@@ -355,8 +364,7 @@ class Problem:
         fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
-        is_simulated: Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep
-            state.
+        kind: Kind of the model.
     """
 
     model: str
@@ -371,7 +379,12 @@ class Problem:
     fixed_shapes: bool = True
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
-    is_simulated: bool = True
+    kind: ModelKind = ModelKind.BATCHED
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep state."""
+        return self.kind is ModelKind.BATCHED
 
     @property
     def maximizes_throughput(self) -> bool:

@@ -24,6 +24,7 @@ from scipy import optimize, special
 from objectives.metrics import timing_of
 from objectives.sla import Constraint
 from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, count_misses
+from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
@@ -194,7 +195,7 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"{run.folder.path}: its requests did not arrive independently of each other, as "
             "those of users do; give a run of a closed loop, or with --request-distribution poisson"
         )
-    assumed = STEP_ASSUMPTIONS if confirmed.point.candidate.is_stateful else ASSUMPTIONS
+    assumed = STEP_ASSUMPTIONS if run.problem.kind is ModelKind.STATEFUL else ASSUMPTIONS
     return MeasuredCapacity(
         safe,
         likely,

@@ -9,7 +9,7 @@ from objectives.metrics import METRICS, timing_of
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
@@ -97,7 +97,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
-        is_simulated=not (source.is_streaming or source.is_stateful),
+        kind=source.kind,
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     request_options = _request_options(named, options)
@@ -197,7 +197,7 @@ def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | N
 def _check_own_client(named: NamedModel, options: RunOptions) -> None:
     """Raise BadInputError for options that do not fit a model that only tune's own client measures."""
     source, name, profile = named.source, one_line(named.source.name), named.profile
-    if not (source.is_streaming or source.is_stateful):
+    if source.kind is ModelKind.BATCHED:
         return
     why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
     if options.target == "remote":

@@ -217,7 +217,7 @@ def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
 
 def test_changes_of_a_model_without_a_simulator_are_not_simulated(folder: Path) -> None:
     info = json.loads((folder / "run.json").read_text())
-    info["problem"]["is_simulated"] = False
+    info["problem"]["kind"] = "streaming"
     (folder / "run.json").write_text(json.dumps(info))
     explanation = explain(read_run(folder))
     assert explanation.simulation is None
