@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from objectives.metrics import timing_of
+from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, count_misses
 from optimizer.config.search_space import ModelKind
@@ -277,6 +277,6 @@ def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     assert run.outcome is not None, "it has points"
     again = run.outcome.confirmation_of(point)
     servers = usable_windows(again, run.trials) if again else [[point.measurement]]
-    timing, level = timing_of(bound.metric), QUANTILE_LEVELS[bound.metric]
+    timing, level = METRICS[bound.metric].timing, QUANTILE_LEVELS[bound.metric]
     assert timing is not None, "the bound is on a latency"
     return count_misses(servers, bound.bound, level, timing).share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from objectives.metrics import METRICS, timing_of
+from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
@@ -262,7 +262,8 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
     """Raise BadInputError if the goals need responses that stream, and the model does not send them."""
     if named.source.is_streaming:
         return
-    streamed = [bound for bound in sla.latencies if (timing := timing_of(bound.metric)) and timing.needs_streaming]
+    timings = {bound: METRICS[bound.metric].timing for bound in sla.latencies}
+    streamed = [bound for bound, timing in timings.items() if timing and timing.needs_streaming]
     if "output-throughput" in objectives:
         what, instead = "--objective output-throughput", "use --objective throughput"
     elif streamed:
