@@ -27,6 +27,26 @@ RESPONSE_TIMES, RESPONSES = "response_times.bin", "responses.bin"
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """The part of a plan for a model that streams: it sends any number of responses to a request.
+
+    The client chooses the lead-in, see ``streaming_client``, and the plan's ``seconds`` count after it.
+
+    Attributes:
+        first_response_bound_ms: Bound on the time to first response; 0 without one.
+        fewest_requests: A closed loop continues after the plan's ``seconds`` until this number of requests have
+            ended since the lead-in.
+        longest_seconds: Limit for the time after the lead-in.
+        lead_in_requests: The first planned times are those of the lead-in; the others count from its end.
+    """
+
+    first_response_bound_ms: float = 0.0
+    fewest_requests: int = 0
+    longest_seconds: float = 0.0
+    lead_in_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SendPlan:
     """The task of the client process: the server's ``host:port``, the latency bound (0: none) and the TLS files.
 
@@ -35,14 +55,7 @@ class SendPlan:
     ``seconds``. If ``concurrency`` is 0, the load is an open loop.
 
     Attributes:
-        streams: Whether the model sends any number of responses to a request. The client then chooses the lead-in,
-            see ``streaming_client``, and ``seconds`` count after it.
-        first_response_bound_ms: Bound on the time to first response of a model that streams; 0 without one.
-        fewest_requests: A closed loop of a model that streams continues after ``seconds`` until this number of
-            requests have ended since the lead-in.
-        longest_seconds: Limit for the time after the lead-in.
-        lead_in_requests: The first planned times are those of the lead-in of a model that streams; the others count
-            from its end.
+        stream: The part for a model that streams; None for other models.
         sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
             which are in flight.
     """
@@ -52,11 +65,7 @@ class SendPlan:
     tls: dict[str, str | None] | None = None
     concurrency: int = 0
     seconds: float = 0.0
-    streams: bool = False
-    first_response_bound_ms: float = 0.0
-    fewest_requests: int = 0
-    longest_seconds: float = 0.0
-    lead_in_requests: int = 0
+    stream: StreamPlan | None = None
     sequence_lengths: tuple[int, ...] = ()
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
@@ -80,7 +89,9 @@ class SendPlan:
             start += size
         planned.frombytes(folder.joinpath(PLANNED).read_bytes())
         plan = cls(**document["plan"])
-        return replace(plan, sequence_lengths=tuple(plan.sequence_lengths)), messages, planned.tolist()
+        stream = document["plan"]["stream"]
+        plan = replace(plan, stream=stream and StreamPlan(**stream), sequence_lengths=tuple(plan.sequence_lengths))
+        return plan, messages, planned.tolist()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class StreamingClient(LoadClient):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        assert self._plan.stream is not None, "the launcher starts this client for a model that streams"
+        self._stream = self._plan.stream
         self._requests: list[int] = []  # of each response, in the order of arrival
         self._arrived_ns: list[int] = []
         self._responses: list[bytes] = []
@@ -73,7 +75,6 @@ class StreamingClient(LoadClient):
 
         Without a bound on it, it is the acceptable latency of a whole request.
         """
-        plan = self._plan
         started_ns = first_ns = self._received_ns = self._now_ns()
         self._connection.request(self._messages[0])
         while not self._answers:
@@ -82,9 +83,9 @@ class StreamingClient(LoadClient):
             self._exchange(WATCH_SECONDS)
             first_ns = self._received_ns if first_ns == started_ns else first_ns
         self._alone_ns = self._received_ns - started_ns
-        if plan.first_response_bound_ms:
-            return max(plan.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
-        return max(plan.latency_bound_ms / 1000, self._alone_ns / 1e9)
+        if self._stream.first_response_bound_ms:
+            return max(self._stream.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
+        return max(self._plan.latency_bound_ms / 1000, self._alone_ns / 1e9)
 
     def _send(self, now_ns: int) -> None:
         super()._send(now_ns)
@@ -150,9 +151,10 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
         planned_ns: list[int],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(plan, messages, planned_ns[: plan.lead_in_requests], headers)
-        self._measured_ns = planned_ns[plan.lead_in_requests :]
-        self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, plan.lead_in_requests)
+        super().__init__(plan, messages, planned_ns, headers)
+        lead_in_requests = self._stream.lead_in_requests
+        self._planned_ns, self._measured_ns = planned_ns[:lead_in_requests], planned_ns[lead_in_requests:]
+        self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, lead_in_requests)
 
     def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
         sent, total = len(self._sent_ns), len(self._planned_ns)
@@ -221,8 +223,8 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
                 self._begin_ns, self._ended_before = now_ns, self._answers
             return False
         seconds = (now_ns - self._begin_ns) / 1e9
-        has_enough = self._answers - self._ended_before >= self._plan.fewest_requests
-        if seconds < self._plan.seconds or not (has_enough or seconds >= self._plan.longest_seconds):
+        has_enough = self._answers - self._ended_before >= self._stream.fewest_requests
+        if seconds < self._plan.seconds or not (has_enough or seconds >= self._stream.longest_seconds):
             return False
         self._end_ns = now_ns
         return True
