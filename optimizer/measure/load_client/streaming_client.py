@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import sys
 import time
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from optimizer.measure.load_client.client import (
     BEHIND_SECONDS,
@@ -32,7 +33,8 @@ from optimizer.measure.load_client.plan import (
     MIN_LEAD_IN_SECONDS,
     NEVER,
     SendPlan,
-    write_responses,
+    open_responses,
+    write_response_times,
 )
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -53,14 +55,14 @@ class StreamingClient(LoadClient):
     _warm_ups = 1  # a request may take seconds
     _drain_seconds = DRAIN_SECONDS
     _connection: StreamingConnection
+    _responses: BinaryIO
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         assert self._plan.stream is not None, "the launcher starts this client for a model that streams"
         self._stream = self._plan.stream
-        self._requests: list[int] = []  # of each response, in the order of arrival
-        self._arrived_ns: list[int] = []
-        self._responses: list[bytes] = []
+        # of each response, in the order of arrival; the message itself is written to a file at once
+        self._requests, self._arrived_ns, self._sizes = array("q"), array("q"), array("q")
         self._begun_ns: list[int] = []  # of each request: its first response, or its end if it has none
         self._begun, self._received_ns, self._longest_ns = 0, 0, 0
         self._alone_ns = 0  # the duration of a request that is sent alone
@@ -69,6 +71,11 @@ class StreamingClient(LoadClient):
 
     def _make_connection(self, headers: Mapping[str, str] | None) -> StreamingConnection:
         return StreamingConnection(self._plan.address, METHOD, headers, encrypted=self._plan.tls is not None)
+
+    def run(self, folder: Path) -> None:
+        """Apply the load, write each response to ``folder`` as it arrives, and then the record."""
+        with open_responses(folder) as self._responses:
+            super().run(folder)
 
     def _acceptable_seconds(self) -> float:
         """Send one request alone and return the acceptable time to first response.
@@ -101,7 +108,8 @@ class StreamingClient(LoadClient):
                 self._note_begun(call - self._warm_ups, now_ns)
                 self._requests.append(call - self._warm_ups)
                 self._arrived_ns.append(now_ns)
-                self._responses.append(message)
+                self._sizes.append(len(message))
+                self._responses.write(message)
         messages.clear()
         for call, error in ended:
             self._received_ns = now_ns
@@ -130,7 +138,9 @@ class StreamingClient(LoadClient):
     def _write_record(self, folder: Path) -> None:
         super()._write_record(folder)
         begin_ns = max(0, self._begin_ns)  # an overload that ended the lead-in is judged by all requests
-        write_responses(folder, (begin_ns, self._counted_until()), self._requests, self._arrived_ns, self._responses)
+        self._responses.flush()
+        counted_ns = begin_ns, self._counted_until()
+        write_response_times(folder, counted_ns, self._requests, self._arrived_ns, self._sizes)
 
     def _counted_until(self) -> int:
         """Return the end of the time that counts, in nanoseconds after the start."""
@@ -200,7 +210,7 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
 
     @property
     def _progress(self) -> int:
-        return self._answers + len(self._responses)
+        return self._answers + len(self._sizes)
 
     @property
     def _starting_ns(self) -> int:

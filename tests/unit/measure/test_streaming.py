@@ -29,8 +29,9 @@ from optimizer.measure.load_client.plan import (
     SendPlan,
     SendRecord,
     StreamPlan,
+    open_responses,
     write_record,
-    write_responses,
+    write_response_times,
 )
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
@@ -65,12 +66,14 @@ def record(
     times_ns = [[NEVER if ms < 0 else round(ms * MS) for ms in column] for column in (sent, sent, ended)]
     arrived = sorted((ms, i, message) for i, own in enumerate(requests) for ms, message in own[2])
     write_record(folder, times_ns, {"ended_ns": round(max(counted_ms[1], *ended) * MS), "error": error})
-    write_responses(
+    with open_responses(folder) as responses:
+        responses.writelines(message for _, _, message in arrived)
+    write_response_times(
         folder,
         (round(counted_ms[0] * MS), round(counted_ms[1] * MS)),
         [i for _, i, _ in arrived],
         [round(ms * MS) for ms, _, _ in arrived],
-        [message for _, _, message in arrived],
+        [len(message) for _, _, message in arrived],
     )
     return SendRecord.read(folder)
 
@@ -332,7 +335,8 @@ def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> Non
     plan = SendPlan("a:1", 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=2))
     client = StreamingOpenLoopClient(plan, [b""], [0, MS, 0])
     client._ended_ns = 550 * MS
-    client._write_record(tmp_path)
+    with open_responses(tmp_path) as client._responses:
+        client._write_record(tmp_path)
     responses = SendRecord.read(tmp_path).responses
     assert responses is not None
     assert (responses.begin_ns, responses.end_ns) == (0, 550 * MS)
