@@ -160,7 +160,8 @@ def test_documents_and_frames_have_the_streamed_metrics(folder: Path) -> None:
     assert not any("ttft" in name for name in summary.entry(shown_outcomes.outcome().points[0]))
 
 
-def test_a_finished_run_has_the_kind_of_its_model(folder: Path) -> None:
+def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:
+    folder = streaming_run.write_run(tmp_path)
     problem = read_run(folder).problem
     assert problem.kind is ModelKind.STREAMING
     assert problem.space.is_streaming
