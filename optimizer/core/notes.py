@@ -110,6 +110,19 @@ class RemoteServerUsed(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemoryUsed(Note):
+    """Inputs and outputs were passed in ``kind`` shared memory, not in the messages."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return (
+            f"inputs and outputs were passed in {self.kind} shared memory: clients on other machines, or that send "
+            "tensors in messages, may be served slower"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServedOnCpu(Note):
     """The model is served on the CPU although there is a GPU."""
 

@@ -44,23 +44,28 @@ def region(name: str, size: int, contents: bytes = b"") -> Iterator[None]:
     """
     path = FOLDER / name
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(file, 0, size)
-            with memoryview(contents) as rest:
-                written = 0
-                while written < len(rest):
-                    written += os.pwrite(file, rest[written:], written)
+            _write(path, size, contents)
         except OSError as error:
             raise MeasurementError(
                 f"{FOLDER} has no space for {size / 2**20:,.1f} MiB of inputs or outputs ({error.strerror}); "
                 "enlarge it, or measure with --shared-memory none"
             ) from error
-        finally:
-            os.close(file)
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def _write(path: Path, size: int, contents: bytes) -> None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        with memoryview(contents) as rest:
+            written = 0
+            while written < len(rest):
+                written += os.pwrite(file, rest[written:], written)
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from optimizer.core.notes import (
     OwnBackend,
     RemoteServerUsed,
     SearchedWithoutSimulator,
+    SharedMemoryUsed,
     present,
 )
 from optimizer.core.timing import Budget, Stopwatch
@@ -260,6 +261,8 @@ class Environment:
         if backend in ("onnxruntime", "pytorch") and self.options.target == "embedded":
             notes.append(OwnBackend(backend))
         notes += [self.remote_note() if self._is_remote else self.placement(task).note, task.request_note]
+        if self.options.shared_memory != "none":
+            notes.append(SharedMemoryUsed(self.options.shared_memory))
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
         if self.options.search == "simulated" and not task.problem.is_simulated:

@@ -27,8 +27,16 @@ def check_model(options: RunOptions, source: ModelSource, *, on_gpu: bool) -> No
         problem = f"{name} is stateful, and tune's own client sends its sequences in messages; leave it out"
     elif source.concurrent:
         problem = "several models get load at the same time, and perf_analyzer unregisters all regions; leave it out"
+    elif options.shared_memory == "system" and options.load != "rate" and (tensor := _unnameable(source)):
+        problem = f"perf_analyzer names memory after tensors, and {tensor!r} is no name of a file; use --load rate"
     elif options.shared_memory == "cuda" and not on_gpu:
         problem = f"{name} is served on the CPU; use --shared-memory system"
     else:
         return
     raise BadInputError(f"--shared-memory {options.shared_memory}: {problem}")
+
+
+def _unnameable(source: ModelSource) -> str:
+    """Return a tensor of the model whose name has a slash; empty if there is none."""
+    tensors = (*source.config.input, *source.config.output)
+    return next((one_line(tensor.name, 60) for tensor in tensors if "/" in tensor.name), "")

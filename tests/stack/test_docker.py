@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.errors import BadInputError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.process import COMMAND_LOG
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.docker_container import PerfAnalyzerContainer
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
 from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from tests.podman import Engine
@@ -108,6 +111,17 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
         assert ours(client) != [name]
     target.close()
     assert ours(client) == []
+
+
+def test_it_uses_the_shared_memory_of_this_machine_if_it_gets_it(
+    make: Callable[..., DockerTarget], mlp: ModelSource, tmp_path: Path
+) -> None:
+    shared = SharedMemory("system")
+    own = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=str(mlp.input_data), shared_memory=shared)
+    with make(shared_memory="system").deploy(BATCHING) as endpoint:
+        assert SharedMemoryLoadGenerator(own, shared).measure(endpoint, LoadPoint(1, 4), 0.5).throughput_infer_per_sec
+    with make().deploy(BATCHING) as endpoint, pytest.raises(BadInputError, match="--ipc host"):
+        SharedMemoryLoadGenerator(own, shared).measure(endpoint, LoadPoint(1, 4), 0.5)
 
 
 def test_one_that_ends_at_its_start_says_why_and_is_removed(

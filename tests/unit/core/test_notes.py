@@ -17,6 +17,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.ShareOfNode("4 CPUs", 1),
     notes.OwnBackend("onnxruntime"),
     notes.RemoteServerUsed("triton:8001"),
+    notes.SharedMemoryUsed("system"),
     notes.ServedOnCpu("no CUDA provider"),
     notes.MigInstanceUsed(),
     notes.GpusNotRead("NVML does not answer"),

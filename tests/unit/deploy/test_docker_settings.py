@@ -26,7 +26,8 @@ from optimizer.deploy.docker_container import (
     read_ulimits,
 )
 from optimizer.deploy.docker_engine import connect, explain_error
-from optimizer.deploy.docker_target import ContainerTelemetry, MountedCopy
+from optimizer.deploy.docker_target import ContainerTelemetry, MountedCopy, read_settings
+from optimizer.options.run_options import RunOptions
 from tests.repositories import doubler, serialized, stored, write_model
 
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
@@ -116,6 +117,15 @@ def test_the_settings_for_the_engine_are_shown_as_a_command(tmp_path: Path) -> N
     assert arguments["device_requests"][0]["DeviceIDs"] == ["0", "1"]
     assert arguments["mounts"][0]["ReadOnly"] is True
     assert "user" not in arguments
+
+
+def test_shared_memory_is_that_of_this_machine() -> None:
+    settings = read_settings(RunOptions("m", target="docker", docker_image="i", shared_memory="system"))
+    assert "--ipc=host" in settings.flags()
+    assert not any(flag.startswith("--shm-size") for flag in settings.flags()), "the two exclude each other"
+    pytest.importorskip("docker")
+    assert settings.arguments()["ipc_mode"] == "host"
+    assert "--ipc=host" not in read_settings(RunOptions("m", target="docker", docker_image="i")).flags()
 
 
 # -- the repository ---------------------------------------------------------------------------------------------

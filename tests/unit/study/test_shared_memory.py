@@ -45,6 +45,16 @@ def test_models_that_cannot_use_it_are_refused(
     check_model(RunOptions(model), models[model], on_gpu=False)
 
 
+def test_a_tensor_that_perf_analyzer_cannot_name_a_region_after_is_refused(models: dict[str, ModelSource]) -> None:
+    config = type(models["sleeper"].config)()
+    config.CopyFrom(models["sleeper"].config)
+    config.output[0].name = "dense/BiasAdd:0"
+    source = replace(models["sleeper"], config=config)
+    with pytest.raises(BadInputError, match="'dense/BiasAdd:0' is no name of a file; use --load rate"):
+        check_model(RunOptions("m", shared_memory="system"), source, on_gpu=False)
+    check_model(RunOptions("m", shared_memory="system", load="rate"), source, on_gpu=False)
+
+
 def test_other_models_can_use_it(models: dict[str, ModelSource]) -> None:
     check_model(RunOptions("sleeper", shared_memory="system"), models["sleeper"], on_gpu=False)
     check_model(RunOptions("sleeper", shared_memory="cuda"), models["sleeper"], on_gpu=True)
