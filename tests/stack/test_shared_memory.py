@@ -30,8 +30,7 @@ from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoo
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
-from optimizer.study import shared_memory_measurement
-from tests.command_fixtures import FINISHED, Playground, Tune, eventually
+from tests.command_fixtures import Playground, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
 
 FOLDER = Path("/dev/shm")
@@ -256,21 +255,3 @@ def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playgroun
 def named_regions(pid: int) -> set[str]:
     names = {path.name for path in FOLDER.glob(f"tritune_{pid}_*_inputs")}
     return names | {path.name for path in FOLDER.glob("x_0_*")}
-
-
-def test_explain_measures_the_recommendation_of_a_run(
-    called_tune: Tune, playground: Playground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_memory_measurement, "ROUNDS", 4)
-    write_wide(playground.here / "models")
-    study = ("--budget", "30s", "--max-trials", "1", "--no-confirmation", "--no-report")
-    assert called_tune("--log", "none", *study, "models/wide").code in FINISHED
-    ended = called_tune("explain", "--measure", "--json", "wide")
-    assert (ended.code, ended.errors) == (0, [])
-    effect = json.loads(ended.stdout)["shared_memory"]
-    assert len(effect["throughputs_infer_per_sec"]) == 4
-    assert effect["same_machine"]
-    low, high = effect["ratio_interval"]
-    assert low < effect["ratio"] < high
-    later = called_tune("explain", "--json", "wide")
-    assert json.loads(later.stdout)["shared_memory"] == effect
