@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,15 +21,17 @@ from tritonclient.grpc import InferenceServerClient
 
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
-from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.interfaces import Endpoint, LoadGenerator, ProtocolName
 from optimizer.core.owner import this_process
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.inference import open_client
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.shared_memory import check_is_shared, region
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Playground, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
@@ -218,6 +221,20 @@ def test_perf_analyzer_does_not_overwrite_memory_of_others(endpoint: Endpoint, t
         assert theirs.read_text() == "theirs"
     finally:
         theirs.unlink()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_check_removes_what_a_killed_run_left_on_the_server(protocol: ProtocolName, endpoint: Endpoint) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left = f"tritune_{str(replace(this_process(), pid=process.pid)).replace('-', '_')}_1_inputs"
+    connection = endpoint.connection_for_load(protocol)
+    with contextlib.closing(open_client(connection)) as client:
+        with region(left, 4096):
+            client.register_shared_memory(left, 4096)
+        assert client.shared_memory() == [left]
+        check_is_shared(replace(endpoint, remote=connection))
+        assert client.shared_memory() == []
 
 
 WORDS = ("--shared-memory", "system", "--concurrency", "2", "--measurement-interval", "300ms")
