@@ -37,18 +37,18 @@ ERRORS = ModelErrors(throughput=0.15, tail=0.15)
 # log-odds of the share of it that is fixed; the exponent of the running sequences; the log of the time of a token of
 # a prompt, relative to that of a sequence; the log of the time outside of the instance, relative to a pass; the log of
 # the slowdown by each further instance; and the exponents of oversubscription and of threads in ``Contention``.
-MEDIANS = np.array([0.0, 0.0, 0.85, -2.0, math.log(0.3), math.log(0.1), 1.6, 0.5])
-DEVIATIONS = np.array([0.7, 1.2, 0.15, 1.0, 1.0, 1.0, 0.4, 0.25])
+MEDIANS = np.array([-0.3, 0.0, 0.85, -1.7, 0.0, math.log(0.07), 1.5, 0.5])
+DEVIATIONS = np.array([0.5, 0.7, 0.12, 0.6, 0.7, 0.8, 0.3, 0.2])
 FIELD_DEVIATION = 0.3  # of the log of the speed with another choice of any other field
 # log of the ratio of a measured latency to that of the simulation, whose passes all take their mean time
-TAILS: Mapping[str, float] = {"avg": 0.0, "p50": 0.0, "p90": 0.05, "p95": 0.07, "p99": 0.15}
+TAILS: Mapping[str, float] = {"avg": 0.0, "p50": 0.0, "p90": 0.05, "p95": 0.1, "p99": 0.15}
 TAIL_DEVIATION = 0.1
-POINT_ERROR = 0.12  # standard deviation of the log of a measurement around the model
+POINT_ERROR = 0.15  # standard deviation of the log of a measurement around the model
 INDEPENDENT = 2  # points of one candidate share the model's error, so more of them count as this many
 ROBUST = 2.0  # standard deviations beyond which an error counts linearly
 FARTHEST = 4.0  # standard deviations of the prior from its median
-DIFFERENCE = 0.15  # standard deviations of the prior, larger in effect than the random error of a simulation
-EVALUATIONS = 12  # steps of the fit
+DIFFERENCE = 0.4  # standard deviations of the prior, larger in effect than the random error of a simulation
+EVALUATIONS = 20  # steps of the fit
 THREADS_OF_FIT = 2
 
 

@@ -21,6 +21,9 @@ from optimizer.core.token_lengths import TokenRequests
 from optimizer.simulator.scenario import Array, Ints
 
 WARM_UP, WANTED = 40, 300  # requests of a simulation, and more for each request in flight
+RANDOM = 0.1
+SEND = 0.5
+REPEATS = 5
 RING = 1024  # lengths that are drawn
 LATENCY_METRICS = tuple(f"{kind}-{statistic}" for kind in ("ttft", "itl", "latency") for statistic in STATISTICS)
 # columns of the results
@@ -150,5 +153,5 @@ def _row(scenario: BatchingScenario) -> tuple[float, ...]:
     return (
         *(scenario.slots, len(scenario.factors), load, scenario.delay_s, scenario.full),
         *(times.fixed_s, times.sequence_s, times.power, times.prompt_s, times.round_trip_s),
-        *(times.prompt_limit, times.kv_tokens, WARM_UP + 2 * load, WANTED + 2 * load),
+        *(times.prompt_limit, times.kv_tokens, RANDOM, load, max(60, 3 * load), REPEATS, SEND * times.sequence_s),
     )

@@ -5,6 +5,7 @@ Import this module only where something is simulated: the import loads the compi
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,9 +29,12 @@ PROMPT = 8  # time for each token of a prompt, with the filling
 ROUND_TRIP = 9  # time of a request outside of the instance, half of it before the request is queued
 PASS_TOKENS = 10  # the most tokens of several prompts in a pass, with the filling; 0: no limit
 KV_TOKENS = 11  # the most tokens of the running sequences of an instance; 0: no limit
-WARM_UP = 12  # requests that end before the interval starts
-WANTED = 13  # requests that end in the interval
-COLUMNS = 14
+RANDOM = 12  # share of the requests that any instance may take; the others go to the instances in turn
+WARM_UP = 13  # requests that end before the interval starts
+WANTED = 14  # requests that end in the interval
+REPEATS = 15  # of the simulation, with other requests
+SEND = 16  # time to send a response, part of the time of a sequence
+COLUMNS = 17
 
 # columns of ``results``
 TOKENS_PER_SECOND = 0
@@ -40,6 +44,10 @@ LATENCIES = 3  # of this column and the next ones: average, p50, p90, p95 and p9
 KINDS = 3  # time to the first response, inter-token latency, latency
 STATISTICS = 5
 RESULTS = LATENCIES + KINDS * STATISTICS
+
+# sums over the repeats
+SECONDS, TOKENS, PASSES, SEQUENCES, RUNNING, MEASURED, WITH_ITL = range(7)
+TOTALS = 7
 
 NEVER = np.inf
 MOST_FURTHER = 4  # passes that are simulated together while other instances may change the speed
@@ -60,17 +68,38 @@ def simulate_scenarios(
         results: [scenarios, RESULTS].
     """
     for i in range(len(scenarios)):
-        _simulate(scenarios[i], factors[i], prompts, outputs, delays, results[i])
+        scenario, result = scenarios[i], results[i]
+        wanted, repeats = int(scenario[WANTED]), int(scenario[REPEATS])
+        times, totals = np.empty((KINDS, wanted * repeats)), np.zeros(TOTALS)
+        for repeat in range(repeats):
+            offset = repeat * (len(prompts) // repeats)
+            _simulate(scenario, factors[i], prompts, outputs, delays, offset, times, totals)
+        seconds = totals[SECONDS]
+        result[TOKENS_PER_SECOND] = totals[TOKENS] / seconds
+        result[TOGETHER] = totals[SEQUENCES] / totals[PASSES] if totals[PASSES] > 0 else 1.0
+        result[OCCUPIED] = min(1.0, totals[RUNNING] / seconds / scenario[INSTANCES] / scenario[SLOTS])
+        _summarize(times, wanted * repeats, int(totals[WITH_ITL]), result)
 
 
 @compiled
-def _simulate(cell: Floats, factors: Floats, prompts: Ints, outputs: Ints, delays: Floats, result: Floats) -> None:
+def _simulate(
+    cell: Floats,
+    factors: Floats,
+    prompts: Ints,
+    outputs: Ints,
+    delays: Floats,
+    offset: int,
+    times: Floats,
+    totals: Floats,
+) -> None:
+    """Add one simulation to ``times`` [KINDS, requests] and ``totals`` [TOTALS]. ``offset`` is its first request."""
     instances, concurrency, ring = int(cell[INSTANCES]), int(cell[CONCURRENCY]), len(prompts)
     slots = min(int(cell[SLOTS]), concurrency)
     delay, full = cell[DELAY], int(cell[FULL])
     fixed, prompt_token, one_way = cell[FIXED], cell[PROMPT], cell[ROUND_TRIP] / 2
     pass_tokens, kv_tokens = int(cell[PASS_TOKENS]), int(cell[KV_TOKENS])
     pass_s = fixed + cell[SEQUENCE] * np.arange(slots + 1) ** cell[POWER]  # by running sequences
+    send = cell[SEND]
     warm_up, wanted = int(cell[WARM_UP]), int(cell[WANTED])
     total = warm_up + wanted + concurrency
 
@@ -87,12 +116,14 @@ def _simulate(cell: Floats, factors: Floats, prompts: Ints, outputs: Ints, delay
     running, lacking = np.empty((instances, slots), np.int64), np.empty((instances, slots), np.int64)
     count, kept_tokens = np.zeros(instances, np.int64), np.zeros(instances, np.int64)
     steps, ends = np.zeros(instances, np.int64), np.full(instances, NEVER)
+    speed = np.ones(instances)
     begun, admitted = np.zeros(instances), np.zeros(instances, np.int64)
+    is_sending = np.zeros(instances, np.bool_)
     next_instance = busy = 0
 
-    times = np.empty((KINDS, wanted))
-    with_itl = ended = measured = 0
-    opened = now = tokens = passes = sequences = area = 0.0
+    base, with_itl = int(totals[MEASURED]), int(totals[WITH_ITL])
+    ended = measured = 0
+    opened = closed = now = sending = tokens = passes = sequences = area = 0.0
     # the first requests are spread over the time that one takes alone
     alone = pass_s[1] * factors[0] * np.mean(outputs)
     for i in range(concurrency):
@@ -107,38 +138,50 @@ def _simulate(cell: Floats, factors: Floats, prompts: Ints, outputs: Ints, delay
                 j = other
         arrival = arrives[head] if head < tail else NEVER
         flush, started = 0, -1
-        if ends[j] <= arrival and ends[j] <= due:  # passes of an instance end
+        if ends[j] <= arrival and ends[j] <= due and not is_sending[j]:  # the passes of an instance are computed
             now = ends[j]
+            sending = send * speed[j]
+            ends[j] = now + sending * (count[j] - 1)
+            is_sending[j] = True
             if warm_up <= ended:
                 tokens += admitted[j] + steps[j] * count[j]
                 passes += steps[j]
                 sequences += steps[j] * count[j]
                 area += (now - max(begun[j], opened)) * count[j]
-            left = 0
             for k in range(count[j]):
-                request, lacks = running[j, k], lacking[j, k] - steps[j]
-                if lacks > 0:
-                    running[j, left], lacking[j, left] = request, lacks
-                    left += 1
+                lacking[j, k] -= steps[j]
+                if lacking[j, k] > 0:
                     continue
-                length = outputs[request % ring]
-                kept_tokens[j] -= prompts[request % ring] + length
+                request, at = running[j, k], now + sending * k
+                length = outputs[(request + offset) % ring]
+                kept_tokens[j] -= prompts[(request + offset) % ring] + length
                 ended += 1
                 if ended == warm_up:
-                    opened = now
+                    opened = at
                 elif ended > warm_up and measured < wanted:
-                    times[0, measured] = first[request] - sent[request] + one_way
-                    times[2, measured] = now - sent[request] + one_way
+                    times[0, base + measured] = first[request] - sent[request] + one_way
+                    times[2, base + measured] = at - sent[request] + one_way
                     if length > 1:
-                        times[1, with_itl] = (now - first[request]) / (length - 1)
+                        times[1, with_itl] = (at - first[request]) / (length - 1)
                         with_itl += 1
                     measured += 1
+                    closed = at
                 if issued < total:
-                    sent[issued] = now + one_way
-                    _insert(issued, sent[issued] + one_way * delays[issued % ring], arriving, arrives, head, tail)
+                    sent[issued] = at + one_way
+                    arrives_at = sent[issued] + one_way * delays[(issued + offset) % ring]
+                    _insert(issued, arrives_at, arriving, arrives, head, tail)
                     issued += 1
                     tail += 1
-            count[j] = left
+            k = 0
+            while k < count[j]:
+                if lacking[j, k] > 0:
+                    k += 1
+                    continue
+                count[j] -= 1  # the last sequence moves to the free slot
+                running[j, k], lacking[j, k] = running[j, count[j]], lacking[j, count[j]]
+        elif ends[j] <= arrival and ends[j] <= due:  # all responses of the passes are sent
+            now = ends[j]
+            is_sending[j] = False
             busy -= 1
             started = j
         elif arrival <= due:  # a request arrives
@@ -157,7 +200,11 @@ def _simulate(cell: Floats, factors: Floats, prompts: Ints, outputs: Ints, delay
         if flush > 0:
             # an instance takes all of them; Triton wakes the one that has waited longest for requests
             j = next_instance
-            next_instance = (next_instance + 1) % instances
+            draw = delays[(batcher[0] * 7 + offset + 3) % ring]
+            if instances > 1 and math.exp(-draw) < cell[RANDOM]:
+                j = int(math.exp(-delays[(batcher[0] * 5 + offset + 11) % ring]) * instances)
+            else:
+                next_instance = (next_instance + 1) % instances
             for k in range(flush):
                 queue[j, (queue_head[j] + queued[j]) % concurrency] = batcher[k]
                 queued[j] += 1
@@ -173,24 +220,24 @@ def _simulate(cell: Floats, factors: Floats, prompts: Ints, outputs: Ints, delay
         new = longest = 0
         while queued[j] > 0 and count[j] < slots:
             request = queue[j, queue_head[j]]
-            length = prompts[request % ring]
+            length = prompts[(request + offset) % ring]
             longest = max(longest, length)
             if new > 0 and pass_tokens > 0 and longest * (new + 1) > pass_tokens:
                 break
-            needed = length + outputs[request % ring]
+            needed = length + outputs[(request + offset) % ring]
             if kv_tokens > 0 and count[j] > 0 and kept_tokens[j] + needed > kv_tokens:
                 break
             queue_head[j] = (queue_head[j] + 1) % concurrency
             queued[j] -= 1
             kept_tokens[j] += needed
             running[j, count[j]] = request
-            lacking[j, count[j]] = outputs[request % ring] - 1
+            lacking[j, count[j]] = outputs[(request + offset) % ring] - 1
             count[j] += 1
             new += 1
         if count[j] == 0:
             continue
         busy += 1
-        factor = factors[busy - 1]
+        factor = speed[j] = factors[busy - 1]
         begins = begun[j] = now
         admitted[j] = new
         if new > 0:
@@ -216,14 +263,22 @@ def _simulate(cell: Floats, factors: Floats, prompts: Ints, outputs: Ints, delay
             if horizon < begins + step * (further + 1):
                 further = max(0, int((horizon - begins) / step))
         steps[j] = 1 + further
-        ends[j] = begins + step * steps[j]
+        ends[j] = begins + step * steps[j] - factor * send * (count[j] - 1)
 
-    seconds = now - opened
-    result[TOKENS_PER_SECOND] = tokens / seconds
-    result[TOGETHER] = sequences / passes if passes > 0 else 1.0
-    result[OCCUPIED] = min(1.0, area / seconds / instances / cell[SLOTS])
+    totals[SECONDS] += closed - opened
+    totals[TOKENS] += tokens
+    totals[PASSES] += passes
+    totals[SEQUENCES] += sequences
+    totals[RUNNING] += area
+    totals[MEASURED] += wanted
+    totals[WITH_ITL] = with_itl
+
+
+@compiled
+def _summarize(times: Floats, requests: int, with_itl: int, result: Floats) -> None:
+    """Write the statistics of ``times`` [KINDS, requests] to ``result``."""
     for kind in range(KINDS):
-        number = with_itl if kind == 1 else wanted
+        number = with_itl if kind == 1 else requests
         column = LATENCIES + kind * STATISTICS
         if number == 0:
             result[column : column + STATISTICS] = np.nan
