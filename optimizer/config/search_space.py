@@ -26,6 +26,7 @@ from optimizer.config.batching import (
 )
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
@@ -357,6 +358,7 @@ class Problem:
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
         is_simulated: Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep
             state.
+        tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
     """
 
     model: str
@@ -372,6 +374,7 @@ class Problem:
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
     is_simulated: bool = True
+    tokens: TokenRequests | None = None
 
     @property
     def maximizes_throughput(self) -> bool:

@@ -85,6 +85,8 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     _check(source, batch, score, options)
     _check_own_client(named, options)
     sequence_length = _sequence_length(named, options)
+    request_options = _request_options(named, options)
+    tokens = _token_requests(named, request_options, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -98,10 +100,9 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
         is_simulated=not (source.is_streaming or source.is_stateful),
+        tokens=tokens,
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    request_options = _request_options(named, options)
-    tokens = _token_requests(named, request_options, options)
     requests = _requests(named, batching, request_options, tokens)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
