@@ -24,7 +24,7 @@ from typing import Protocol
 import numpy as np
 from tune_runs import row
 
-from optimizer.config.search_space import Problem
+from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
 from optimizer.machine import hardware
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, default="test", help="configurations that are used (test)")
     arguments = parser.parse_args()
     recording = read_recording(TABLE)
-    problem = replace(recorded_problem(recording, BOUNDS), is_simulated=False)
+    problem = replace(recorded_problem(recording, BOUNDS), kind=ModelKind.STREAMING, tokens=TOKENS)
     configurations = halves(recording)[arguments.half]
     for count, name in itertools.product(CONFIGURATIONS, MODELS):
         runs = [forecasts(name, problem, sample(configurations, count, seed)) for seed in range(arguments.seeds)]
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 MODELS = {
-    "simulator": lambda points, problem, latencies: batching_fit.fit(points, problem, TOKENS, latencies),
+    "simulator": batching_fit.fit,
     "closed network": closed_network.fit,
 }
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimizer.config.search_space import Problem
-from optimizer.core.token_lengths import TokenRequests
-from optimizer.core.trial import Candidate, FieldValue, Point
+from objectives.metrics import METRICS
+from optimizer.config.search_space import ModelKind, Problem
+from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
 from optimizer.simulator.continuous_batching import (
     LATENCY_COLUMNS,
     LATENCY_METRICS,
@@ -49,7 +50,9 @@ ROBUST = 2.0  # standard deviations beyond which an error counts linearly
 FARTHEST = 4.0  # standard deviations of the prior from its median
 DIFFERENCE = 0.4  # standard deviations of the prior, larger in effect than the random error of a simulation
 EVALUATIONS = 20  # steps of the fit
-THREADS_OF_FIT = 2
+FIT_THREADS = max(1, min(4, os.cpu_count() or 1))
+SEQUENCES = "max_num_seqs"  # key of vLLM's model.json: the most running sequences
+USUAL_SEQUENCES = 256  # if it is not set
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +128,7 @@ class BatchingModel:
     def _logs(self, cells: Sequence[ConfigurationLoad], places: Array) -> Array:
         """Return log requests/s and log latencies [places, cells, 1 + latencies]."""
         scenarios = [scenario for place in places for scenario in self._scenarios(cells, place)]
-        rows = simulated_rows(scenarios, self.lengths, THREADS_OF_FIT)
+        rows = simulated_rows(scenarios, self.lengths, FIT_THREADS)
         logs = np.log(rows[:, [TOKENS_PER_S, *(LATENCY_COLUMNS[metric] for metric in self.latencies)]])
         logs[:, 0] -= math.log(self.lengths.outputs.mean())
         logs = logs.reshape(len(places), len(cells), -1)
@@ -134,7 +137,7 @@ class BatchingModel:
 
     def _log_tails(self, place: Array) -> Array:
         """Return the log factors on the simulated ``latencies``."""
-        medians = np.array([TAILS[metric.partition("-")[2]] for metric in self.latencies])
+        medians = np.array([TAILS[METRICS[metric].statistic] for metric in self.latencies])
         return np.asarray(medians + TAIL_DEVIATION * place[len(place) - len(self.latencies) :])
 
     def _scenarios(self, cells: Sequence[ConfigurationLoad], place: Array) -> list[BatchingScenario]:
@@ -161,28 +164,46 @@ class BatchingModel:
 
         return [
             BatchingScenario(
-                candidate.max_batch_size,
+                slots(candidate),
                 concurrency,
                 times,
                 factors(candidate),
                 candidate.max_queue_delay_us / 1e6,
-                min(candidate.preferred_batch_sizes, default=candidate.max_batch_size),
+                min(candidate.preferred_batch_sizes, default=max(1, candidate.max_batch_size)),
             )
             for candidate, concurrency in cells
         ]
 
 
-def fit(
-    points: Sequence[Point], problem: Problem, tokens: TokenRequests, latencies: Sequence[str], seed: int = 0
-) -> BatchingModel:
+def applies(problem: Problem) -> bool:
+    """Return whether the simulator describes the model of ``problem``.
+
+    It streams the tokens of one prompt a request, and the lengths and the slots of an instance are known. The slots are
+    ``max_batch_size``, or vLLM's ``max_num_seqs`` if the search varies it.
+    """
+    if problem.kind is not ModelKind.STREAMING or problem.tokens is None or problem.request_batch_size != 1:
+        return False
+    has_slots = min(problem.space.max_batch_size) > 0 or MODEL_JSON_PREFIX + SEQUENCES in problem.space.fields
+    return has_slots and problem.tokens.output.largest > 1
+
+
+def slots(candidate: Candidate) -> int:
+    """Return the most running sequences of an instance."""
+    return int(candidate.model_json.get(SEQUENCES) or candidate.max_batch_size or USUAL_SEQUENCES)
+
+
+def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int = 0) -> BatchingModel:
     """Return the model that is closest to ``points``, which are complete for the metrics ``latencies``.
+
+    It has to apply to ``problem``.
 
     Raises:
         ValueError: ``points`` is empty.
     """
     if not points:
         raise ValueError("no measured points to fit the model to")
-    lengths = RequestLengths.of(tokens, seed)
+    assert problem.tokens is not None, "the model applies"
+    lengths = RequestLengths.of(problem.tokens, seed)
     requests_s = [point.load.concurrency / (point.measurement.throughput_infer_per_sec or math.inf) for point in points]
     pass_s = min(requests_s) / float(lengths.outputs.mean())
     size = len(MEDIANS) + len(_further_choices(problem)) + len(latencies)
@@ -192,5 +213,6 @@ def fit(
 
 def _further_choices(problem: Problem) -> list[tuple[str, FieldValue]]:
     """Return all choices but the first one of each field whose effect on the speed is unknown."""
-    fields = problem.space.fields.items()
-    return [(path, value) for path, values in fields if THREADS not in path for value in values[1:]]
+    known = (THREADS, SEQUENCES)
+    fields = [(path, values) for path, values in problem.space.fields.items() if not any(n in path for n in known)]
+    return [(path, value) for path, values in fields for value in values[1:]]

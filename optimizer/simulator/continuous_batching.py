@@ -116,6 +116,8 @@ def simulate_batching(
     scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1
 ) -> list[BatchingPerformance]:
     """Return the performance of each scenario, simulated in ``threads``."""
+    if not scenarios:
+        return []
     mean_output = float(lengths.outputs.mean())
     return [
         BatchingPerformance(tokens / mean_output, tokens, together, occupied, tuple(latencies_s))
@@ -124,11 +126,11 @@ def simulate_batching(
 
 
 def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1) -> Array:
-    """Return the results [scenarios, columns] of the event loop: TOKENS_PER_S, … and LATENCY_COLUMNS."""
+    """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
     from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
 
-    rows = np.array([_row(scenario) for scenario in scenarios]).reshape(len(scenarios), -1)
-    factors = np.ones((len(scenarios), max((len(scenario.factors) for scenario in scenarios), default=1)))
+    rows = np.array([_row(scenario) for scenario in scenarios])
+    factors = np.ones((len(scenarios), max(len(scenario.factors) for scenario in scenarios)))
     for row, scenario in zip(factors, scenarios, strict=True):
         row[: len(scenario.factors)] = scenario.factors
     results = np.empty((len(scenarios), iteration_loop.RESULTS))

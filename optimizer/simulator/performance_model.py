@@ -1,4 +1,4 @@
-"""The models of a server that the search corrects: the simulator of the batcher, or a queueing network without it."""
+"""The models of a server that the search corrects: a simulator of its batching, or a queueing network without one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Protocol
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
-from optimizer.simulator import closed_network, server_model
+from optimizer.simulator import batching_fit, closed_network, server_model
+from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, Performance
 from optimizer.simulator.server_model import ServerModel
@@ -36,6 +37,8 @@ def fit_model(points: Sequence[Point], problem: Problem, latencies: Sequence[str
     """
     if problem.is_simulated:
         return server_model.fit(points, problem, latencies[0], seed)
+    if batching_fit.applies(problem):
+        return batching_fit.fit(points, problem, latencies, seed)
     return closed_network.fit(points, problem, latencies, seed)
 
 
@@ -43,7 +46,7 @@ def sample_models(
     model: PerformanceModel, points: Sequence[Point], problem: Problem, latencies: Sequence[str], count: int
 ) -> Sequence[PerformanceModel]:
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latencies``."""
-    if isinstance(model, ClosedNetwork):
+    if isinstance(model, ClosedNetwork | BatchingModel):
         return model.samples(count)
-    assert isinstance(model, ServerModel), "fit_model returns one of both"
+    assert isinstance(model, ServerModel), "fit_model returns one of them"
     return server_model.sample_models(model, points, problem, latencies[0], count)
