@@ -10,6 +10,7 @@ running sequences or with the tokens of the prompts. Equal input gives equal out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from objectives.metrics import STATISTICS
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.simulator.scenario import Array, Ints
 
-WARM_UP, WANTED = 40, 300  # requests of a simulation, and more for each request in flight
-RANDOM = 0.1
-SEND = 0.5
-REPEATS = 5
 RING = 1024  # lengths that are drawn
+# A simulation is as long as a measurement of the load client in the search, because the order in which requests of
+# equal length began affects it to its end: it begins when as many requests have ended as are in flight.
+FEWEST_REQUESTS, REQUESTS_IN_FLIGHT = 60, 3
+MOST_REPEATS, REPEATED_TOKENS = 5, 100  # simulations with other requests, fewer of long outputs
+# Responses of a pass are sent one after another, so requests that end together begin their successors one by one.
+SEND_SHARE = 0.5  # of the time of a sequence
+RANDOM_SHARE = 0.1  # of the requests that are not taken in turn, because other threads wake first
 LATENCY_METRICS = tuple(f"{kind}-{statistic}" for kind in ("ttft", "itl", "latency") for statistic in STATISTICS)
 # columns of the results
 TOKENS_PER_S, TOGETHER, OCCUPIED = range(3)
@@ -129,7 +133,8 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
     """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
     from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
 
-    rows = np.array([_row(scenario) for scenario in scenarios])
+    repeats = math.ceil(min(MOST_REPEATS, REPEATED_TOKENS / lengths.outputs.mean()))
+    rows = np.array([_row(scenario, repeats) for scenario in scenarios])
     factors = np.ones((len(scenarios), max(len(scenario.factors) for scenario in scenarios)))
     for row, scenario in zip(factors, scenarios, strict=True):
         row[: len(scenario.factors)] = scenario.factors
@@ -149,11 +154,12 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
     return results
 
 
-def _row(scenario: BatchingScenario) -> tuple[float, ...]:
+def _row(scenario: BatchingScenario, repeats: int) -> tuple[float, ...]:
     """Return the columns of ``iteration_loop``."""
     times, load = scenario.times, scenario.concurrency
     return (
         *(scenario.slots, len(scenario.factors), load, scenario.delay_s, scenario.full),
         *(times.fixed_s, times.sequence_s, times.power, times.prompt_s, times.round_trip_s),
-        *(times.prompt_limit, times.kv_tokens, RANDOM, load, max(60, 3 * load), REPEATS, SEND * times.sequence_s),
+        *(times.prompt_limit, times.kv_tokens, SEND_SHARE * times.sequence_s, RANDOM_SHARE),
+        *(load, max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load), repeats),
     )

@@ -193,7 +193,7 @@ def test_the_fit_recovers_the_parameters_of_its_own_simulations() -> None:
     for predicted, true in zip(fitted.simulate(OTHERS), truth.simulate(OTHERS), strict=True):
         assert predicted.throughput_infer_per_s == pytest.approx(true.throughput_infer_per_s, rel=0.07)
         assert predicted.latency_s("ttft-p95") == pytest.approx(true.latency_s("ttft-p95"), rel=0.2)
-        assert predicted.latency_s("itl-p95") == pytest.approx(true.latency_s("itl-p95"), rel=0.1)
+        assert predicted.latency_s("itl-p95") == pytest.approx(true.latency_s("itl-p95"), rel=0.15)
 
 
 def test_one_outlier_hardly_changes_the_fit() -> None:
