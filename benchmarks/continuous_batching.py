@@ -1,10 +1,11 @@
 """Compare forecasts of the simulator of continuous batching, and of the closed network, with measurements of tinygpt.
 
-    python benchmarks/continuous_batching.py [--seeds 20] [--half test] > benchmarks/continuous_batching.md
+    python benchmarks/continuous_batching.py > benchmarks/continuous_batching.md
 
-Each search is imitated by a few configurations of tables/streaming/tinygpt.csv, each measured at two of its loads. Both
-models are fitted to them and forecast all loads of the other configurations. The configurations are divided in two
-halves, each with every choice of every setting. Constants of the prior were chosen on the half ``training``.
+A search is imitated by a few random configurations of tables/streaming/tinygpt.csv, each measured at two of its
+loads. Both models are fitted to them and forecast all loads of the other configurations. The configurations are
+divided in two halves, each with every choice of every setting. Constants of the prior were chosen on the half
+``training``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
 from optimizer.machine import hardware
-from optimizer.replay.engine import Spread, recorded_problem
+from optimizer.replay.engine import recorded_problem
 from optimizer.simulator import batching_fit, closed_network
 from optimizer.simulator.metrics import ConfigurationLoad, Performance, log_measured, log_simulated
+from optimizer.simulator.scenario import Array
 from optimizer.store.recording import Recording, read_recording
 
 TABLE = Path(__file__).with_name("tables") / "streaming" / "tinygpt.csv"
@@ -54,25 +56,42 @@ class Model(Protocol):
 class Forecasts:
     """Relative errors of one fit [cells, METRICS], and the times of the fit and of a forecast."""
 
-    errors: np.ndarray
+    errors: Array
     fit_s: float
     cell_s: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="random choices of the measured ones (20)")
-    parser.add_argument("--half", choices=HALVES, default="test", help="configurations that are used (test)")
+    parser.add_argument("--seeds", type=int, default=40, metavar="N", help="random choices of the measured ones (40)")
     arguments = parser.parse_args()
     recording = read_recording(TABLE)
     problem = replace(recorded_problem(recording, BOUNDS), kind=ModelKind.STREAMING, tokens=TOKENS)
-    configurations = halves(recording)[arguments.half]
-    for count, name in itertools.product(CONFIGURATIONS, MODELS):
-        runs = [forecasts(name, problem, sample(configurations, count, seed)) for seed in range(arguments.seeds)]
-        errors = np.abs(np.concatenate([run.errors for run in runs]))
-        cells = [f"{np.median(own):.1%} / {np.quantile(own, 0.9):.1%}" for own in errors.T]
-        fit_s, cell_s = (statistics.median(own) for own in zip(*((run.fit_s, run.cell_s) for run in runs)))
-        print(row(name, str(count), *cells, f"{fit_s:.2f} s", f"{1e3 * cell_s:.2f} ms"), flush=True)
+    print("# Forecasts of continuous batching: latest measurement\n")
+    print(f"`{shlex.join(['python', 'benchmarks/continuous_batching.py', *sys.argv[1:]])}`\n")
+    print(_introduction(arguments.seeds))
+    for half, configurations in halves(recording).items():
+        print(f"## Configurations: {half}\n")
+        print(row("configurations measured", "model", *METRICS, "fit", "forecast of a load"))
+        print(row("--:", "---", *["--:"] * (len(METRICS) + 2)))
+        for count, name in itertools.product(CONFIGURATIONS, MODELS):
+            runs = [forecasts(name, problem, sample(configurations, count, seed)) for seed in range(arguments.seeds)]
+            errors = np.abs(np.concatenate([run.errors for run in runs]))
+            cells = [f"{np.median(own):.1%} / {np.quantile(own, 0.9):.1%}" for own in errors.T]
+            fit_s, cell_s = (statistics.median(getattr(run, field) for run in runs) for field in ("fit_s", "cell_s"))
+            print(row(str(count), name, *cells, f"{fit_s:.2f} s", f"{1e3 * cell_s:.2f} ms"), flush=True)
+        print()
+    machine = hardware.detect()
+    print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+
+
+def _introduction(seeds: int) -> str:
+    targets = ", ".join(f"{error:.0%} in {metric}" for metric, error in TARGETS.items())
+    return f"""\
+Median / p90 of the relative errors over the other configurations at all loads, and over {seeds} random choices of the
+measured ones. A measured configuration has {LOADS} of its {LOADS * 2} loads. The latencies are p95. The target is a
+median error of at most {targets}. No constant was chosen on the half `test`.
+"""
 
 
 MODELS = {
@@ -102,9 +121,7 @@ def halves(recording: Recording) -> dict[str, dict[Candidate, list[Point]]]:
     }
 
 
-def sample(
-    configurations: dict[Candidate, list[Point]], count: int, seed: int
-) -> tuple[list[Point], list[Point]]:
+def sample(configurations: dict[Candidate, list[Point]], count: int, seed: int) -> tuple[list[Point], list[Point]]:
     """Return the measured points of ``count`` random configurations, and all points of the others."""
     rng = Random(f"{count} {seed}")
     chosen = rng.sample(list(configurations), count)

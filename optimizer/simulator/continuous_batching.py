@@ -11,7 +11,7 @@ running sequences or with the tokens of the prompts. Equal input gives equal out
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from objectives.metrics import STATISTICS
 from optimizer.core.token_lengths import TokenRequests
+from optimizer.simulator.compilation import compile_loop
 from optimizer.simulator.scenario import Array, Ints
 
 RING = 1024  # lengths that are drawn
@@ -152,6 +153,13 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(simulate, range(threads)))
     return results
+
+
+def compile_batching(say: Callable[[str], None]) -> None:
+    """Load the compiled simulator; ``say`` so if it has to be compiled first."""
+    one = np.ones(1, np.int64)
+    smallest = BatchingScenario(1, 1, PassTimes(1e-3, 0.0, 0.0))
+    compile_loop("iteration_loop", lambda: simulated_rows([smallest], RequestLengths(one, one, np.ones(1))), say)
 
 
 def _row(scenario: BatchingScenario, repeats: int) -> tuple[float, ...]:

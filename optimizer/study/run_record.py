@@ -29,6 +29,10 @@ from optimizer.results import summary
 from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
+from optimizer.simulator.batching_fit import BatchingModel
+from optimizer.simulator.closed_network import ClosedNetwork
+from optimizer.simulator.performance_model import model_type
+from optimizer.simulator.server_model import ServerModel
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
@@ -59,8 +63,10 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "outputs (`output`) of a model that streams; null if there are none.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
-    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}. The simulator "
-    "describes `batched` models only; for the others the search learns from measurements alone.",
+    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
+    "problem.server_model": "Model of the server that the search `simulated` fits: "
+    + ", ".join(f"`{model.name}`" for model in (ServerModel, BatchingModel, ClosedNetwork))
+    + ".",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -116,6 +122,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
         "kind": problem.kind.value,
+        "server_model": model_type(problem).name,
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,

@@ -31,7 +31,6 @@ THREADS = "parameters.intra_op_thread_count.string_value"
 SPACE = SearchSpace((2, 4, 8, 16), (0, 20_000), instance_count=(1, 2), fields={THREADS: ("1", "2")})
 
 
-
 def tokens(prompt: str, output: str) -> TokenRequests:
     return TokenRequests(parse_token_lengths(prompt), parse_token_lengths(output), "INPUT_IDS", "MAX_TOKENS")
 
