@@ -26,7 +26,7 @@ RING = 1024  # lengths that are drawn
 # A simulation is as long as a measurement of the load client in the search, because the order in which requests of
 # equal length began affects it to its end: it begins when as many requests have ended as are in flight.
 FEWEST_REQUESTS, REQUESTS_IN_FLIGHT = 60, 3
-MOST_REPEATS, REPEATED_TOKENS = 5, 100  # simulations with other requests, fewer of long outputs
+MOST_REPEATS, ENOUGH_REQUESTS, ENOUGH_TOKENS = 5, 320, 8000  # of simulations with other requests
 # Responses of a pass are sent one after another, so requests that end together begin their successors one by one.
 SEND_SHARE = 0.5  # of the time of a sequence
 RANDOM_SHARE = 0.1  # of the requests that are not taken in turn, because other threads wake first
@@ -134,8 +134,8 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
     """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
     from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
 
-    repeats = math.ceil(min(MOST_REPEATS, REPEATED_TOKENS / lengths.outputs.mean()))
-    rows = np.array([_row(scenario, repeats) for scenario in scenarios])
+    mean_output = float(lengths.outputs.mean())
+    rows = np.array([_row(scenario, mean_output) for scenario in scenarios])
     factors = np.ones((len(scenarios), max(len(scenario.factors) for scenario in scenarios)))
     for row, scenario in zip(factors, scenarios, strict=True):
         row[: len(scenario.factors)] = scenario.factors
@@ -162,12 +162,15 @@ def compile_batching(say: Callable[[str], None]) -> None:
     compile_loop("iteration_loop", lambda: simulated_rows([smallest], RequestLengths(one, one, np.ones(1))), say)
 
 
-def _row(scenario: BatchingScenario, repeats: int) -> tuple[float, ...]:
+def _row(scenario: BatchingScenario, mean_output: float) -> tuple[float, ...]:
     """Return the columns of ``iteration_loop``."""
     times, load = scenario.times, scenario.concurrency
+    wanted = max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load)
+    enough = min(ENOUGH_REQUESTS, ENOUGH_TOKENS / mean_output)
+    repeats = min(MOST_REPEATS, math.ceil(enough / (load + wanted)))
     return (
         *(scenario.slots, len(scenario.factors), load, scenario.delay_s, scenario.full),
         *(times.fixed_s, times.sequence_s, times.power, times.prompt_s, times.round_trip_s),
         *(times.prompt_limit, times.kv_tokens, SEND_SHARE * times.sequence_s, RANDOM_SHARE),
-        *(load, max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load), repeats),
+        *(load, wanted, repeats),
     )

@@ -25,6 +25,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.options.run_options import SEARCHERS
 from optimizer.search import make_searcher
@@ -388,6 +390,20 @@ class TestSimulatedWithoutASimulator(SearcherContract):
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
         tracker = CandidateTracker(problem, study)
         return SimulatedSearcher(replace(problem, kind=ModelKind.STREAMING), tracker, smallest_gain=-1)
+
+
+class TestSimulatedContinuousBatching(SmokeContract):
+    """The search of a model that generates tokens, with the simulator of continuous batching."""
+
+    @pytest.fixture
+    def method(self) -> str:
+        return "simulated"
+
+    def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        lengths = SizeDistribution(((16, 64, 1.0),))
+        tokens = TokenRequests(lengths, lengths, "INPUT_IDS", "MAX_TOKENS")
+        of_tokens = replace(problem, kind=ModelKind.STREAMING, tokens=tokens)
+        return make_searcher(method, of_tokens, seed, str(storage) if storage else None)
 
 
 class TestTpeWithTransfer(SmokeContract):

@@ -16,7 +16,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.simulator.batching_fit import MEDIANS, BatchingModel, fit
+from optimizer.simulator.batching_fit import MEDIANS, BatchingModel, fit, slots
+from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching import (
     LATENCY_METRICS,
     BatchingPerformance,
@@ -25,6 +26,8 @@ from optimizer.simulator.continuous_batching import (
     RequestLengths,
     simulate_batching,
 )
+from optimizer.simulator.performance_model import fit_model, model_type, sample_models
+from optimizer.simulator.server_model import ServerModel
 
 LATENCIES = ("ttft-p95", "itl-p95")
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -215,6 +218,35 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
     )
     near, far = logs.std(axis=0)
     assert near < 0.15 < far
+
+
+def test_the_model_of_the_server_follows_from_the_problem() -> None:
+    assert model_type(PROBLEM) is BatchingModel
+    assert model_type(replace(PROBLEM, tokens=None)) is ClosedNetwork
+    assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork
+    assert model_type(replace(PROBLEM, kind=ModelKind.STATEFUL)) is ClosedNetwork
+    assert model_type(replace(PROBLEM, kind=ModelKind.BATCHED)) is ServerModel
+    unknown_slots = replace(PROBLEM, space=SearchSpace((0,), is_streaming=True))
+    assert model_type(unknown_slots) is ClosedNetwork
+    fields = {"model_json.max_num_seqs": (8, 64)}
+    vllm = replace(PROBLEM, space=SearchSpace((0,), fields=fields, is_streaming=True))
+    assert model_type(vllm) is BatchingModel
+    assert [slots(candidate) for candidate in vllm.space.candidates()] == [8, 64]
+    points = points_of(model(), CELLS[:3])
+    fitted = fit_model(points, PROBLEM, LATENCIES, 0)
+    assert isinstance(fitted, BatchingModel)
+    assert len(sample_models(fitted, points, PROBLEM, LATENCIES, 3)) == 3
+
+
+def test_other_fields_change_the_speed() -> None:
+    problem = replace(PROBLEM, space=SearchSpace((0,), fields={"model_json.max_num_seqs": (8,), "a": ("1", "2")}))
+    size = len(MEDIANS) + 1 + len(LATENCIES)
+    own = BatchingModel(problem, LATENCIES, lengths("16", "16"), 4e-3, np.zeros(size), np.eye(size))
+    place = np.zeros(size)
+    place[len(MEDIANS)] = 1.0
+    cells = [(candidate, 8) for candidate in problem.space.candidates()]
+    slow, fast = (result.throughput_infer_per_s for result in replace(own, place=place).simulate(cells))
+    assert fast > 1.2 * slow
 
 
 def test_it_needs_a_measurement() -> None:
