@@ -395,15 +395,20 @@ class TestSimulatedWithoutASimulator(SearcherContract):
 class TestSimulatedContinuousBatching(SmokeContract):
     """The search of a model that generates tokens, with the simulator of continuous batching."""
 
+    forecasts = True
+    deployments = MAX_DEPLOYMENTS
+    many = 5
+    large = MIDDLE
+
     @pytest.fixture
     def method(self) -> str:
         return "simulated"
 
     def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        """Return a searcher that continues although no improvement is expected."""
         lengths = SizeDistribution(((16, 64, 1.0),))
-        tokens = TokenRequests(lengths, lengths, "INPUT_IDS", "MAX_TOKENS")
-        of_tokens = replace(problem, kind=ModelKind.STREAMING, tokens=tokens)
-        return make_searcher(method, of_tokens, seed, str(storage) if storage else None)
+        of_tokens = replace(problem, tokens=TokenRequests(lengths, lengths, "INPUT_IDS", "MAX_TOKENS"))
+        return TestSimulatedWithoutASimulator().make(method, of_tokens, seed, storage)
 
 
 class TestTpeWithTransfer(SmokeContract):
