@@ -14,7 +14,7 @@ from typing import Literal
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder, shipped_folder
-from optimizer.deploy import runtime
+from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import (
     INSTALL_STUB_SHELL,
     MORE_ADDRESS_SPACE,
@@ -111,7 +111,7 @@ def check_address_space() -> Finding:
 
 
 def check_perf_analyzer() -> Finding:
-    """Check perf_analyzer and its libraries."""
+    """Check perf_analyzer and its libraries, and say why the newer release does not measure."""
     installation = runtime.installed()
     if installation is None:
         return Finding("perf_analyzer", "warn", "not unpacked yet", "tune setup")
@@ -121,9 +121,15 @@ def check_perf_analyzer() -> Finding:
     missing = _missing_libraries(installation.perf_analyzer, installation.perf_analyzer_libraries)
     if missing:
         own = any(name in missing for name in ("libb64", "libcudart"))
-        fix = again if own else "apt-get install libssl3 zlib1g libstdc++6"
+        fix = again if own else perf_analyzer_release.INSTALL_LIBRARIES
         return Finding("perf_analyzer", "fail", f"misses {missing}", fix)
-    return Finding("perf_analyzer", "ok", f"{runtime.TRITON_VERSION}, all libraries found")
+    detail = f"{installation.perf_analyzer_version}, all libraries found"
+    if not (reason := perf_analyzer_release.newer_problem()):
+        return Finding("perf_analyzer", "ok", detail)
+    detail += f"; not {perf_analyzer_release.NEWER_VERSION}: {reason}"
+    if perf_analyzer_release.glibc_problem():
+        return Finding("perf_analyzer", "ok", detail)
+    return Finding("perf_analyzer", "warn", detail, perf_analyzer_release.newer_fix())
 
 
 def check_onnxruntime() -> Finding:
