@@ -105,7 +105,7 @@ class ClosedLoopContract(LoadGeneratorContract):
 
 
 class PerfAnalyzerContract(ClosedLoopContract):
-    """The contract of each release of perf_analyzer that starts here; ``tests/newer_glibc.sh`` starts the newer one."""
+    """The contract of each release of perf_analyzer that starts here. ``tests/newer_glibc.sh`` starts both."""
 
     @pytest.fixture(params=[runtime.PINNED_PERF_ANALYZER, perf_analyzer_release.NEWER_VERSION])
     def release(self, request: pytest.FixtureRequest, perf_analyzer: PerfAnalyzer) -> PerfAnalyzer:

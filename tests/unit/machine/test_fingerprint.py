@@ -72,6 +72,8 @@ def test_text_that_is_no_fingerprint_is_refused(document: object) -> None:
 def test_the_difference_of_two_fingerprints_is_described() -> None:
     assert HERE.differences(THERE) == "cpu count 4 there, 2 here; server 2.50.0 there, 2.51.0 here"
     assert HERE.differences(replace(HERE, gpus=("A100", "A100"))) == "gpus A100, A100 there, none here"
+    measured = replace(HERE, perf_analyzer="2.60.0")
+    assert measured.differences(replace(HERE, perf_analyzer="2.51.0")) == "perf analyzer 2.51.0 there, 2.60.0 here"
 
 
 def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> None:
