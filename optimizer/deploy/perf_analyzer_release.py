@@ -36,7 +36,7 @@ OLDER_WHEEL = Wheel(
 
 
 def newer_perf_analyzer() -> Path | None:
-    """Return the program of the newer release; None where it is not unpacked or does not start."""
+    """Return the program of the newer release; None if it is not unpacked or does not start."""
     return None if newer_problem() else _program(NEWER_VERSION, NEWER_WHEEL)
 
 
