@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -66,6 +67,7 @@ class SteepPerformance:
 class SteepModel:
     """A model of a server whose latency rises steeply above 16 requests in flight."""
 
+    name: ClassVar[str] = "a server with 16 places"
     errors = ModelErrors(throughput=0.1, tail=0.1)
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SteepPerformance]:
