@@ -1,4 +1,4 @@
-"""The hardware of this machine, the devices that its libraries support, and the fingerprint of device and server."""
+"""The hardware of this machine, the devices that its libraries support, and the fingerprint of what measures."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ BACKEND_PACKAGES = {  # tune's own backend -> packages, one of which has the bac
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Identifies device and server: measurements with different fingerprints are not ranked together.
+    """Identifies device, server and perf_analyzer: measurements with different fingerprints are not ranked together.
 
     Attributes:
         cpu: Name of the CPU; empty for a server on an unknown machine.

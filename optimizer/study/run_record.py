@@ -67,7 +67,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.input_data": "Name of the file of requests.",
     "hardware": "Machine of the server:",
     "hardware.system": "Operating system.",
-    "fingerprint": "Device and server. Measurements with different ones are not ranked together:",
+    "fingerprint": "Device, server and perf_analyzer. Measurements with different ones are not ranked together:",
     "fingerprint.id": "Short hash of the other keys, as in the column `fingerprint` of trials.csv.",
     "search_ended": "`converged`, `budget`, `exhausted` (all were tried) or `interrupted`; null before it ends.",
     "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
