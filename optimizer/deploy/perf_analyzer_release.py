@@ -19,7 +19,6 @@ from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
 NEWER_VERSION, OLDER_VERSION = "2.60.0", "2.36.0"
 NEWER_GLIBC = (2, 38)
 START_SECONDS = 10.0
-INSTALL_LIBRARIES = "apt-get install libssl3 zlib1g libstdc++6"
 
 NEWER_WHEEL = Wheel(
     f"perf-analyzer=={NEWER_VERSION}",
@@ -37,21 +36,19 @@ OLDER_WHEEL = Wheel(
 
 def newer_perf_analyzer() -> Path | None:
     """Return the program of the newer release; None if it is not unpacked or does not start."""
-    return None if newer_problem() else _program(NEWER_VERSION, NEWER_WHEEL)
+    return None if newer_problem() else newer_program()
 
 
 def newer_problem() -> str:
     """Return why the newer release does not measure on this machine, as a clause; empty if it does."""
     if reason := glibc_problem():
         return reason
-    program = _program(NEWER_VERSION, NEWER_WHEEL)
-    return start_problem(program) if program.exists() else "it is not unpacked"
+    return start_problem(newer_program()) if newer_program().exists() else "it is not unpacked"
 
 
-def newer_fix() -> str:
-    """Return what to do about a ``newer_problem`` on a system whose C library is new enough."""
-    program = _program(NEWER_VERSION, NEWER_WHEEL)
-    return INSTALL_LIBRARIES if program.exists() else "tune setup"
+def newer_program() -> Path:
+    """Return where the program of the newer release is, or would be."""
+    return _program(NEWER_VERSION, NEWER_WHEEL)
 
 
 def glibc_problem(libc: tuple[str, str] | None = None) -> str:
@@ -70,8 +67,10 @@ def start_problem(program: Path) -> str:
         done = subprocess.run(
             [program, "--version"], env={}, capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not start: {one_line(str(error))}"
+    except OSError as error:
+        return f"it does not start: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"it does not start within {START_SECONDS:g} s"
     if done.returncode == 0:
         return ""
     lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
