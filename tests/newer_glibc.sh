@@ -6,8 +6,8 @@
 #
 # FOLDER gets a minimal Debian (300 MB) by debootstrap, once. RELEASE names it, by default trixie (glibc 2.41), and
 # MIRROR its archive, by default that of debootstrap. COMMAND runs there in the current folder, with the Python of this
-# machine: the repository, the Python, its packages, pip's settings and tune's cache are mounted into FOLDER. The mounts
-# end with the command. It needs root and the packages debootstrap and util-linux.
+# machine (PYTHON, by default python): the repository, the Python, its packages, pip's settings and tune's cache are
+# mounted into FOLDER. The mounts end with the command. It needs root and the packages debootstrap and util-linux.
 set -eu
 
 if [ $# -lt 2 ]; then
@@ -25,7 +25,7 @@ if [ ! -e "$root/.complete" ]; then
     touch "$root/.complete"
 fi
 
-python=$(command -v "${PYTHON:-python}")
+python=$("${PYTHON:-python}" -c "import sys; print(sys.executable)")
 mounted=$("$python" - <<'END'
 import sys
 from pathlib import Path
