@@ -209,4 +209,6 @@ def _finish(root: Path) -> None:
     shutil.copy(libb64, runtime.perf_analyzer_libraries / "libb64.so.0d")
     libcudart = root / "nvidia/cuda_runtime/lib/libcudart.so.12"
     shutil.move(libcudart, runtime.perf_analyzer_libraries / "libcudart.so.12")
+    # perf_analyzer 2.60 opens it by this name, also for system shared memory
+    runtime.perf_analyzer_libraries.joinpath("libcudart.so").symlink_to("libcudart.so.12")
     shutil.rmtree(root / "nvidia")

@@ -137,10 +137,16 @@ class TestPerfAnalyzerHttp(PerfAnalyzerContract):
 SHARED = SharedMemory("system")
 
 
-class TestPerfAnalyzerInSharedMemory(ClosedLoopContract):
+class TestPerfAnalyzerInSharedMemory(PerfAnalyzerContract):
     @pytest.fixture
-    def generator(self, perf_analyzer: PerfAnalyzer) -> LoadGenerator:
-        return SharedMemoryLoadGenerator(replace(perf_analyzer, shared_memory=SHARED), SHARED)
+    def generator(self, release: PerfAnalyzer) -> LoadGenerator:
+        return SharedMemoryLoadGenerator(replace(release, shared_memory=SHARED), SHARED)
+
+    def test_nothing_is_left(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
+        before = set(Path("/dev/shm").iterdir())
+        generator.measure(endpoint, self.load, 0.5)
+        new = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+        assert not [name for name in new if not name.startswith("tritune_")]
 
 
 class TestClosedLoop(ClosedLoopContract):
