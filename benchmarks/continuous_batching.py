@@ -16,7 +16,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -94,7 +94,7 @@ median error of at most {targets}. No constant was chosen on the half `test`.
 """
 
 
-MODELS = {
+MODELS: Mapping[str, Callable[..., Model]] = {
     "simulator": batching_fit.fit,
     "closed network": closed_network.fit,
 }
