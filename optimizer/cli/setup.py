@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from optimizer.deploy import runtime
+from optimizer.deploy.perf_analyzer_release import ensure_newer
 from optimizer.options.command_line import Parser
 
 
@@ -22,6 +23,7 @@ def main(words: list[str]) -> int:
 
     say = partial(print, flush=True)  # immediately, also into a pipe
     installation = runtime.ensure(say)
+    ensure_newer(say)
     compile_simulator(say)
     compile_batching(say)
     print(f"ready: {installation.root}")

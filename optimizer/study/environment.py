@@ -52,7 +52,7 @@ from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
 from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.load_generators import make_load_generators
+from optimizer.study.load_generators import make_load_generators, perf_analyzer_identity
 from optimizer.study.task import Task, prepare_task
 
 NO_POWER = (
@@ -177,6 +177,7 @@ class Environment:
             server=target_factory.server_identity(self.options, self.say),
             own_backends=self.options.target == "embedded",
             at=target_factory.remote_address(self.options),
+            perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
         )
 
     def make_target(self, task: Task, folder: RunFolder) -> ServerTarget:
