@@ -37,7 +37,7 @@ from optimizer.store.recording import Recording, read_recording
 
 TABLE = Path(__file__).with_name("tables") / "streaming" / "tinygpt.csv"
 # the lengths of configs/tinygpt.yaml, which the table was recorded with
-TOKENS = TokenRequests(parse_token_lengths("16..64"), parse_token_lengths("16"), "INPUT_IDS", "MAX_TOKENS", 512)
+TOKENS = TokenRequests(parse_token_lengths("16..64"), parse_token_lengths("8..24"), "INPUT_IDS", "MAX_TOKENS", 512)
 BOUNDS = {"ttft-p95": 200.0, "itl-p95": 30.0}
 METRICS = ("throughput", "ttft-p95", "itl-p95")
 CONFIGURATIONS = (2, 4, 8)  # that a search has measured
