@@ -36,7 +36,7 @@ from optimizer.simulator.scenario import Array
 from optimizer.store.recording import Recording, read_recording
 
 TABLE = Path(__file__).with_name("tables") / "streaming" / "tinygpt.csv"
-# the lengths of configs/tinygpt.yaml, which the table was recorded with
+# the lengths that the table was recorded with
 TOKENS = TokenRequests(parse_token_lengths("16..64"), parse_token_lengths("8..24"), "INPUT_IDS", "MAX_TOKENS", 512)
 BOUNDS = {"ttft-p95": 200.0, "itl-p95": 30.0}
 METRICS = ("throughput", "ttft-p95", "itl-p95")
@@ -63,7 +63,7 @@ class Forecasts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=40, metavar="N", help="random choices of the measured ones (40)")
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="random choices of the measured ones (20)")
     arguments = parser.parse_args()
     recording = read_recording(TABLE)
     problem = replace(recorded_problem(recording, BOUNDS), kind=ModelKind.STREAMING, tokens=TOKENS)
