@@ -25,6 +25,7 @@ from optimizer.config.batching import (
     resolve_policy,
 )
 from optimizer.core.errors import ParameterError
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import (
     INSTANCE_GPUS,
@@ -357,6 +358,7 @@ class Problem:
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
         is_simulated: Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep
             state.
+        request_times: When an open loop sends; None for a closed loop.
     """
 
     model: str
@@ -372,6 +374,7 @@ class Problem:
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
     is_simulated: bool = True
+    request_times: RequestTimes | None = None
 
     @property
     def maximizes_throughput(self) -> bool:

@@ -35,6 +35,7 @@ from objectives.verdict import (
     throughput_ratio,
 )
 from optimizer.config.search_space import Problem
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.simulator.server_model import ServerModel
 from optimizer.simulator.speed_correction import SpeedCorrection
@@ -214,13 +215,20 @@ def _log_metrics(measurement: Measurement, problem: Problem) -> tuple[float, flo
     )
 
 
-def confirmation_candidate(point: Point, load: LoadPoint, error: float = 0.0) -> ConfirmationCandidate:
-    """Return the plan for the candidate of ``point`` at ``load``; slow models get longer windows."""
+def confirmation_candidate(
+    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0
+) -> ConfirmationCandidate:
+    """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
+
+    Slow models get longer windows. If the times of the requests repeat, a window has whole periods. So all windows
+    have the same load, and their differences are those of the server.
+    """
     served = point.throughput_infer_per_sec / load.request_batch_size
     seconds = WINDOW_REQUESTS / served if served > 0 else LONGEST_SECONDS
-    return ConfirmationCandidate(
-        point.trial, point.candidate, load, min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS), error
-    )
+    seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+    if times is not None:
+        seconds = times.whole_periods(seconds, load.request_rate)
+    return ConfirmationCandidate(point.trial, point.candidate, load, seconds, error)
 
 
 def first_compared_load(ladder: LoadLadder) -> LoadPoint:

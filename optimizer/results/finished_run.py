@@ -11,6 +11,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.batching import is_sequence_field
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
@@ -142,7 +143,21 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
         is_simulated=is_simulated,
+        request_times=_request_times(info) if options.load == "rate" else None,
     )
+
+
+def _request_times(info: Mapping[str, Any]) -> RequestTimes:
+    """Return the times of the requests in the problem of run.json. Raises ValueError or TypeError."""
+    times = RequestTimes(**info.get("request_times", {}))
+    _check_whole("requests", times.recorded_requests)
+    if not isinstance(times.distribution, str):
+        raise ValueError("request_times.distribution is not a name")
+    if is_shape(times.distribution):
+        parse_shape(times.distribution)
+    if type(times.period_seconds) not in (int, float) or not 0 <= times.period_seconds <= MOST_SECONDS:
+        raise ValueError(f"request_times.period_seconds {times.period_seconds!r} is not from 0 to {MOST_SECONDS:g}")
+    return times
 
 
 def _candidate(values: Mapping[str, Any]) -> Candidate:

@@ -60,6 +60,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.candidates": "Number of valid configurations.",
     "problem.is_simulated": "Whether the simulator of the dynamic batcher applies. It does not to models that stream "
     "or keep state, for which the search learns from measurements alone.",
+    "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
+    "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -115,6 +117,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
         "is_simulated": problem.is_simulated,
+        "request_times": problem.request_times and asdict(problem.request_times),
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,

@@ -518,7 +518,7 @@ def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_
     server = Drawing()
     measured = searched(server, LOADS)
     point = Point(2, FASTER, *measured[2].measurements[0])
-    enough = (LOOKS[0] + 0.5) * confirmation_candidate(point, point.load).server_seconds
+    enough = (LOOKS[0] + 0.5) * confirmation_candidate(point, point.load, None).server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert set(server.deployed[: LOOKS[0]]) == {FASTER}
     assert server.deployed[LOOKS[0] + COMPARED_SERVERS :], "the server takes less time than planned"
@@ -529,7 +529,7 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
     server = Drawing(served={**SERVED, other: 1100.0})
     measured = searched(server, {**LOADS, other: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
-    enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load).server_seconds
+    enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load, None).server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
 
