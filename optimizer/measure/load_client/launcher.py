@@ -70,7 +70,7 @@ class Messages:
 
     serialized: list[bytes]
     sizes: npt.NDArray[np.int64]
-    kinds: npt.NDArray[np.int64] = IN_TURN
+    kinds: npt.NDArray[np.int64] = field(default_factory=lambda: IN_TURN)
 
     def order(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which message to send for each request, by the number of its kind; those of a kind in turn."""
