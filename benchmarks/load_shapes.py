@@ -5,7 +5,8 @@
 The configuration has the given max_batch_size, one instance, and dynamic batching without a delay. In each round the
 distributions take turns on a fresh server, so that a drift of the machine affects all of them. The highest rate of a
 round is found by bisection: a rate meets the bound if the p95 of all requests of three whole periods meets it, in one
-of two measurements. Prints a Markdown table with the mean over the rounds and its 95 % interval (Student's t), and the ratio to Poisson.
+of two measurements. Prints a Markdown table with the mean over the rounds, its 95 % interval (Student's t), and the
+ratio to Poisson.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ LEAST_SECONDS, MOST_SECONDS = 0.1, 60.0
 MOST_FACTOR = 100.0
 LONGEST_RECORDING_SECONDS = 10.0  # a longer recording is measured in parts
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
-_PARTS = {  # what a part of the text sets
+_PARTS = {  # values of a shape; a part of another form is the duration
     "factor": re.compile(rf"({_NUMBER})x"),
     "share": re.compile(rf"({_NUMBER})%"),
     "range": re.compile(rf"({_NUMBER})\.\.({_NUMBER})"),
@@ -53,7 +53,7 @@ class LoadShape:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """What is known in advance about the times at which an open loop sends.
+    """Describes the times at which an open loop sends.
 
     Attributes:
         distribution: ``poisson``, ``constant``, a load shape as it was given, or the name of a recording.

@@ -27,7 +27,7 @@ class Arrivals(Protocol):
 
     @property
     def times(self) -> RequestTimes:
-        """What is known in advance about the send times."""
+        """Return a description of the send times."""
 
     def plan(self, rate: float, seconds: float, seed: int) -> Floats:
         """Return ascending send times in [0, ``seconds``), ``rate`` of them a second on average.

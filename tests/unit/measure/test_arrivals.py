@@ -171,7 +171,7 @@ def test_even_a_short_part_of_a_shape_plans_one_request() -> None:
     assert len(shaped("spike").plan(0.001, 0.1, seed=0)) == 1
 
 
-def test_what_is_known_about_the_times() -> None:
+def test_the_times_are_described() -> None:
     assert parse_arrivals("poisson").times == RequestTimes()
     assert parse_arrivals("constant").times == RequestTimes("constant")
     assert parse_arrivals("ramp:1..2:3s").times == RequestTimes("ramp:1..2:3s", period_seconds=3.0)
