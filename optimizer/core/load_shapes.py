@@ -21,6 +21,7 @@ SHAPES = tuple(DEFAULTS)
 STEPS = 200  # the rate of a ramp or a wave is constant for this part of the period
 LEAST_SECONDS, MOST_SECONDS = 0.1, 60.0
 MOST_FACTOR = 100.0
+LONGEST_LEAD_IN_SECONDS = 2.0
 LONGEST_RECORDING_SECONDS = 10.0  # a longer recording is measured in parts
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 _PARTS = {  # values of a shape; a part of another form is the duration
@@ -73,6 +74,10 @@ class RequestTimes:
         if self.recorded_requests and self.recorded_requests <= LONGEST_RECORDING_SECONDS * rate:
             return self.recorded_requests / rate
         return self.period_seconds
+
+    def lead_in_at(self, rate: float) -> float:
+        """Return for how many seconds the end of a period is sent before the time that counts; 0 without a period."""
+        return min(self.period_at(rate), LONGEST_LEAD_IN_SECONDS)
 
     def whole_periods(self, seconds: float, rate: float) -> float:
         """Return the shortest time of at least ``seconds`` that consists of whole periods."""

@@ -25,7 +25,6 @@ from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, Re
 from optimizer.measure.load_client.judgement import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     LEAD_IN_SECONDS,
-    LONGEST_LEAD_IN_SECONDS,
     NoAnswersError,
     Sizes,
     judge_closed_loop,
@@ -70,8 +69,9 @@ class OpenLoopGenerator(LoadClientGenerator):
     ) -> list[Measurement]:
         period_seconds = self.arrivals.times.period_at(load.request_rate)
         seconds = parts * self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
-        lead_in_seconds = max(LEAD_IN_SECONDS, min(period_seconds, LONGEST_LEAD_IN_SECONDS))
-        lead_in_seconds = MAX_LEAD_IN_SECONDS if self.streams else lead_in_seconds
+        lead_in_seconds = max(LEAD_IN_SECONDS, self.arrivals.times.lead_in_at(load.request_rate))
+        if self.streams:
+            lead_in_seconds = MAX_LEAD_IN_SECONDS
         if load.request_rate * (seconds + lead_in_seconds) > MAX_PLANNED:
             raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
         seeds = np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(2)

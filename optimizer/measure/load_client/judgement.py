@@ -44,7 +44,6 @@ Sizes: TypeAlias = npt.NDArray[np.int64]
 ONE_SAMPLE: Sizes = np.ones(1, dtype=np.int64)
 
 LEAD_IN_SECONDS = 0.2  # sent but not counted: connection, caches and queue reach their steady state
-LONGEST_LEAD_IN_SECONDS = 2.0  # of a load shape, whose period ends before the time that counts
 CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fresh server up in this time
 # if the median request of the last third is later than this share of the time, the client sends less than the rate
 BEHIND_SHARE = 0.01
