@@ -39,7 +39,8 @@ class OverloadDetector:
     answer that takes longer than ``patience_seconds`` is not worth waiting for.
 
     A load whose rate changes is an overload only if the queue never got short enough in a whole ``period_seconds``:
-    a burst may exceed the capacity, if the server catches up until the next one.
+    a burst may exceed the capacity, if the server catches up until the next one. Changes within GROWTH_STEP_SECONDS
+    make no difference.
     """
 
     def __init__(self, acceptable_seconds: float, period_seconds: float = 0.0) -> None:
@@ -48,7 +49,7 @@ class OverloadDetector:
         self._answered: deque[tuple[float, int]] = deque()  # (time, answers) of the last patience_seconds
         self._ages: deque[float] = deque(maxlen=GROWTH_STEPS + 1)  # GROWTH_STEP_SECONDS apart
         self._next_step = 0.0
-        self._period_seconds = period_seconds
+        self._period_seconds = period_seconds if period_seconds >= GROWTH_STEP_SECONDS else 0.0
         self._waits: deque[tuple[float, float]] = deque()  # (time, wait) of the last period, the waits ascending
 
     def reason(self, now: float, sent: int, answered: int, age: float) -> str:

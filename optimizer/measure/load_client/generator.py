@@ -30,7 +30,7 @@ from optimizer.measure.load_client.judgement import (
     judge_closed_loop,
     judge_open_loop,
 )
-from optimizer.measure.load_client.launcher import LoadClientGenerator, RequestKinds
+from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
 from optimizer.measure.load_client.request_trace import RecordedKinds
 from optimizer.model.input_data import count_entries
@@ -53,8 +53,8 @@ class OpenLoopGenerator(LoadClientGenerator):
     window_ms: int = RATE_WINDOW_MS
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
-        """Return a short measurement; None if the times have a period, of which it would show a part."""
-        if self.arrivals.times.period_at(load.request_rate):
+        """Return a short measurement; None if it would show a part of a period, whose lead-in warms the server up."""
+        if self.arrivals.times.period_at(load.request_rate) > WARM_UP_SECONDS:
             return None
         return super().warm_up(endpoint, load)
 
