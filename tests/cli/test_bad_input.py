@@ -123,13 +123,6 @@ FLAGS = [
     bad("--load rate --request-trace t.csv mlp", "t.csv: ", "cannot be read"),
     bad("--load rate --request-trace t.csv mlp", "t.csv:2: ", "'x' is not a number", **{"t.csv": "time_s\nx\n"}),
     bad(
-        "--load rate --request-trace t.csv mlp",
-        "t.csv:3: priority 2: ",
-        "mlp has no priority levels",
-        "leave the column priority out",
-        **{"t.csv": "time_s,priority\n1,0\n2,2\n"},
-    ),
-    bad(
         "--load rate --request-batch-size 2 --request-trace t.csv mlp",
         "--request-batch-size 2: t.csv has the size of each request",
         **{"t.csv": "time_s,batch_size\n1,1\n2,2\n"},
