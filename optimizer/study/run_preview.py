@@ -18,7 +18,7 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import RunOptions, is_distribution
 from optimizer.results import formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.search import SMALLEST_GAIN, make_searcher

@@ -16,7 +16,7 @@ import pytest
 from objectives.sla import Sla
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.measure.load_client.arrivals import PoissonArrivals, RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.model.repository import read_repository_model
@@ -44,21 +44,18 @@ def open_loop(tmp_path: Path) -> OpenLoopGenerator:
     return OpenLoopGenerator(log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 1000.0}))
 
 
-def test_the_latency_of_a_spike_is_measured_and_its_windows_agree(
+def test_the_latency_of_a_spike_is_measured_in_each_window(
     sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator
 ) -> None:
     """The burst brings 37 requests in the time of 20, so the last ones wait for a dozen others."""
     with sleeper.deploy(Candidate(8)) as endpoint:
-        steady = replace(open_loop, arrivals=PoissonArrivals()).measure(endpoint, RATE, 2 * PERIOD)
         spiked = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure(endpoint, RATE)
         windows = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure_windows(endpoint, RATE, 0.5, 3)
     assert not spiked.overloaded
-    assert spiked.stable, spiked.reason
     assert spiked.throughput_infer_per_sec == pytest.approx(RATE.request_rate, rel=0.2), "the mean rate"
     assert spiked.requests == pytest.approx(3 * PERIOD * RATE.request_rate, rel=0.2)
-    assert steady.latency_p95_ms is not None
     assert spiked.latency_p95_ms is not None
-    assert spiked.latency_p95_ms > max(6 * SLEEP_MS, steady.latency_p95_ms)
+    assert spiked.latency_p95_ms > 6 * SLEEP_MS
     assert len(windows) == 3
     for window in windows:  # each is a whole period, although 0.5 s were planned
         assert window.requests == pytest.approx(PERIOD * RATE.request_rate, rel=0.4)

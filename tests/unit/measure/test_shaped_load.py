@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from objectives.metrics import Measurement
+from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.judgement import judge_open_loop
 from optimizer.measure.load_client.launcher import Messages
-from optimizer.measure.load_client.plan import SendPlan
+from optimizer.measure.load_client.plan import SendPlan, SendRecord
 from optimizer.measure.load_client.request_trace import RecordedKinds
 
 ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
@@ -108,3 +112,34 @@ def test_the_plan_sends_messages_in_the_given_order(tmp_path: Path) -> None:
     SendPlan("a:1", 0.0, period_seconds=2.0).write(tmp_path, [b"one", b"two"], [5])
     plan, messages, _ = SendPlan.read(tmp_path)
     assert (plan.period_seconds, messages) == (2.0, [b"one", b"two"])
+
+
+def judged(text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed: int = 0) -> Measurement:
+    """Return the measurement of a server that serves 5,000 requests a second, one at a time."""
+    load = LoadPoint(1, request_rate=rate)
+    planned = parse_arrivals(text).plan(load.request_rate, lead_in + seconds, seed)
+    answered, free = np.empty_like(planned), 0.0
+    for i, arrival in enumerate(planned):
+        free = answered[i] = max(free, arrival) + 0.0002
+    planned_ns, answered_ns = ((1e9 * times).astype(np.int64) for times in (planned, answered))
+    record = SendRecord(planned_ns, planned_ns, answered_ns, int(answered_ns.max()) + 1)
+    (measured,) = judge_open_loop(record, load, lead_in + seconds, Sla(), MAX_SPREAD, lead_in_seconds=lead_in)
+    return measured
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("spike:4x:10%:4s", 3000.0), ("ramp:0..2:4s", 3500.0), ("ramp:2..0:4s", 3500.0), ("diurnal:2x:4s", 3500.0)],
+)
+def test_windows_of_whole_periods_agree(text: str, rate: float, seed: int) -> None:
+    """Their p95 is that of the queue at the peak, which exceeds the capacity."""
+    measured = judged(text, 2.0, 12.0, rate, seed)
+    assert measured.stable, measured.reason
+    assert measured.latency_p95_ms is not None
+    assert measured.latency_p95_ms > 20
+    assert measured.throughput_infer_per_sec == pytest.approx(rate, rel=0.05)
+
+
+def test_windows_of_parts_of_a_period_disagree() -> None:
+    assert judged("spike:4x:10%:4s", 0.2, 4.0).reason.startswith("unstable: p95 between")
