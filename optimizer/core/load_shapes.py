@@ -100,10 +100,21 @@ def parse_shape(text: str) -> LoadShape:
     return LoadShape(seconds, *_MAKE[name](values))
 
 
+def complete_shape(text: str) -> str:
+    """Return a valid load shape with all its values, such as ``spike:4x:10%:9s`` for ``spike:9s``."""
+    name, *parts = text.split(":")
+    given = {_kind(part): part for part in parts}
+    return ":".join([name, *(given.get(_kind(part), part) for part in DEFAULTS[name].split(":")[1:])])
+
+
+def _kind(part: str) -> str:
+    return next((kind for kind, pattern in _PARTS.items() if pattern.fullmatch(part)), "duration")
+
+
 def _values(name: str, parts: list[str]) -> dict[str, tuple[float, ...]]:
     values: dict[str, tuple[float, ...]] = {}
     for part in parts:
-        kind = next((kind for kind, pattern in _PARTS.items() if pattern.fullmatch(part)), "duration")
+        kind = _kind(part)
         if kind in values or (kind != "duration" and kind not in _USED[name]):
             raise ValueError(f"write {_SYNTAX[name]}, such as {DEFAULTS[name]}")
         if kind == "duration":

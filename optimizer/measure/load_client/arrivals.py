@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.load_shapes import LoadShape, RequestTimes, is_shape, parse_shape
+from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.load_client.request_trace import RecordedKinds, read_trace
 from optimizer.options.run_options import is_trace
@@ -43,7 +43,7 @@ def parse_arrivals(text: str) -> Arrivals:
     if text == "poisson":
         return PoissonArrivals()
     if is_shape(text):
-        return ShapedArrivals(text, parse_shape(text))
+        return ShapedArrivals(complete_shape(text), parse_shape(text))
     return RecordedArrivals.read_trace(Path(text)) if is_trace(text) else RecordedArrivals.read(Path(text))
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from optimizer.core.load_shapes import DEFAULTS, LoadShape, RequestTimes, is_shape, parse_shape
+from optimizer.core.load_shapes import DEFAULTS, LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
 
 
 def rate_at(shape: LoadShape, place: float) -> float:
@@ -32,6 +32,20 @@ def test_a_name_alone_has_the_documented_values(name: str) -> None:
     assert parse_shape(name) == parse_shape(DEFAULTS[name])
     assert parse_shape(f"{name}:10s").shares == parse_shape(name).shares
     assert parse_shape(f"{name}:10s").seconds == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "complete"),
+    [
+        ("spike", "spike:4x:10%:1s"),
+        ("spike:20%:2x", "spike:2x:20%:1s"),
+        ("ramp:2s", "ramp:0.5..1.5:2s"),
+        ("diurnal:500ms:2x", "diurnal:2x:500ms"),
+    ],
+)
+def test_a_shape_is_shown_with_all_its_values(text: str, complete: str) -> None:
+    assert complete_shape(text) == complete
+    assert parse_shape(complete) == parse_shape(text)
 
 
 def test_a_spike_is_a_multiple_of_the_other_rate() -> None:
