@@ -29,6 +29,7 @@ from optimizer.config.batching import (
 from optimizer.core.errors import ParameterError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
@@ -375,6 +376,7 @@ class Problem:
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
         kind: Kind of the model.
         request_times: When an open loop sends; None for a closed loop.
+        tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
     """
 
     model: str
@@ -391,6 +393,7 @@ class Problem:
     client_shares_cpus: bool = False
     kind: ModelKind = ModelKind.BATCHED
     request_times: RequestTimes | None = None
+    tokens: TokenRequests | None = None
 
     @property
     def is_simulated(self) -> bool:
