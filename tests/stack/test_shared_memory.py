@@ -232,9 +232,9 @@ def test_the_check_removes_what_a_killed_run_left_on_the_server(protocol: Protoc
     with contextlib.closing(open_client(connection)) as client:
         with region(left, 4096):
             client.register_shared_memory(left, 4096)
-        assert client.shared_memory() == [left]
+        assert left in client.shared_memory()
         check_is_shared(replace(endpoint, remote=connection))
-        assert client.shared_memory() == []
+        assert left not in client.shared_memory()
 
 
 WORDS = ("--shared-memory", "system", "--concurrency", "2", "--measurement-interval", "300ms")
