@@ -24,6 +24,7 @@ _GROUPS: Final = {  # each command is the module of its name in this package
         "explain": "explain what limits the throughput, and what would help",
         "plan": "compute the replicas for a request rate, and their cost",
         "emit": "write files for Docker, Kubernetes, Helm, KServe",
+        "watch": "say whether a run still fits a server in production",
         "runs": "list the runs in results/, or delete some",
     },
     "Set up": {

@@ -1,0 +1,349 @@
+"""What a finished run leads to expect of its recommendation in production: highest rate, and times at a rate.
+
+How requests arrive in production is unknown. So what is expected at a rate lies between two kinds of traffic:
+requests that arrive independently of each other (Poisson), and a closed loop, whose clients wait for each answer. The
+simulator that the run has fitted computes both, for a fast and for a slow server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
+from scipy import special
+
+from objectives.confidence import ServerSpread, pool_server_spread
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
+from optimizer.plan.evidence import (
+    DEVIATIONS,
+    EXPECTED,
+    Slowdown,
+    SlownessEstimate,
+    forecast_errors,
+    planned_configurations,
+)
+from optimizer.plan.fleet import Fleet, sustainable_rate
+from optimizer.plan.measured_capacity import measured_capacity
+from optimizer.plan.replica import RATE_REQUESTS, Replica, replica
+from optimizer.plan.traffic import PoissonTraffic
+from optimizer.results import summary
+from optimizer.results.confirmation_plan import confirmed_spreads, usable_windows
+from optimizer.results.finished_run import FinishedRun, unfinished
+from optimizer.simulator.scenario import SimulationResult
+
+SEED = 1
+NOT_SIMULATED = "the simulator does not describe models that stream or keep state"
+NO_BATCH_TIMES = "the run did not measure how long batches take"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that are expected, from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedAtRate:
+    """What is expected of a server at a rate: samples per execution, and mean times of a request in ms.
+
+    ``meets`` says whether the SLA is met there by a slow server with independent requests.
+    """
+
+    mean_batch_size: Range
+    queue_ms: Range
+    compute_ms: Range
+    meets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerValues:
+    """A value of the confirmed load on each fresh server (its log), with the variance between servers."""
+
+    logs: tuple[float, ...]
+    spread: ServerSpread
+
+    def range(self, servers: int, error: float) -> Range | None:
+        """Return the prediction interval of the mean over ``servers`` further ones; each end is wrong with ``error``.
+
+        It is Student's t interval. None without a measurement.
+        """
+        if not self.logs:
+            return None
+        deviation = math.sqrt(self.spread.variance * (1 / len(self.logs) + 1 / servers))
+        half, middle = -float(special.stdtrit(self.spread.freedom, error)) * deviation, float(np.mean(self.logs))
+        return Range(math.exp(middle - half), math.exp(middle + half))
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """What ``run`` leads to expect of its recommendation.
+
+    Attributes:
+        run: The run.
+        point: The recommended configuration at its confirmed load.
+        model: Name of the model that clients send requests to.
+        rate: Requests per second of a server at that load.
+        queue_ms: Mean time of a request in the queue at that load.
+        server_ms: Mean time in the queue and in the execution.
+        requests: Requests that the fresh servers answered, none of which failed.
+        safe_rate: Highest rate of a server at which independent requests safely meet the SLA; None if it is unknown.
+        replica: The simulated server; None if ``why_not_simulated`` says why there is none.
+        errors: Relative errors of the simulated batch size, queue time and compute time on the run.
+    """
+
+    run: FinishedRun
+    point: Point
+    model: str
+    rate: ServerValues
+    queue_ms: ServerValues
+    server_ms: ServerValues
+    requests: int
+    safe_rate: float | None
+    replica: Replica | None = None
+    why_not_simulated: str = ""
+    errors: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def sla(self) -> Sla:
+        """The SLA of the run."""
+        return self.run.problem.sla
+
+    @property
+    def request_samples(self) -> float:
+        """The mean number of samples of a request in the run."""
+        return self.run.problem.request_batch_size
+
+    @property
+    def largest_batch(self) -> float:
+        """The largest batch in samples."""
+        return max(1.0, float(self.point.candidate.max_batch_size))
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the model streams its responses: Triton's duration of a request then ends before the last one."""
+        return self.point.measurement.is_streamed
+
+    @property
+    def overlap(self) -> int:
+        """By how much executions can have slowed each other in the run.
+
+        Executions of several instances overlap, and a load generator on the server's CPUs takes time from them. At a
+        lower load this happens less often, so that executions are faster by up to this factor.
+        """
+        return self.point.candidate.instances * (2 if self.run.problem.client_shares_cpus else 1)
+
+    def at(self, rate: float, servers: int, error: float) -> ExpectedAtRate | None:
+        """Return what is expected of the mean of ``servers`` that get ``rate`` requests per second each.
+
+        Each end of a range is wrong with about ``error``. None without a simulator.
+        """
+        if self.replica is None or rate <= 0:
+            return None
+        estimate = of_servers(self.replica.slowness_estimate, servers)
+        slow, fast = estimate.quantile(1 - error), estimate.quantile(error)
+        simulated = [one for slowdown in (fast, slow) for one in closed_loops(self.replica, rate, slowdown)]
+        independent = [poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
+        results = [*simulated, *independent]
+        margins = [math.exp(-float(special.ndtri(error)) * own) for own in self.errors]
+        network_s = self.replica.model.overheads.network_s
+        batch, queue, compute = (
+            Range(min(values) / margin, max(values) * margin)
+            for values, margin in zip(
+                (
+                    [result.mean_batch_size for result in results],
+                    [1e3 * result.queue_avg_s for result in results],
+                    [compute_ms(result, network_s) for result in results],
+                ),
+                margins,
+                strict=True,
+            )
+        )
+        smallest = min(self.request_samples, self.largest_batch)
+        return ExpectedAtRate(
+            Range(min(max(batch.low, smallest), self.largest_batch), min(batch.high, self.largest_batch)),
+            Range(0.0, math.inf if any(result.overloaded for result in independent) else queue.high),
+            Range(compute.low / self.overlap, compute.high),
+            self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
+        )
+
+
+def compute_ms(result: SimulationResult, network_s: float) -> float:
+    """Return the mean time of the execution that a request was part of."""
+    return 1e3 * max(result.latency_avg_s - result.queue_avg_s - network_s, 0.0)
+
+
+def of_servers(estimate: SlownessEstimate, servers: int) -> SlownessEstimate:
+    """Return the distribution of the mean slowness of further ``servers``, which differ from those of the run."""
+    variance = DEVIATIONS**2 * (1 / servers + 1 / estimate.deployments)
+    return replace(estimate, errors=np.sqrt(variance + estimate.forecast.throughput**2))
+
+
+def poisson(served_by: Replica, rate: float, slowdown: Slowdown) -> SimulationResult:
+    """Return the simulated behaviour for requests that arrive independently."""
+    return served_by.serve(PoissonTraffic().of_replica(rate, 1, "random", RATE_REQUESTS, SEED), slowdown)
+
+
+def closed_loops(served_by: Replica, rate: float, slowdown: Slowdown) -> list[SimulationResult]:
+    """Return the simulated behaviour with the two concurrencies whose throughputs enclose ``rate``.
+
+    It is that of a single client if this sends more, and that of the fullest closed loop if this serves less.
+    """
+    known: dict[int, SimulationResult] = {}
+
+    def serves(concurrency: int) -> bool:
+        known[concurrency] = served_by.serve_closed_loop(concurrency, slowdown)
+        return known[concurrency].throughput_infer_per_s >= rate * served_by.request_batch_size
+
+    low, high = 0, served_by.fullest_concurrency
+    if not serves(high):
+        return [known[high]]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if serves(middle) else (middle, high)
+    return [known[concurrency] for concurrency in (low, high) if concurrency in known]
+
+
+def expectation(run: FinishedRun) -> Expectation:
+    """Return what ``run`` leads to expect.
+
+    Raises BadInputError, in one line, if it has not ended, or recommends nothing.
+    """
+    path = one_line(str(run.folder.path))
+    if reason := unfinished(run):
+        raise BadInputError(
+            f"{path}: {reason} and has no recommendation to watch; give a run that has ended "
+            f"(`tune --resume {path}` continues this one)"
+        )
+    outcome = run.outcome
+    if outcome is None or outcome.recommended is None:
+        raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
+    point, confirmed = outcome.recommended, outcome.confirmed
+    servers = usable_windows(confirmed, run.trials) if confirmed else []
+    spreads = confirmed_spreads(run.trials, run.problem)
+    size = run.problem.request_batch_size
+    served_by, why_not = _fitted_replica(run)
+    return Expectation(
+        run,
+        point,
+        str(dict(point.candidate.fields).get(VARIANT, run.problem.model)),
+        _values(servers, point, lambda m: (m.throughput_infer_per_sec or 0.0) / size, spreads["throughput"]),
+        _values(servers, point, lambda m: m.queue_ms, spreads[run.problem.sla.judged_latency]),
+        _values(servers, point, time_in_server_ms, spreads[run.problem.sla.judged_latency]),
+        sum(window.requests or 0 for own in servers for window in own) or point.measurement.requests or 0,
+        _safe_rate(run, served_by),
+        served_by,
+        why_not,
+        _errors(served_by, point.candidate, run) if served_by else (0.0, 0.0, 0.0),
+    )
+
+
+def time_in_server_ms(measured: Measurement) -> float | None:
+    """Return the mean time of a request in the queue and in the execution; None if it is unknown."""
+    executed = execution_ms(measured)
+    return None if measured.queue_ms is None or executed is None else measured.queue_ms + executed
+
+
+def execution_ms(measured: Measurement) -> float | None:
+    """Return the mean time of the execution that a request was part of; None if it is unknown."""
+    if measured.compute_infer_ms is None:
+        return None
+    return (measured.compute_input_ms or 0.0) + measured.compute_infer_ms + (measured.compute_output_ms or 0.0)
+
+
+def _values(
+    servers: Sequence[Sequence[Measurement]],
+    point: Point,
+    value: Callable[[Measurement], float | None],
+    spread: ServerSpread,
+) -> ServerValues:
+    """Return a value on each fresh server; that of the search if there are none."""
+    logs = [
+        np.array([math.log(known) for window in own if (known := value(window))])
+        for own in servers or [[point.measurement]]
+    ]
+    logs = [own for own in logs if len(own)]
+    own_spread = pool_server_spread([logs])
+    widest = max(spread, own_spread, key=lambda one: one.variance)
+    return ServerValues(tuple(float(own.mean()) for own in logs), widest)
+
+
+def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
+    """Return the simulated server of the recommendation, or why there is none."""
+    if not run.problem.is_simulated:
+        return None, NOT_SIMULATED
+    latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
+    source = planned_configurations([run], latencies)[0][0]
+    try:
+        return replica(source.evidence, latencies), ""
+    except ValueError:
+        return None, NO_BATCH_TIMES
+
+
+def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
+    """Return the rate of one server that `tune plan` calls safe; None if it is unknown."""
+    if not run.problem.sla.latencies:
+        return None
+    if served_by is not None:
+        return sustainable_rate(Fleet(served_by, PoissonTraffic(), "random"), 1).safe
+    if run.problem.is_simulated:
+        return None
+    try:
+        return measured_capacity(run).safe
+    except BadInputError:
+        return None
+
+
+_VALUES: tuple[Callable[[Measurement], float | None], ...] = (
+    attrgetter("mean_batch_size"),
+    attrgetter("queue_ms"),
+    execution_ms,
+)
+
+
+def _errors(served_by: Replica, candidate: Candidate, run: FinishedRun) -> tuple[float, float, float]:
+    """Return the relative errors of the simulated batch size, queue and compute time at the loads of the run.
+
+    The prior of each is that of a simulated latency, see ``forecast_errors``.
+    """
+    slowdown = served_by.slowness_estimate.quantile(EXPECTED)
+    network_s = served_by.model.overheads.network_s
+    by_load = defaultdict[LoadPoint, list[Measurement]](list)
+    for measured, load in _own_measurements(candidate, run):
+        by_load[load].append(measured)
+    logs: list[list[float]] = [[], [], []]
+    for load, measurements in by_load.items():
+        if load.concurrency:
+            each = served_by.request_batch_size / served_by.model.request_batch_size
+            result = served_by.serve_closed_loop(max(1, round(load.concurrency * each)), slowdown)
+        else:
+            result = poisson(served_by, load.request_rate, slowdown)
+        simulated = (result.mean_batch_size, 1e3 * result.queue_avg_s, compute_ms(result, network_s))
+        for own, value, expected in zip(logs, _VALUES, simulated, strict=True):
+            known = [math.log(one) for m in measurements if (one := value(m))]
+            if known and expected > 0:
+                own.append(float(np.mean(known)) - math.log(expected))
+    batch, queue, compute = (forecast_errors([], own).latency for own in logs)
+    return batch, queue, compute
+
+
+def _own_measurements(candidate: Candidate, run: FinishedRun) -> Iterable[tuple[Measurement, LoadPoint]]:
+    """Yield the measurements of ``candidate`` that are not overloaded or lost, with their loads."""
+    for trial in run.trials:
+        if trial.candidate != candidate:
+            continue
+        for load, measured in trial.measurements:
+            if measured.throughput_infer_per_sec and not measured.overloaded:
+                yield measured, load
+        for window in trial.confirmations:
+            if not window.is_lost and not window.measurement.overloaded:
+                yield window.measurement, window.load
