@@ -14,7 +14,7 @@ from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, whole_number
 
-DEFAULT_INTERVAL, DEFAULT_SAMPLES = "10s", 6
+DEFAULT_INTERVAL, DEFAULT_SAMPLES = "5s", 12
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 86400.0
 FEWEST_SAMPLES, MOST_SAMPLES = 2, 1000
 MOST_SERVERS = 1000
@@ -117,7 +117,7 @@ def main(words: list[str]) -> int:
 
 
 def _parse_interval(text: str) -> float:
-    seconds = parse_duration_ms(text, example="10s") / 1e3
+    seconds = parse_duration_ms(text, example="5s") / 1e3
     if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         raise ValueError(f"write a time from {SHORTEST_SECONDS * 1000:g}ms to {LONGEST_SECONDS / 3600:g}h")
     return seconds

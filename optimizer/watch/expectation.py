@@ -8,10 +8,10 @@ simulator that the run has fitted computes both, for a fast and for a slow serve
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 import numpy as np
 from scipy import special
@@ -37,6 +37,7 @@ from optimizer.plan.traffic import PoissonTraffic
 from optimizer.results import summary
 from optimizer.results.confirmation_plan import confirmed_spreads, usable_windows
 from optimizer.results.finished_run import FinishedRun, unfinished
+from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import SimulationResult
 
 SEED = 1
@@ -72,14 +73,19 @@ class ServerValues:
     logs: tuple[float, ...]
     spread: ServerSpread
 
-    def range(self, servers: int, error: float) -> Range | None:
+    def interval(self, error: float) -> Range | None:
+        """Return the confidence interval of the mean on a fresh server; each end is wrong with ``error``."""
+        return self._around_mean(1 / len(self.logs), error) if self.logs else None
+
+    def predicted(self, servers: int, error: float) -> Range | None:
         """Return the prediction interval of the mean over ``servers`` further ones; each end is wrong with ``error``.
 
         It is Student's t interval. None without a measurement.
         """
-        if not self.logs:
-            return None
-        deviation = math.sqrt(self.spread.variance * (1 / len(self.logs) + 1 / servers))
+        return self._around_mean(1 / len(self.logs) + 1 / servers, error) if self.logs else None
+
+    def _around_mean(self, share: float, error: float) -> Range:
+        deviation = math.sqrt(self.spread.variance * share)
         half, middle = -float(special.stdtrit(self.spread.freedom, error)) * deviation, float(np.mean(self.logs))
         return Range(math.exp(middle - half), math.exp(middle + half))
 
@@ -98,7 +104,7 @@ class Expectation:
         requests: Requests that the fresh servers answered, none of which failed.
         safe_rate: Highest rate of a server at which independent requests safely meet the SLA; None if it is unknown.
         replica: The simulated server; None if ``why_not_simulated`` says why there is none.
-        errors: Relative errors of the simulated batch size, queue time and compute time on the run.
+        batch_size_error: Relative error of the simulated batch size on the run.
     """
 
     run: FinishedRun
@@ -111,7 +117,7 @@ class Expectation:
     safe_rate: float | None
     replica: Replica | None = None
     why_not_simulated: str = ""
-    errors: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    batch_size_error: float = 0.0
 
     @property
     def sla(self) -> Sla:
@@ -154,7 +160,9 @@ class Expectation:
         simulated = [one for slowdown in (fast, slow) for one in closed_loops(self.replica, rate, slowdown)]
         independent = [poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
         results = [*simulated, *independent]
-        margins = [math.exp(-float(special.ndtri(error)) * own) for own in self.errors]
+        time_error = estimate.forecast.latency
+        errors = (self.batch_size_error, time_error, time_error)
+        margins = [math.exp(-float(special.ndtri(error)) * own) for own in errors]
         network_s = self.replica.model.overheads.network_s
         batch, queue, compute = (
             Range(min(values) / margin, max(values) * margin)
@@ -172,9 +180,16 @@ class Expectation:
         return ExpectedAtRate(
             Range(min(max(batch.low, smallest), self.largest_batch), min(batch.high, self.largest_batch)),
             Range(0.0, math.inf if any(result.overloaded for result in independent) else queue.high),
-            Range(compute.low / self.overlap, compute.high),
+            Range(compute.low / self.overlap, min(compute.high, self._longest_execution_ms(slow) * margins[-1])),
             self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
         )
+
+    def _longest_execution_ms(self, slowdown: Slowdown) -> float:
+        """Return the longest mean time of an execution: of an overloaded server it cannot be computed otherwise."""
+        assert self.replica is not None, "there is a simulation"
+        times = self.replica.model.times(execution_settings(self.replica.candidate))
+        rows = math.ceil(self.largest_batch / times.step)
+        return 1e3 * float(times.seconds[:rows].max()) * slowdown.slowness
 
 
 def compute_ms(result: SimulationResult, network_s: float) -> float:
@@ -229,21 +244,21 @@ def expectation(run: FinishedRun) -> Expectation:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
     point, confirmed = outcome.recommended, outcome.confirmed
     servers = usable_windows(confirmed, run.trials) if confirmed else []
-    spreads = confirmed_spreads(run.trials, run.problem)
+    spread = confirmed_spreads(run.trials, run.problem)["throughput"]
     size = run.problem.request_batch_size
     served_by, why_not = _fitted_replica(run)
     return Expectation(
         run,
         point,
         str(dict(point.candidate.fields).get(VARIANT, run.problem.model)),
-        _values(servers, point, lambda m: (m.throughput_infer_per_sec or 0.0) / size, spreads["throughput"]),
-        _values(servers, point, lambda m: m.queue_ms, spreads[run.problem.sla.judged_latency]),
-        _values(servers, point, time_in_server_ms, spreads[run.problem.sla.judged_latency]),
+        _values(servers, point, lambda m: (m.throughput_infer_per_sec or 0.0) / size, spread),
+        _values(servers, point, lambda m: m.queue_ms),
+        _values(servers, point, time_in_server_ms),
         sum(window.requests or 0 for own in servers for window in own) or point.measurement.requests or 0,
         _safe_rate(run, served_by),
         served_by,
         why_not,
-        _errors(served_by, point.candidate, run) if served_by else (0.0, 0.0, 0.0),
+        _batch_size_error(served_by, point.candidate, run) if served_by else 0.0,
     )
 
 
@@ -264,17 +279,18 @@ def _values(
     servers: Sequence[Sequence[Measurement]],
     point: Point,
     value: Callable[[Measurement], float | None],
-    spread: ServerSpread,
+    spread: ServerSpread | None = None,
 ) -> ServerValues:
-    """Return a value on each fresh server; that of the search if there are none."""
-    logs = [
-        np.array([math.log(known) for window in own if (known := value(window))])
-        for own in servers or [[point.measurement]]
-    ]
-    logs = [own for own in logs if len(own)]
-    own_spread = pool_server_spread([logs])
-    widest = max(spread, own_spread, key=lambda one: one.variance)
-    return ServerValues(tuple(float(own.mean()) for own in logs), widest)
+    """Return a value on each fresh server; that of the search if there are none.
+
+    ``spread`` is the variance between servers; without one it is estimated from these servers.
+    """
+    known = (
+        np.array([math.log(own) for window in windows if (own := value(window))])
+        for windows in servers or [[point.measurement]]
+    )
+    logs = [own for own in known if len(own)]
+    return ServerValues(tuple(float(own.mean()) for own in logs), spread or pool_server_spread([logs]))
 
 
 def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
@@ -303,37 +319,25 @@ def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
         return None
 
 
-_VALUES: tuple[Callable[[Measurement], float | None], ...] = (
-    attrgetter("mean_batch_size"),
-    attrgetter("queue_ms"),
-    execution_ms,
-)
+def _batch_size_error(served_by: Replica, candidate: Candidate, run: FinishedRun) -> float:
+    """Return the relative error of the simulated batch size at the loads of the run.
 
-
-def _errors(served_by: Replica, candidate: Candidate, run: FinishedRun) -> tuple[float, float, float]:
-    """Return the relative errors of the simulated batch size, queue and compute time at the loads of the run.
-
-    The prior of each is that of a simulated latency, see ``forecast_errors``.
+    Its prior is that of a simulated latency, see ``forecast_errors``.
     """
     slowdown = served_by.slowness_estimate.quantile(EXPECTED)
-    network_s = served_by.model.overheads.network_s
-    by_load = defaultdict[LoadPoint, list[Measurement]](list)
+    each = served_by.request_batch_size / served_by.model.request_batch_size
+    by_load = defaultdict[LoadPoint, list[float]](list)
     for measured, load in _own_measurements(candidate, run):
-        by_load[load].append(measured)
-    logs: list[list[float]] = [[], [], []]
-    for load, measurements in by_load.items():
+        if measured.mean_batch_size:
+            by_load[load].append(math.log(measured.mean_batch_size))
+    logs = []
+    for load, measured_logs in by_load.items():
         if load.concurrency:
-            each = served_by.request_batch_size / served_by.model.request_batch_size
             result = served_by.serve_closed_loop(max(1, round(load.concurrency * each)), slowdown)
         else:
             result = poisson(served_by, load.request_rate, slowdown)
-        simulated = (result.mean_batch_size, 1e3 * result.queue_avg_s, compute_ms(result, network_s))
-        for own, value, expected in zip(logs, _VALUES, simulated, strict=True):
-            known = [math.log(one) for m in measurements if (one := value(m))]
-            if known and expected > 0:
-                own.append(float(np.mean(known)) - math.log(expected))
-    batch, queue, compute = (forecast_errors([], own).latency for own in logs)
-    return batch, queue, compute
+        logs.append(statistics.fmean(measured_logs) - math.log(result.mean_batch_size))
+    return forecast_errors([], logs).latency
 
 
 def _own_measurements(candidate: Candidate, run: FinishedRun) -> Iterable[tuple[Measurement, LoadPoint]]:

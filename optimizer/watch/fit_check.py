@@ -107,7 +107,7 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
     if any(load.requests or load.failures for load in loads):
         rate = _ratio(loads, lambda load: load.requests / servers, lambda load: load.seconds, error)
         size = _ratio(loads, lambda load: load.samples, lambda load: load.requests, error)
-        sizes = _check_request_size(expected, size, error)
+        sizes = _check_request_size(expected, size, 1 - confidence)
         at_rate = expected.at(rate.value, servers, error) if sizes.status != "differs" else None
         checks = [
             _check_failures(expected, sum(load.requests for load in loads), failures, error),
@@ -185,7 +185,7 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
 def _check_rate(expected: Expectation, rate: Estimate, servers: int, error: float) -> Check:
     """Compare the requests per second and server with the confirmed throughput on further servers."""
     name, unit = "requests/s per server", "/s"
-    confirmed = expected.rate.range(servers, error)
+    confirmed = expected.rate.predicted(servers, error)
     if confirmed is None:
         return Check(name, "unknown", unit, rate, None, "the run has no throughput")
     within = Range(0.0, confirmed.high)
@@ -205,10 +205,10 @@ def _check_request_size(expected: Expectation, size: Estimate, error: float) -> 
     """Compare the mean request size with that of the run, within the uncertainty of its throughput.
 
     A request of another size changes the throughput in requests per second at most in proportion. A change below the
-    uncertainty of the throughput has no effect that the run could show.
+    confidence interval of the throughput has no effect that the run could show.
     """
     own = expected.request_samples
-    throughput = expected.rate.range(1, error)
+    throughput = expected.rate.interval(error)
     factor = math.sqrt(throughput.high / throughput.low) if throughput else 1.0
     allowed = Range(own / factor, own * factor)
     return _compared(
@@ -259,7 +259,7 @@ def _check_queue(
 ) -> Check:
     """Compare the queue time with the longest one at the confirmed load, or at this rate if the SLA is met there."""
     measured = _ratio(loads, lambda load: load.queue_ms, lambda load: load.requests, error)
-    longest = expected.queue_ms.range(servers, error)
+    longest = expected.queue_ms.predicted(servers, error)
     limit = _longest(longest, at_rate.queue_ms.high if at_rate and at_rate.meets else 0.0)
     meaning = "requests wait longer than at the highest load that met the SLA"
     return _at_most("queue time", "ms", measured, limit, meaning)
@@ -286,7 +286,7 @@ def _check_time_in_server(
 ) -> Check:
     """Compare queue and execution time together with the longest ones at the confirmed load, or at this rate."""
     measured = _ratio(loads, lambda load: load.queue_ms + load.compute_ms, lambda load: load.requests, error)
-    longest = expected.server_ms.range(servers, error)
+    longest = expected.server_ms.predicted(servers, error)
     here_ms = at_rate.queue_ms.high + at_rate.compute_ms.high if at_rate and at_rate.meets else 0.0
     limit = _longest(longest, here_ms)
     meaning = "requests take longer in the server than at the highest load that met the SLA"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.error import HTTPError
 
-from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
 from optimizer.machine.gpu_telemetry import fetch_metrics_page
 from optimizer.watch.server_metrics import (
@@ -80,11 +80,9 @@ def samples(
 ) -> Iterator[Samples]:
     """Yield the newest ``count`` samples each time that there is a new one, once there are so many.
 
-    A sample is lost if a server was restarted within it, or could not be read. If all ``count`` newest samples were
-    lost, nothing can be said.
+    A sample is lost if a server was restarted within it, could not be read, or lacked the model for a while.
 
-    Raises EnvironmentFault or BadInputError if the first reading fails, and EnvironmentFault if no server could be
-    read for ``count`` samples.
+    Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all samples were lost.
     """
     before: dict[str, ModelCounters] = {url: read_server(url, model) for url in urls}
     started, newest, number = time.monotonic(), deque[ServedLoad | None](maxlen=count), 0
@@ -92,11 +90,11 @@ def samples(
         number += 1
         sleep(max(0.0, started + number * interval_seconds - time.monotonic()))
         after: dict[str, ModelCounters] = {}
-        fault: EnvironmentFault | None = None
+        fault: TuneError | None = None
         for url in urls:
             try:
                 after[url] = read_server(url, model)
-            except EnvironmentFault as error:
+            except TuneError as error:
                 fault = error
         changes = [served_between(before[url], after[url]) for url in urls if url in before and url in after]
         known = [change for change in changes if change is not None]
