@@ -3,7 +3,7 @@
     python benchmarks/watch.py --run RUN [--rounds 5] [--interval 0.5] [--samples 12]
 
 RUN is the folder of a run of the built-in model mlp on this machine, such as that of `tune --sla-p95 20ms mlp`. Each
-round starts a server with its recommendation for each case, sends the load of the case with tune's own client, and
+round starts a server with its recommendation for each case. It sends the load of the case with tune's own client, and
 judges the server's metrics as `tune watch` does. (The client gives up on an overloaded server, so overload is a
 closed loop with more clients.) Cases with the load and the server of the run should fit: other
 judgements are false alarms. In the other cases one thing differs, which should be detected. Rates are shares of the

@@ -38,7 +38,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune watch",
         usage="[options] RUN --url URL",
-        description="Compare load, batch sizes, times and failures of servers in production with what a run assumed, "
+        description="Compare load, batch sizes, times and failures of servers in production with those of a run, "
         "and say whether its recommendation still fits.",
         epilog=EPILOG,
     )

@@ -1,4 +1,4 @@
-"""What a finished run leads to expect of its recommendation in production: highest rate, and times at a rate.
+"""The expectations of a finished run for its recommendation in production: highest rate, and times at a rate.
 
 How requests arrive in production is unknown. So what is expected at a rate lies between two kinds of traffic:
 requests that arrive independently of each other (Poisson), and a closed loop, whose clients wait for each answer. The

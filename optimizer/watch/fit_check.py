@@ -1,4 +1,4 @@
-"""The checks of production metrics against what a run leads to expect. Pure functions.
+"""The checks of metrics of production against the expectations of a run. Pure functions.
 
 Each check compares two intervals: that of the value in production, and that of the values that are expected. Together
 all checks of a judgement raise a false alarm with the error probability of the run, if its assumptions hold.
@@ -42,13 +42,13 @@ class Check:
     """One check.
 
     Attributes:
-        name: What is checked.
-        status: ``differs`` if the recommendation no longer fits, ``near`` if it will soon not, ``unknown`` if nothing
-            can be said.
+        name: Name of the check.
+        status: ``differs`` if the recommendation no longer fits, ``near`` if the rate is close to the capacity,
+            ``unknown`` if nothing can be said.
         unit: Unit of the values; empty for a plain number.
         measured: The value in production; None if there is none.
-        expected: What the run leads to expect; None if that is unknown.
-        explanation: What a difference means, or why nothing is known; empty for ``fits``.
+        expected: The values that the run leads to expect; None if they are unknown.
+        explanation: The meaning of a difference, or why nothing is known; empty for ``fits``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The counters of one model on Triton's metrics page, and what a server did between two readings of them.
+"""The counters of one model on Triton's metrics page, and the load that a server served between two readings.
 
 Triton adds the time of each request to its duration counters. So the compute counters divided by the requests are the
 mean time of the execution that a request was part of, as the compute times of a ``Measurement``.
@@ -49,7 +49,7 @@ class ModelCounters:
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """What one or more servers did within ``seconds``. Times are sums over the requests, in milliseconds.
+    """The load that one or more servers served within ``seconds``. Times are sums over the requests, in milliseconds.
 
     ``failures`` is by reason, without reasons that did not occur. ``pending`` counts the requests that waited at the
     end. ``latencies_ms`` holds the largest quantile of any server by level. ``first_responses`` is as in
@@ -144,7 +144,7 @@ def _by_number(
 
 
 def served_between(before: ModelCounters, after: ModelCounters) -> ServedLoad | None:
-    """Return what a server did between two readings; None if it was restarted, because its counters began again."""
+    """Return the load between two readings; None if the server was restarted: its counters began again."""
     names = ("requests", "samples", "executions", "request_us", "queue_us", "compute_us")
     changes = {name: getattr(after, name) - getattr(before, name) for name in names}
     failures = {reason: count - before.failures.get(reason, 0.0) for reason, count in after.failures.items()}
@@ -168,7 +168,7 @@ def served_between(before: ModelCounters, after: ModelCounters) -> ServedLoad | 
 
 
 def together(loads: Sequence[ServedLoad]) -> ServedLoad:
-    """Return what several servers did within the same time."""
+    """Return the load of several servers within the same time."""
     return ServedLoad(
         sum(load.seconds for load in loads) / len(loads),
         sum(load.requests for load in loads),

@@ -30,7 +30,7 @@ FAILURES = ("failed requests",)
 
 @dataclass(frozen=True, slots=True)
 class SearchCost:
-    """What the earlier search took: its trials, its wall time with the confirmation (None if it is unknown)."""
+    """The cost of the earlier search: its trials, and its wall time with the confirmation (None if unknown)."""
 
     trials: int
     seconds: float | None
@@ -45,7 +45,7 @@ class NextStep:
 
 
 def search_cost(run: FinishedRun) -> SearchCost:
-    """Return what the earlier search took."""
+    """Return the cost of the earlier search."""
     result = run.info.get("result")
     seconds = result.get("wall_seconds") if isinstance(result, dict) else None
     is_known = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < math.inf
