@@ -87,6 +87,7 @@ def main(words: list[str]) -> int:
         raise BadInputError(f"--url: given {len(urls):,} times; give at most {MOST_SERVERS:,}")
     interval_seconds = parse_value("--interval", arguments.interval, _parse_interval)
     count = parse_value("--samples", arguments.samples, whole_number(FEWEST_SAMPLES, MOST_SAMPLES))
+    from optimizer.results import formatting
     from optimizer.results.finished_run import read_run
     from optimizer.simulator.simulate import compile_simulator
     from optimizer.watch.expectation import expectation
@@ -97,7 +98,8 @@ def main(words: list[str]) -> int:
     compile_simulator(_say)
     expected = expectation(read_run(arguments.run, arguments.results))
     if not arguments.json:
-        _say(f"reading {len(urls)} x {one_line(expected.model)} {count} times, every {interval_seconds:g} s")
+        of_servers = formatting.count(len(urls), "server")
+        _say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
     judgement = None
     for newest in samples(urls, arguments.model or expected.model, interval_seconds, count):
         judgement = judge(expected, newest.loads, len(urls), newest.lost)

@@ -41,6 +41,7 @@ from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import SimulationResult
 
 SEED = 1
+LARGEST_LOG = 300.0  # of a value that a damaged table could hold
 NOT_SIMULATED = "the simulator does not describe models that stream or keep state"
 NO_BATCH_TIMES = "the run did not measure how long batches take"
 
@@ -87,7 +88,8 @@ class ServerValues:
     def _around_mean(self, share: float, error: float) -> Range:
         deviation = math.sqrt(self.spread.variance * share)
         half, middle = -float(special.stdtrit(self.spread.freedom, error)) * deviation, float(np.mean(self.logs))
-        return Range(math.exp(middle - half), math.exp(middle + half))
+        low, high = (min(max(end, -LARGEST_LOG), LARGEST_LOG) for end in (middle - half, middle + half))
+        return Range(math.exp(low), math.exp(high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +288,7 @@ def _values(
     ``spread`` is the variance between servers; without one it is estimated from these servers.
     """
     known = (
-        np.array([math.log(own) for window in windows if (own := value(window))])
+        np.array([math.log(own) for window in windows if 0 < (own := value(window) or 0.0) < math.inf])
         for windows in servers or [[point.measurement]]
     )
     logs = [own for own in known if len(own)]
@@ -328,8 +330,9 @@ def _batch_size_error(served_by: Replica, candidate: Candidate, run: FinishedRun
     each = served_by.request_batch_size / served_by.model.request_batch_size
     by_load = defaultdict[LoadPoint, list[float]](list)
     for measured, load in _own_measurements(candidate, run):
-        if measured.mean_batch_size:
-            by_load[load].append(math.log(measured.mean_batch_size))
+        size = measured.mean_batch_size
+        if size is not None and 0 < size < math.inf:
+            by_load[load].append(math.log(size))
     logs = []
     for load, measured_logs in by_load.items():
         if load.concurrency:

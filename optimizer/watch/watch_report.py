@@ -103,7 +103,8 @@ def headline(judgement: Judgement) -> str:
         return f"{model} no longer fits {run}: {judgement.differing[0].explanation}"
     if judgement.verdict is Verdict.UNDECIDED:
         return f"{model}: {_requests(judgement)} are too few to say that it fits {run}"
-    return f"{model} fits {run}"
+    is_near = any(check.status == "near" for check in judgement.checks)
+    return f"{model} fits {run}{', near its capacity' if is_near else ''}"
 
 
 def _requests(judgement: Judgement) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from optimizer.cli.watch import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.watch.sampling import samples
 
 DATA = Path(__file__).parents[2] / "data"
 RECORDED = (DATA / "triton_metrics_end.txt").read_text()
@@ -114,6 +115,21 @@ def test_a_restarted_server_loses_a_sample(capsys: pytest.CaptureFixture[str]) -
         main([str(SAMPLE), "--url", address, *BRIEFLY, "--json"])
     document = json.loads(capsys.readouterr().out)
     assert (document["samples"], document["lost_samples"]) == (3, 1)
+
+
+def test_the_newest_samples_are_judged_again_after_each_interval() -> None:
+    is_open = True
+
+    def page(known: Callable[[], str] = growing()) -> str:  # noqa: B008
+        return known() if is_open else "<html>"
+
+    with serving(page) as address:
+        newest = samples([f"http://{address}/metrics"], "dlrm", 0.01, 3, sleep=lambda _: time.sleep(0.01))
+        assert [len(next(newest).loads) for _ in range(3)] == [3, 3, 3]
+        is_open = False
+        assert [(len(one.loads), one.lost) for one in (next(newest), next(newest))] == [(2, 1), (1, 2)]
+        with pytest.raises(BadInputError, match="has no metrics of Triton"):
+            next(newest)
 
 
 def test_the_model_may_have_another_name_there() -> None:
