@@ -87,6 +87,7 @@ def write_run(folder: Path, trials: int) -> None:
                 "objectives": ["throughput"],
                 "request_batch_size": REQUEST_BATCH_SIZE,
                 "space": {name: list(values) for name, values in SPACE.parameters().items()},
+                "kind": "batched",
                 "baseline": candidate_document(baseline),
                 "dynamic_batching": candidate_document(replace(baseline, dynamic_batching=True)),
             },

@@ -49,7 +49,7 @@ from optimizer.machine import hardware
 from optimizer.measure import inference
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.judgement import FEWEST_STREAMED
-from optimizer.measure.load_client.plan import SendPlan
+from optimizer.measure.load_client.plan import SendPlan, StreamPlan
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import from_bytes
 from optimizer.model.repository import read_repository_model
@@ -162,9 +162,8 @@ def measure_other(served: Served, endpoint: Endpoint, in_flight: int, seconds: f
         request_batch_sizes=[1] * REQUESTS,
     )
     messages = [to_message(endpoint.model, one) for one in inputs]
-    SendPlan(
-        endpoint.grpc, 0.0, concurrency=in_flight, seconds=seconds, fewest_requests=max(3 * in_flight, FEWEST)
-    ).write(folder, messages)
+    stream = StreamPlan(fewest_requests=max(3 * in_flight, FEWEST))
+    SendPlan(endpoint.grpc, 0.0, concurrency=in_flight, seconds=seconds, stream=stream).write(folder, messages)
     done = run_command([sys.executable, __file__, "--client", folder], timeout_seconds=120, log=folder / "other.log")
     if done.exit_code != 0:
         sys.exit(f"tritonclient: {done.output}")
@@ -185,6 +184,7 @@ class Sent:
 
 def send_with_tritonclient(folder: Path) -> None:
     plan, messages, _ = SendPlan.read(folder)
+    assert plan.stream is not None, "measure_other wrote it"
     requests = [ModelInferRequest.FromString(message) for message in messages]
     inputs = [_inputs(request) for request in requests]
     arrived: queue.SimpleQueue[tuple[float, Any, Any]] = queue.SimpleQueue()
@@ -219,7 +219,7 @@ def send_with_tritonclient(folder: Path) -> None:
             ended += 1
             if not begin and all(one.ended for one in sent[: plan.concurrency]):
                 begin, ended_before = now, ended
-            elif begin and now >= begin + plan.seconds and ended - ended_before >= plan.fewest_requests:
+            elif begin and now >= begin + plan.seconds and ended - ended_before >= plan.stream.fewest_requests:
                 end = min(end, now)
     client.stop_stream()
     counted = [one for one in sent if begin <= one.ended < end]

@@ -31,7 +31,7 @@ from search_report import MAX_TRIALS, as_count, as_percent
 from tune_runs import row
 
 from objectives.metrics import METRICS, QUANTILES, Measurement
-from optimizer.config.search_space import SearchSpace
+from optimizer.config.search_space import ModelKind, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine import hardware
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
@@ -258,7 +258,7 @@ class SearchJob:
 def run_search(job: SearchJob) -> ReplayResult | None:
     """Return the result of the search without the simulator; None if no configuration meets the bounds."""
     recording = recorded(job.server)
-    problem = replace(recorded_problem(recording, bounds_ms(recording, job.kind)), is_simulated=False)
+    problem = replace(recorded_problem(recording, bounds_ms(recording, job.kind)), kind=ModelKind.STREAMING)
     best = recording.best(problem)
     if best is None:
         return None

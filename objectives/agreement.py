@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from objectives.confidence import mean_bounds, next_look, pool_server_spread
-from objectives.metrics import METRICS, Measurement, timing_of
+from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.sequential import look_error
 from objectives.sla import Sla
-from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, pooled_quantile_ms
+from objectives.verdict import ConfidenceInterval, pooled_quantile_ms
 
 ALLOWED_DIFFERENCE = 0.05  # of the log of the ratio; a smaller difference does not change a decision
 FEWEST_PAIRS = 2
@@ -88,8 +88,8 @@ class MetricRatio:
         """Return such as ``perf_analyzer measured 12 % more p95 latency than tune's own client: 21.4 ms``."""
         metric, relation = METRICS[self.metric], "more" if self.ratio > 1 else "less"
         name = metric.name
-        if name.startswith("latency-"):
-            name = f"{name.removeprefix('latency-').replace('avg', 'average')} latency"
+        if metric.timing is LATENCY:
+            name = f"{metric.statistic.replace('avg', 'average')} latency"
         difference = f"{100 * abs(self.ratio - 1):.0f} % {relation} {name}"
         return f"perf_analyzer measured {difference} than tune's own client: {self.value:,.4g} {metric.unit}"
 
@@ -179,7 +179,7 @@ def _ratio(pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float) -> 
 
 def _pooled(windows: Sequence[Measurement], metric: str) -> float:
     """Return the own client's value over all windows of a server, which have the same length; nan if unknown."""
-    level, timing = QUANTILE_LEVELS.get(metric), timing_of(metric)
+    level, timing = METRICS[metric].quantile, METRICS[metric].timing
     if level is not None and timing is not None:
         return pooled_quantile_ms(windows, level, timing)
     known = [value for window in windows if (value := METRICS[metric].value(window)) is not None]

@@ -200,6 +200,10 @@ class Timing:
     sketch_field: str
     needs_streaming: bool = False
 
+    def metric(self, statistic: str) -> str:
+        """Return the name of the metric with ``statistic``, one of STATISTICS."""
+        return f"{self.name}-{statistic}"
+
     def field_of(self, statistic: str) -> str:
         """Return the field of Measurement with ``statistic``, one of STATISTICS, in ms."""
         return f"{self.name}_{statistic}_ms"
@@ -222,19 +226,30 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # statistic -> l
 STATISTICS = ("avg", *QUANTILES)
 
 
-def timing_of(metric: str) -> Timing | None:
-    """Return the timing of a metric such as ``ttft-p95``; None for metrics that are not times of a request."""
-    return next((timing for timing in TIMINGS if metric.startswith(f"{timing.name}-")), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A value to optimize or constrain: its name on the command line, its unit, and which direction is better."""
+    """A value to optimize or constrain: its name on the command line, its unit, and which direction is better.
+
+    ``timing`` and ``statistic`` say which time of a request it describes and how, such as ``p95`` of LATENCY. Other
+    metrics have neither.
+    """
 
     name: str
     unit: str
     better: Literal["higher", "lower"]
     value: Callable[[Measurement], float | None]
+    timing: Timing | None = None
+    statistic: str = ""
+
+    @property
+    def quantile(self) -> float | None:
+        """The level of the quantile; None for an average and for metrics that are not times of a request."""
+        return QUANTILES.get(self.statistic)
+
+    @property
+    def short_name(self) -> str:
+        """The name in options and bounds: ``p95`` for ``latency-p95``, otherwise the name."""
+        return self.statistic if self.timing is LATENCY else self.name
 
     def cost(self, measurement: Measurement) -> float | None:
         """Return the value, negated if higher is better; None if it is unknown. Lower costs are better."""
@@ -261,7 +276,7 @@ METRICS: dict[str, Metric] = {
         # tokens of a model that streams its responses
         Metric("output-throughput", "tokens/s", "higher", lambda m: m.output_tokens_per_sec),
         *(
-            Metric(f"{timing.name}-{statistic}", "ms", "lower", attrgetter(timing.field_of(statistic)))
+            Metric(timing.metric(statistic), "ms", "lower", attrgetter(timing.field_of(statistic)), timing, statistic)
             for timing in TIMINGS
             for statistic in STATISTICS
         ),

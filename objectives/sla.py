@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, Timing, timing_of
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, Timing
 
 CONFIDENCE = 0.99  # default confidence of a verdict
 
@@ -43,7 +43,7 @@ class Constraint:
     def __str__(self) -> str:
         metric = METRICS[self.metric]
         relation = ">=" if metric.better == "higher" else "<="
-        return f"{metric.name.removeprefix('latency-')} {relation} {self.bound:.12g} {metric.unit}".rstrip()
+        return f"{metric.short_name} {relation} {self.bound:.12g} {metric.unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Sla:
 
         ``p95`` is short for ``latency-p95``. Raises ValueError if a metric is unknown.
         """
-        return cls(tuple(Constraint(_metric_name(name), bound) for name, bound in bounds.items()))
+        return cls(tuple(Constraint(metric_name(name), bound) for name, bound in bounds.items()))
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Sla:
@@ -99,7 +99,7 @@ class Sla:
     @property
     def latencies(self) -> Sla:
         """The upper bounds on times of a request (see ``metrics.TIMINGS``), which a lower load can meet."""
-        return Sla(tuple(constraint for constraint in self if timing_of(constraint.metric)))
+        return Sla(tuple(constraint for constraint in self if METRICS[constraint.metric].timing))
 
     @property
     def judged_latency(self) -> str:
@@ -122,7 +122,7 @@ class Sla:
 
     def bounds_ms(self, timing: Timing) -> tuple[float, ...]:
         """Return all bounds on ``timing``, in any of its statistics."""
-        return tuple(constraint.bound for constraint in self if timing_of(constraint.metric) is timing)
+        return tuple(constraint.bound for constraint in self if METRICS[constraint.metric].timing is timing)
 
     def share_of_bound(self, measurement: Measurement) -> float:
         """Return the largest ratio of a latency to its bound, at least 0.01; inf if a bounded latency is unknown."""
@@ -156,7 +156,11 @@ class Sla:
         return _least(nearest, objectives, any_value=True)
 
 
-def _metric_name(name: str) -> str:
+def metric_name(name: str) -> str:
+    """Return the key of METRICS for a metric or its short name: ``latency-p95`` for ``p95``.
+
+    Raises ValueError if a metric is unknown.
+    """
     metric = next((metric for metric in (name.strip(), f"latency-{name.strip()}") if metric in METRICS), None)
     if metric is None:
         raise ValueError(f"{name!r} is not a metric")
@@ -167,7 +171,7 @@ def _parse_constraint(text: str) -> Constraint:
     name, _, bound = text.replace(">=", "<=").partition("<=")
     if not bound.split():
         raise ValueError(f"{text!r} is not a bound on a metric")
-    return Constraint(_metric_name(name), float(bound.split()[0]))
+    return Constraint(metric_name(name), float(bound.split()[0]))
 
 
 def _least(points: Sequence[PointT], objectives: Sequence[Metric], *, any_value: bool = False) -> PointT | None:

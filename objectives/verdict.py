@@ -23,14 +23,14 @@ from objectives.confidence import (
     mean_bounds,
     pool_server_spread,
 )
-from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing, timing_of
+from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE, Constraint, Sla
 
 HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
 # metric name -> level of the quantile
-QUANTILE_LEVELS = {f"{timing.name}-{name}": level for timing in TIMINGS for name, level in QUANTILES.items()}
+QUANTILE_LEVELS = {metric.name: metric.quantile for metric in METRICS.values() if metric.quantile is not None}
 
 
 def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def order_statistic_levels(effective: float, quantile: float, confidence: float)
 
 def latency_quantiles(measurement: Measurement, timing: Timing = LATENCY) -> dict[float, float]:
     """Return the known quantiles of ``timing`` in ms, by level."""
-    quantiles_ms = {level: METRICS[f"{timing.name}-{name}"].value(measurement) for name, level in QUANTILES.items()}
+    quantiles_ms = {level: METRICS[timing.metric(name)].value(measurement) for name, level in QUANTILES.items()}
     return {level: ms for level, ms in quantiles_ms.items() if ms is not None and math.isfinite(ms)}
 
 
@@ -216,7 +216,7 @@ class SequentialTest:
 
 def estimand(sla: Sla) -> str:
     """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
-    timings = [timing_of(constraint.metric) for constraint in sla if constraint.metric in QUANTILE_LEVELS]
+    timings = [METRICS[constraint.metric].timing for constraint in sla if constraint.metric in QUANTILE_LEVELS]
     subjects = list(dict.fromkeys(timing.subject for timing in timings if timing))
     if subjects in ([], [LATENCY.subject]):
         return ESTIMAND
@@ -273,7 +273,7 @@ def _combine(
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
     slow = next((own for constraint, own in judged if constraint.metric in QUANTILE_LEVELS), None)
-    latencies = [own for constraint, own in judged if timing_of(constraint.metric)]
+    latencies = [own for constraint, own in judged if METRICS[constraint.metric].timing]
     return SlaVerdict(
         verdict,
         "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
@@ -333,7 +333,7 @@ def _judge_constraint(
     - The average latency and the throughput: Student's t on the logs of the servers' means.
     - Any other metric: each window must meet the bound.
     """
-    level, timing = QUANTILE_LEVELS.get(bound.metric), timing_of(bound.metric)
+    level, timing = METRICS[bound.metric].quantile, METRICS[bound.metric].timing
     if level is not None and timing is not None:
         counts = count_misses(servers, bound.bound, level, timing)
         return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
@@ -430,7 +430,7 @@ def latency_interval_ms(
 
     Quantiles are bounded by order statistics of all requests, the average by Student's t.
     """
-    level, timing = QUANTILE_LEVELS.get(metric), timing_of(metric)
+    level, timing = METRICS[metric].quantile, METRICS[metric].timing
     if level is None or timing is None:
         logs = _logs(servers, metric)
         if not logs:

@@ -83,6 +83,7 @@ def write_run(
                 "objectives": ["throughput"],
                 "request_batch_size": 2,
                 "space": SPACE | {path: list(values) for path, values in (fields or {}).items()},
+                "kind": "batched",
                 "baseline": candidate_document(candidate),
                 "dynamic_batching": candidate_document(candidate),
             },

@@ -72,7 +72,7 @@ def write_run(folder: Path) -> Path:
                 "objectives": ["throughput"],
                 "request_batch_size": 1,
                 "sequence_length": "10..30",
-                "is_simulated": False,
+                "kind": "stateful",
                 "space": {
                     "max_batch_size": [8],
                     "max_queue_delay_us": ["off"],

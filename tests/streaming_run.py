@@ -23,7 +23,7 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.config.search_space import OFF, Problem, SearchSpace
+from optimizer.config.search_space import OFF, ModelKind, Problem, SearchSpace
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
@@ -103,7 +103,7 @@ def problem(objective: str = "throughput", bounds_ms: Mapping[str, float] = BOUN
     """Return the problem of the run."""
     space = SearchSpace((0,), (OFF,), ("none",), (1,), fields={BATCH: SIZES})
     sla = Sla.from_bounds(bounds_ms)
-    return Problem(MODEL, space, 1, 64, (METRICS[objective],), sla, is_simulated=False)
+    return Problem(MODEL, space, 1, 64, (METRICS[objective],), sla, kind=ModelKind.STREAMING)
 
 
 def trials(*, is_confirmed: bool = True) -> list[Trial]:
@@ -156,7 +156,7 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
                 "constraints": [str(bound) for bound in Sla.from_bounds(BOUNDS_MS)],
                 "objectives": [objective],
                 "request_batch_size": 1,
-                "is_simulated": False,
+                "kind": "streaming",
                 "tokens": {
                     "prompt": {"smallest": 64, "mean": 64.0, "largest": 64},
                     "output": {"smallest": 16, "mean": 39.5, "largest": 63},

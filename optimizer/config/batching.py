@@ -21,6 +21,7 @@ ONE_BY_ONE_QUEUED: Hashable = "one request at a time, through the batcher's queu
 SEQUENCES, STREAMS = "sequences", "streams"
 DIRECT_DELAY = "sequence_batching.direct.max_queue_delay_microseconds"
 SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
+OLDEST_DELAY = "sequence_batching.oldest.max_queue_delay_microseconds"
 SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # its value is a policy
 
 

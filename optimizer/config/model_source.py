@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.config import model_config, model_json
 from optimizer.config.batching import resolve_policy
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.search_space import OFF
+from optimizer.config.search_space import OFF, ModelKind
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
 
@@ -49,14 +49,24 @@ class ModelSource:
     varies_model_json: bool = False
 
     @property
+    def kind(self) -> ModelKind:
+        """The kind of the model: a decoupled one streams, and one with a sequence batcher keeps state.
+
+        ``config_check`` refuses a model that does both.
+        """
+        if self.config.HasField("sequence_batching"):
+            return ModelKind.STATEFUL
+        return ModelKind.STREAMING if self.config.model_transaction_policy.decoupled else ModelKind.BATCHED
+
+    @property
     def is_streaming(self) -> bool:
         """Whether the model sends any number of responses to a request (a decoupled model)."""
-        return bool(self.config.model_transaction_policy.decoupled)
+        return self.kind is ModelKind.STREAMING
 
     @property
     def is_stateful(self) -> bool:
         """Whether the model takes sequences of requests, which Triton's sequence batcher routes to one instance."""
-        return bool(self.config.HasField("sequence_batching"))
+        return self.kind is ModelKind.STATEFUL
 
     @property
     def tuned_model(self) -> str:

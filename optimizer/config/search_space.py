@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from objectives.sla import CONFIDENCE, Sla
 from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.batching import (
     DIRECT_DELAY,
+    OLDEST_DELAY,
     ONE_BY_ONE,
     SEQUENCE_PREFERRED,
     SLOT_UTILIZATION,
@@ -41,6 +43,7 @@ from optimizer.options.values import format_cpus, parse_cpus
 T = TypeVar("T")
 OFF = "off"
 _LARGEST = 2**31 - 1
+_WAITING = (OLDEST_DELAY, DIRECT_DELAY, SLOT_UTILIZATION)  # how long the sequence batcher waits for more requests
 # ModelConfig fields that are dimensions of their own
 _OWN = (
     "max_batch_size",
@@ -48,6 +51,14 @@ _OWN = (
     "dynamic_batching.max_queue_delay_microseconds",
     "dynamic_batching.preferred_batch_size",
 )
+
+
+class ModelKind(Enum):
+    """How a model takes requests and answers them. The values are those of run.json."""
+
+    BATCHED = "batched"  # one response to each request; the requests are independent of each other
+    STREAMING = "streaming"  # any number of responses to a request
+    STATEFUL = "stateful"  # sequences of requests; the model keeps state between them
 
 
 @dataclass(frozen=True)
@@ -146,13 +157,15 @@ class SearchSpace:
             batching = Candidate(min(self._admitted, default=candidate.max_batch_size))
         else:
             batching = candidate
-        fields = self._effective(tuple((path, self._choice(path, value)) for path, value in candidate.fields))
+        fields = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
+        fields = self._effective(batching.max_batch_size, fields)
         return normalize(replace(batching, instance_count=candidate.instance_count, fields=fields))
 
     def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
         """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
         known = self._batchings.get(self._key(candidate))
-        fields = dict(self._effective(tuple((path, self._choice(path, value)) for path, value in candidate.fields)))
+        chosen = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
+        fields = dict(self._effective(candidate.max_batch_size, chosen))
         if known is not None and not known[0].dynamic_batching:
             # without dynamic batching its fields do not exist: any choice gives the candidate
             fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
@@ -189,7 +202,7 @@ class SearchSpace:
                 for values in product(*(self.fields[path] for path in paths)):
                     fields = tuple(zip(paths, values, strict=True))
                     possible = _prefers_possible_sizes(batching.max_batch_size, fields)
-                    if not possible or self._effective(fields) != fields:
+                    if not possible or self._effective(batching.max_batch_size, fields) != fields:
                         continue
                     yield replace(batching, instance_count=count, fields=fields)
 
@@ -239,18 +252,22 @@ class SearchSpace:
             streams=self.is_streaming,
         )
 
-    def _effective(self, fields: tuple[tuple[str, FieldValue], ...]) -> tuple[tuple[str, FieldValue], ...]:
+    def _effective(
+        self, max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]
+    ) -> tuple[tuple[str, FieldValue], ...]:
         """Return ``fields`` with the first choice of a setting of the sequence batcher that has no effect.
 
-        With the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
+        A single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy
+        ``direct`` a batch waits only if both its delay and its share of slots are above 0.
         """
-        chosen = dict(fields)
-        if not {DIRECT_DELAY, SLOT_UTILIZATION} <= chosen.keys() & self.fields.keys():
-            return fields
-        for path, other in ((DIRECT_DELAY, SLOT_UTILIZATION), (SLOT_UTILIZATION, DIRECT_DELAY)):
-            if float(chosen[path]) == 0:
-                chosen[other] = self.fields[other][0]
-                break
+        chosen, known = dict(fields), self.fields.keys() & {path for path, _ in fields}
+        if max_batch_size <= 1:
+            chosen |= {path: self.fields[path][0] for path in _WAITING if path in known}
+        elif {DIRECT_DELAY, SLOT_UTILIZATION} <= known:
+            for path, other in ((DIRECT_DELAY, SLOT_UTILIZATION), (SLOT_UTILIZATION, DIRECT_DELAY)):
+                if float(chosen[path]) == 0:
+                    chosen[other] = self.fields[other][0]
+                    break
         return tuple((path, chosen[path]) for path, _ in fields)
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:
@@ -355,8 +372,7 @@ class Problem:
         fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
-        is_simulated: Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep
-            state.
+        kind: Kind of the model.
     """
 
     model: str
@@ -371,7 +387,12 @@ class Problem:
     fixed_shapes: bool = True
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
-    is_simulated: bool = True
+    kind: ModelKind = ModelKind.BATCHED
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the simulator of the dynamic batcher applies. It does not to models that stream or keep state."""
+        return self.kind is ModelKind.BATCHED
 
     @property
     def maximizes_throughput(self) -> bool:

@@ -58,6 +58,7 @@ def spent_seconds(trials: Sequence[Trial]) -> float:
 MIN_WINDOWS = 3  # windows of a measurement: perf_analyzer accepts no fewer
 FIRST_WINDOW_MS = 300  # longer windows do not reduce the differences between deployments
 RATE_WINDOW_MS = 600  # longer, because random arrivals differ between windows
+STREAM_WINDOW_MS = 900  # longer, because the times of requests that run together are alike
 MIN_WINDOW_MS = 50
 WINDOW_STRETCH = 1.2  # actual length of a perf_analyzer window as a multiple of the requested one
 MAX_WINDOW_MS = 15_000

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.explain.forecaster import Gain
 from optimizer.machine.conditions import describe_disturbance
+from optimizer.results import formatting
 from optimizer.simulator.calibration import observe_point
 
 
@@ -57,7 +60,9 @@ def _used(constraint: Constraint, subject: Point) -> float | None:
     return constraint.bound / value if metric.better == "higher" else value / constraint.bound
 
 
-BottleneckKind = Literal["compute", "instances", "copying", "queue", "client", "unknown"]
+BottleneckKind = Literal[
+    "compute", "instances", "copying", "queue", "client", "waiting", "first response", "generation", "unknown"
+]
 
 STAGES = {  # stages of a request in their order
     "client send": "client_send_ms",
@@ -73,7 +78,12 @@ PARTS: dict[BottleneckKind, tuple[str, ...]] = {
     "queue": ("queue",),
     "copying": ("compute input", "compute output"),
     "compute": ("compute infer",),
+    "waiting": ("waiting",),
+    "first response": ("first response",),
+    "generation": ("further responses",),
 }
+CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
+DIRECT_PREFIX = "sequence_batching.direct."
 SATURATED = 0.8  # share of time computing above which instances count as saturated; batches have gaps between them
 WORTHWHILE = 0.05  # gain by more instances above which too few instances are the bottleneck
 
@@ -82,13 +92,18 @@ WORTHWHILE = 0.05  # gain by more instances above which too few instances are th
 class StageBreakdown:
     """Mean time of a request in each stage at one point, and how busy the instances are.
 
-    ``stages_ms`` is the mean time in each known stage. ``busy_share`` is executions x compute time / (instances x
-    wall time), None without statistics of the server.
+    Attributes:
+        point: The point.
+        stages_ms: The mean time in each known stage.
+        busy_share: Executions x compute time / (instances x wall time); None without statistics of the server, and
+            for a model that streams, whose compute time in them is that of handing requests over.
+        quickest: The measurement of the run with the shortest mean time to first response; None without such a time.
     """
 
     point: Point
     stages_ms: dict[str, float]
     busy_share: float | None
+    quickest: Point | None = None
 
     @property
     def measurement(self) -> Measurement:
@@ -115,46 +130,142 @@ class Bottleneck:
 
 def stage_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search."""
+    if point.measurement.is_streamed:
+        return _streamed_breakdown(point, trials)
     known = {name: getattr(point.measurement, field) for name, field in STAGES.items()}
     stages_ms = {name: value for name, value in known.items() if value is not None}
     return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
 
 
-def bottleneck(stages: StageBreakdown, instances_gain: float | None) -> Bottleneck:
-    """Return the bottleneck. ``instances_gain`` is the expected relative gain by more instances, None if unknown."""
+def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
+    """Return the stages of a request that is answered by a stream, as the client sees them.
+
+    The server's compute time ends when the model has accepted the request. The shortest mean time to first
+    response of the run is an upper bound of the time of a prompt alone, so waiting takes at least the rest.
+    """
+    measured = [one for one in (*latest_points(trials), point) if _first_ms(one) is not None]
+    first_ms, total_ms = _first_ms(point), point.measurement.latency_avg_ms
+    if first_ms is None or total_ms is None:
+        return StageBreakdown(point, {}, None)
+    quickest = min(measured, key=lambda one: _first_ms(one) or 0.0)
+    shortest_ms = _first_ms(quickest) or 0.0
+    queue_ms = point.measurement.queue_ms
+    stages_ms = {} if queue_ms is None else {"queue": queue_ms}
+    stages_ms |= {
+        "waiting": first_ms - shortest_ms,
+        "first response": shortest_ms,
+        "further responses": max(0.0, total_ms - first_ms - (queue_ms or 0.0)),
+    }
+    return StageBreakdown(point, stages_ms, None, quickest)
+
+
+def _first_ms(point: Point) -> float | None:
+    """Return the mean time from the end of Triton's queue to the first response; None if it is unknown."""
+    first_ms = point.measurement.ttft_avg_ms
+    return None if first_ms is None else max(0.0, first_ms - (point.measurement.queue_ms or 0.0))
+
+
+def bottleneck(stages: StageBreakdown, instances_gain: Gain | None) -> Bottleneck:
+    """Return the bottleneck. ``instances_gain`` is the expected gain by more instances, None if unknown."""
     if not stages.stages_ms:
         reason = "The bottleneck is unknown, because the trials have no stage times."
-        return Bottleneck("unknown", (reason, *_disturbed(stages)))
-    kind = _kind(stages, instances_gain)
-    return Bottleneck(kind, (*_reasons(kind, stages, instances_gain), *_device(stages), *_disturbed(stages)))
+        return Bottleneck("unknown", (reason, *_sequences(stages), *_disturbed(stages)))
+    are_worthwhile = _are_worthwhile(instances_gain)
+    kind = _kind(stages, are_worthwhile)
+    reasons = (*_reasons(kind, stages, are_worthwhile), *_sequences(stages), *_device(stages), *_disturbed(stages))
+    return Bottleneck(kind, reasons)
 
 
-def _kind(stages: StageBreakdown, instances_gain: float | None) -> BottleneckKind:
+def _are_worthwhile(instances_gain: Gain | None) -> bool | None:
+    """Return whether more instances serve clearly more; None if that is unknown."""
+    if instances_gain is None:
+        return None
+    interval = instances_gain.interval
+    if interval is not None and interval.low < WORTHWHILE <= interval.high:
+        return None
+    return instances_gain.estimate >= WORTHWHILE
+
+
+def _kind(stages: StageBreakdown, are_worthwhile: bool | None) -> BottleneckKind:
     if stages.busy_share is None or stages.busy_share < SATURATED:
         return max(PARTS, key=stages.part_ms)
     # if instances always compute, requests in the queue wait for them
     if stages.part_ms("copying") > stages.part_ms("compute"):
         return "copying"
-    return "instances" if (instances_gain or 0.0) >= WORTHWHILE else "compute"
+    return "instances" if are_worthwhile else "compute"
 
 
-def _reasons(kind: BottleneckKind, stages: StageBreakdown, instances_gain: float | None) -> tuple[str, ...]:
+def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool | None) -> tuple[str, ...]:
     total_ms = sum(stages.stages_ms.values())
     share = f"{stages.part_ms(kind) / total_ms:.0%}" if kind in PARTS and total_ms else ""
+    if stages.quickest is not None:
+        return _streamed_reasons(kind, share, stages, stages.quickest)
     busy = _busy(stages)
     if kind == "client":
         return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
     if kind == "queue":
-        return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point.candidate)}", *busy)
+        return (f"{share} of a request's time is spent in the queue. {_why_queued(stages.point)}", *busy)
     if kind == "copying":
         return (*busy, f"Copying inputs and outputs takes {stages.copied_share:.0%} of the time of a batch.")
     if kind == "instances":
         return (*busy, "The device has room for another instance, so there are too few instances.")
     if stages.busy_share is not None and stages.busy_share < SATURATED:
         return (*busy, f"Computing takes {share} of a request's time, and few requests are in flight.")
-    if instances_gain is None:
+    if are_worthwhile is None:
         return busy
     return (*busy, "More instances would hardly raise the throughput: the device is saturated.")
+
+
+def _streamed_reasons(kind: BottleneckKind, share: str, stages: StageBreakdown, quickest: Point) -> tuple[str, ...]:
+    """Return sentences about the times of requests that run together."""
+    m, in_flight = stages.measurement, _in_flight(stages.point)
+    shortest = f"{formatting.number(_first_ms(quickest))} ms, {_where(quickest)}"
+    is_delayed = stages.point.candidate.max_queue_delay_us > 0
+    cause = "The batcher delays requests to form batches." if is_delayed else "The model accepts requests late."
+    subjects: dict[BottleneckKind, str] = {
+        "queue": f"in Triton's queue. {cause}",
+        "waiting": "waiting in the model: for a place, or for passes of other requests.",
+        "first response": f"until the first response, which takes as long in the quickest measurement ({shortest}).",
+        "generation": "between its first and its last response.",
+    }
+    reasons = [f"{share} of a request's time is spent {subjects[kind]}"]
+    if kind == "waiting":
+        reasons.append(f"The rest until the first response takes as long in the quickest measurement ({shortest}).")
+    if in_flight and m.latency_avg_ms:
+        generating = in_flight * stages.part_ms("generation") / m.latency_avg_ms
+        places = stages.point.candidate.max_batch_size * stages.point.candidate.instances
+        limit = f" (max_batch_size x instances: {places:,})" if places else ""
+        reasons.append(
+            f"On average {formatting.number(generating, 2)} of {formatting.number(in_flight, 2)} requests in flight "
+            f"were between their first and their last response{limit}."
+        )
+    if m.itl_avg_ms and quickest.measurement.itl_avg_ms:
+        reasons.append(
+            f"The mean time between two responses was {formatting.number(m.itl_avg_ms)} ms, and "
+            f"{formatting.number(quickest.measurement.itl_avg_ms)} ms {_where(quickest)}."
+        )
+    return (*reasons, *_kv_cache(stages))
+
+
+def _kv_cache(stages: StageBreakdown) -> tuple[str, ...]:
+    used, lost = stages.measurement.kv_cache_utilization, stages.measurement.engine_preemptions
+    if used is None:
+        return ()
+    lost_places = f", and {formatting.count(round(lost), 'request')} lost their place in it" if lost else ""
+    return (f"The KV cache was filled up to {used:.0%}{lost_places}.",)
+
+
+def _in_flight(point: Point) -> float | None:
+    """Return the mean number of requests in flight (Little's law in an open loop)."""
+    latency_ms = point.measurement.latency_avg_ms
+    if point.load.concurrency or latency_ms is None:
+        return point.load.concurrency or None
+    return point.throughput_infer_per_sec / point.load.request_batch_size * latency_ms / 1e3
+
+
+def _where(point: Point) -> str:
+    load = formatting.load(point.load)
+    return f"in trial {point.trial} {f'at {load}' if point.load.request_rate else f'with {load} in flight'}"
 
 
 def _busy(stages: StageBreakdown) -> tuple[str, ...]:
@@ -166,7 +277,29 @@ def _busy(stages: StageBreakdown) -> tuple[str, ...]:
     return (f"{subject} computed {stages.busy_share:.0%} of the time{batches}.",)
 
 
-def _why_queued(candidate: Candidate) -> str:
+def _sequences(stages: StageBreakdown) -> tuple[str, ...]:
+    """Return a sentence about the places of the sequence batcher; nothing if their number is unknown."""
+    places, sequences = _sequence_places(stages.point.candidate), stages.point.load.concurrency
+    if not places or not sequences:
+        return ()
+    effect = "each has a place" if sequences <= places else "some wait for a place before their first step"
+    return (f"{sequences:,} sequences were in flight, and the instances have places for {places:,}: {effect}.",)
+
+
+def _sequence_places(candidate: Candidate) -> int | None:
+    """Return how many sequences the instances process at a time; None if that is unknown or there are none."""
+    fields = dict(candidate.fields)
+    if CANDIDATE_SEQUENCES in fields:
+        return int(fields[CANDIDATE_SEQUENCES]) * candidate.instances
+    is_direct = any(path.startswith(DIRECT_PREFIX) for path in fields)
+    return max(1, candidate.max_batch_size) * candidate.instances if is_direct else None
+
+
+def _why_queued(point: Point) -> str:
+    candidate = point.candidate
+    if candidate.is_stateful:
+        has_waiting = point.load.concurrency > (_sequence_places(candidate) or math.inf)
+        return "Sequences wait for a place." if has_waiting else "Steps wait for others to form a batch."
     if candidate.max_queue_delay_us or candidate.preferred_batch_sizes:
         return "The batcher delays requests to form larger batches while instances are idle."
     return "Requests arrive in bursts; instances are idle between them."

@@ -13,7 +13,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import Explanation, RunnerUp, Simulation
-from optimizer.explain.simulated_changes import Forecast
+from optimizer.explain.forecaster import Forecast, Gain
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import plain_table, print_table
 
@@ -26,6 +26,9 @@ BOUNDS: dict[BottleneckKind, str] = {
     "copying": "copying inputs and outputs",
     "queue": "the queue",
     "client": "the client and the network",
+    "waiting": "waiting for the first response",
+    "first response": "the time of a prompt",
+    "generation": "generating responses",
     "unknown": "unknown",
 }
 
@@ -41,8 +44,8 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     if explanation.simulation is not None:
         _print_simulation(console, explanation, explanation.simulation)
     elif not explanation.run.problem.is_simulated:
-        _heading(console, "What other settings would change")
-        _sentences(console, "Changes are not simulated: no simulator describes a model that streams or keeps state.")
+        _heading(console, "What would help")
+        _sentences(console, "Nothing is predicted: no measurement has the throughput and all bounded times.")
     if explanation.recommended:
         _heading(console, "Why the runner-up lost")
         _sentences(console, *_runner_up(explanation, explanation.runner_up))
@@ -82,7 +85,8 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         yield "None: the run had no SLA."
         return
     if not explanation.recommended:
-        yield f"{binding.constraint} is missed: {explanation.holds_back.rstrip('.')}."
+        missed = formatting.bound(binding.constraint) if binding.constraint else "The SLA"
+        yield f"{missed} is missed: {explanation.holds_back.rstrip('.')}."
     elif binding.constraint is None or binding.beyond is None:
         yield "None: no measurement had more throughput, so the capacity of the server is the limit."
     else:
@@ -93,61 +97,115 @@ def _binding(explanation: Explanation) -> Iterator[str]:
             f"with {formatting.short_metric(binding.constraint.metric)} {value}."
         )
     if explanation.recommended:
-        shares = [f"{share:.0%} of {text}" for text, share in binding.used.items()]
+        used = ((bound, binding.used.get(str(bound))) for bound in explanation.run.problem.sla)
+        shares = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in used if share is not None]
         if shares:
             yield f"The recommendation uses {', '.join(shares)}."
+        if explanation.simulation is not None and explanation.simulation.next_load is not None:
+            yield _next_load(explanation.simulation.next_load, explanation)
+
+
+def _next_load(forecast: Forecast, explanation: Explanation) -> str:
+    problem = explanation.run.problem
+    noun = "sequences" if problem.space.is_stateful else "requests"
+    missed = [
+        formatting.bound(bound)
+        for bound in problem.sla.latencies
+        if forecast.latencies_ms.get(bound.metric, 0.0) > bound.bound
+    ]
+    effect = f", which misses {' and '.join(missed)}" if missed else ", within the bounds" if problem.sla else ""
+    throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
+    return (
+        f"With {forecast.concurrency:,} {noun} in flight, it is expected to serve {throughput} with "
+        f"{_latencies(forecast)}{effect}."
+    )
+
+
+def _latencies(forecast: Forecast) -> str:
+    return " and ".join(
+        f"{formatting.short_metric(metric)} {formatting.number(value)} ms"
+        for metric, value in forecast.latencies_ms.items()
+    )
 
 
 def _print_simulation(console: Console, explanation: Explanation, simulation: Simulation) -> None:
     _heading(console, "What would help")
-    constraint = Constraint(simulation.latency, simulation.bound_ms)
-    within = f" within {formatting.bound(constraint)}" if math.isfinite(simulation.bound_ms) else ""
-    _sentences(
-        console,
-        f"Simulated{within}, fitted to {formatting.count(simulation.points, 'measurement')} of this run "
-        f"(median error in throughput {simulation.error:.0%}). Each change is simulated alone, at its best load.",
-    )
+    _sentences(console, _source(simulation))
     if explanation.forecasts.throughput:
         _sentences(console, str(explanation.forecasts))
     for remedy in simulation.remedies:
-        effect = _gain(remedy.gain, remedy.forecast, simulation, explanation)
-        _sentences(console, f"{remedy.name}: {effect} ({remedy.change})")
-    if simulation.other_slas:
-        latency = formatting.short_metric(simulation.latency)
-        for other in simulation.other_slas:
-            goal = f"{latency} <= {formatting.exact(round(other.bound_ms, 3))} ms"
-            effect = _gain(other.gain, other.forecast, simulation, explanation, of_sla=True)
-            best = f" ({formatting.configuration(other.forecast.candidate)})" if other.forecast else ""
-            _sentences(console, f"another SLA, {goal}: {effect}{best}")
-    if not explanation.recommended and math.isfinite(simulation.bound_ms):
-        _sentences(
-            console,
-            f"The lowest expected {formatting.short_metric(simulation.latency)} of the tried configurations is "
-            f"{formatting.number(simulation.quickest_ms)} ms, with one request at a time.",
+        effect = _gain(remedy.gain, remedy.forecast, explanation)
+        change = f"{remedy.name}: {effect} ({remedy.change})"
+        _sentences(console, change if simulation.is_simulated else f"{remedy.name} {remedy.change}: {effect}")
+    usual = None
+    if not simulation.is_simulated and explanation.recommended and simulation.best is not None:
+        usual = simulation.best.candidate
+        if usual != explanation.subject.point.candidate:
+            _sentences(console, _best_tried(simulation.best))
+    for other in simulation.other_slas:
+        goal = f"{formatting.short_metric(other.metric)} <= {formatting.exact(round(other.bound_ms, 3))} ms"
+        effect = _gain(other.gain, other.forecast, explanation, of_sla=True)
+        candidate = other.forecast.candidate if other.forecast else usual
+        best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
+        _sentences(console, f"another SLA, {goal}: {effect}{best}")
+    if not explanation.recommended:
+        for latency in simulation.latencies:
+            if math.isfinite(latency.bound_ms):
+                _sentences(
+                    console,
+                    f"The lowest expected {formatting.short_metric(latency.metric)} of the tried configurations is "
+                    f"{formatting.number(latency.quickest_ms)} ms, with one request at a time.",
+                )
+
+
+def _best_tried(forecast: Forecast) -> str:
+    throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
+    return (
+        f"Within these bounds, another tried configuration is expected to serve most: {throughput} at concurrency "
+        f"{forecast.concurrency:,} ({formatting.configuration(forecast.candidate)}). The gains of other bounds are "
+        "relative to it."
+    )
+
+
+def _source(simulation: Simulation) -> str:
+    """Return the origin of the gains: the model, the number of measurements it was fitted to, and its errors."""
+    bounds = [
+        formatting.bound(Constraint(latency.metric, latency.bound_ms))
+        for latency in simulation.latencies
+        if math.isfinite(latency.bound_ms)
+    ]
+    within = f" within {' and '.join(bounds)}" if bounds else ""
+    fitted = f"fitted to {formatting.count(simulation.points, 'measurement')} of this run"
+    if simulation.is_simulated:
+        return (
+            f"Simulated{within}, {fitted} (median error in throughput {simulation.error:.0%}). Each change is "
+            "simulated alone, at its best load."
         )
+    errors = [f"{latency.error:.0%} in {formatting.short_metric(latency.metric)}" for latency in simulation.latencies]
+    return (
+        f"Predicted{within} by a {simulation.model} {fitted} (median error {simulation.error:.0%} in throughput, "
+        f"{', '.join(errors)}), corrected by Gaussian processes. Each change is predicted alone, at its best load, "
+        "with a 95 % interval."
+    )
 
 
-def _gain(
-    gain: float | None,
-    forecast: Forecast | None,
-    simulation: Simulation,
-    explanation: Explanation,
-    *,
-    of_sla: bool = False,
-) -> str:
+def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation, *, of_sla: bool = False) -> str:
     if forecast is None:
-        return "no load meets it" if of_sla else "no load meets the bound"
+        simulation = explanation.simulation
+        has_several = simulation is not None and len(simulation.latencies) > 1
+        return "no load meets it" if of_sla else f"no load meets the {'bounds' if has_several else 'bound'}"
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     if gain is None or not explanation.recommended:
-        return (
-            f"{throughput}, {formatting.short_metric(simulation.latency)} {formatting.number(forecast.latency_ms)} ms"
-        )
-    if abs(gain) < SLIGHT:
+        return f"{throughput}, {_latencies(forecast)}"
+    low, high = (gain.interval.low, gain.interval.high) if gain.interval else (gain.estimate, gain.estimate)
+    if -SLIGHT < low <= high < SLIGHT:
         return "makes no difference"
-    if gain < 0 and not of_sla:
+    if gain.interval is not None:
+        return f"{gain.estimate:+.0%} ({low:+.0%} to {high:+.0%})"
+    if gain.estimate < 0 and not of_sla:
         return "serves less"
     ours = explanation.subject.point.throughput_infer_per_sec
-    return f"{gain:+.0%}, about {formatting.quantity(METRICS['throughput'], ours * (1 + gain))}"
+    return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], ours * (1 + gain.estimate))}"
 
 
 def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator[str]:
@@ -169,6 +227,9 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     verdict = formatting.verdict(runner_up.confirmed.judged)
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
+    elif runner_up.interval.high < 0 and explanation.run.outcome is not None:
+        why = summary.why_not_recommended(explanation.run.outcome, runner_up.point)
+        yield f"{verdict}. It is not recommended, because {why}."
     else:
         yield f"{verdict}. The recommendation serves more."
 

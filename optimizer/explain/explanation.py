@@ -1,14 +1,16 @@
-"""Explains a run: bottleneck, binding constraint, simulated remedies, and why the runner-up lost."""
+"""Explains a run: bottleneck, binding constraint, expected effects of changes, and why the runner-up lost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives.confidence import Verdict
+from objectives.metrics import METRICS
 from objectives.verdict import ConfidenceInterval
+from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, Point, latest_points
 from optimizer.explain.bottleneck import (
@@ -19,15 +21,9 @@ from optimizer.explain.bottleneck import (
     bottleneck,
     stage_breakdown,
 )
-from optimizer.explain.simulated_changes import (
-    FP16_FACTOR,
-    Forecast,
-    Forecaster,
-    OtherSla,
-    Remedy,
-    other_slas,
-    remedies,
-)
+from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, other_slas
+from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
+from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, remedies
 from optimizer.results import formatting, summary
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, finalists, meets_sla
 from optimizer.results.finished_run import FinishedRun, remark
@@ -39,7 +35,7 @@ from optimizer.results.forecast_accuracy import (
     median_error,
 )
 from optimizer.results.recommendation import Outcome
-from optimizer.simulator.metrics import binding_latency, is_complete
+from optimizer.simulator.metrics import as_closed_loop, is_complete, predicted_latencies
 
 UNKNOWN = ConfidenceInterval(-math.inf, math.inf)
 
@@ -88,24 +84,57 @@ def _less(ours: Point, theirs: Point) -> float:
     return 1 - theirs.throughput_infer_per_sec / ours.throughput_infer_per_sec
 
 
-MOST_CANDIDATES = 12  # candidates of the Pareto front that are simulated for another SLA
+MOST_CANDIDATES = 12  # candidates of the Pareto front that are forecast for another SLA
+HIGHER = 1.1  # the next higher load, relative to that of the subject; at least one request more
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedLatency:
+    """A latency metric that the model predicts.
+
+    ``bound_ms`` is infinite without a bound. ``error`` is the median relative error of the model. ``quickest_ms`` is
+    the lowest expected value of any candidate near the Pareto front.
+    """
+
+    metric: str
+    bound_ms: float
+    error: float
+    quickest_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Simulated effects of changes.
+    """Expected effects of changes.
 
-    ``latency`` is the metric of the bound. ``error`` is the median relative error in throughput over ``points``
-    points. ``quickest_ms`` is the lowest expected latency of any candidate near the Pareto front.
+    They come from the simulator of the dynamic batcher. For models that it does not describe they come from the
+    surrogate of the search.
+
+    Attributes:
+        model: Name of the model that predicts them.
+        is_simulated: Whether that is the simulator.
+        latencies: The predicted latencies, the binding one first.
+        error: Median relative error of the model in throughput, before it is corrected by the measurements.
+        points: Number of the measurements that the model was fitted to.
+        remedies: Changes of the subject, the largest gain first.
+        best: The best tried configuration within the bounds; None if no load of any meets them.
+        other_slas: The best tried configuration within another bound, with its gain over ``best``.
+        next_load: The subject at the next higher load; None if it is simulated.
     """
 
-    latency: str
-    bound_ms: float
+    model: str
+    is_simulated: bool
+    latencies: tuple[PredictedLatency, ...]
     error: float
     points: int
     remedies: tuple[Remedy, ...]
+    best: Forecast | None
     other_slas: tuple[OtherSla, ...]
-    quickest_ms: float
+    next_load: Forecast | None
+
+    @property
+    def latency(self) -> PredictedLatency:
+        """The binding latency."""
+        return self.latencies[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +142,8 @@ class Explanation:
     """Explanation of ``run``.
 
     ``subject`` is the recommendation, or else the point closest to the SLA. ``simulation`` is None if no measurement
-    has both a throughput and a latency, or the simulator does not apply to the model. ``unfinished`` says why the run
-    is incomplete; it is empty if the run ended.
+    has both a throughput and every predicted latency. ``unfinished`` says why the run is incomplete; it is empty if
+    the run ended.
     """
 
     run: FinishedRun
@@ -141,7 +170,6 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         raise BadInputError(f"{run.folder.path}: nothing to explain: {why} (status of the run: {run.status})")
     subject = stage_breakdown(point, run.trials)
     simulation = _simulation(run, outcome, subject, fp16_factor)
-    gains = {remedy.name: remedy.gain for remedy in simulation.remedies} if simulation else {}
     recommended = outcome.recommended is not None
     measured = [*latest_points(run.trials), *(entry.point for entry in outcome.again)]
     return Explanation(
@@ -150,7 +178,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         recommended,
         outcome.holds_back,
         _unfinished(run),
-        bottleneck(subject, gains.get("more instances")),
+        bottleneck(subject, _gain_of_instances(simulation, point.candidate) if simulation else None),
         binding(point, measured, run.problem.sla, met=recommended),
         simulation,
         check_forecasts(run.trials),
@@ -159,24 +187,67 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
 
 
 def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp16_factor: float) -> Simulation | None:
+    own, sla, problem = subject.point.candidate, run.problem.sla, run.problem
     measured = latest_points(run.trials)
-    if not run.problem.is_simulated:
+    closed = as_closed_loop(measured, problem) if problem.open_loop else measured
+    if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in closed):
         return None
-    if not any(is_complete(point, binding_latency(run.problem, measured)) for point in measured):
-        return None
-    forecaster = Forecaster(measured, subject.point, run.problem, run.options.seed)
-    bound = run.problem.sla.latency_bound_ms(forecaster.latency)
-    tried = _spread(list(dict.fromkeys([subject.point.candidate, *(point.candidate for point in outcome.front)])))
+    tried = _spread(list(dict.fromkeys([own, *(point.candidate for point in outcome.front)])))
     on_gpu = bool(run.info["hardware"]["gpus"])
+    forecaster: Forecaster
+    if problem.is_simulated:
+        forecaster = simulated = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
+        changes = remedies(simulated, subject, sla, fp16_factor, on_gpu=on_gpu)
+        next_load = None
+    else:
+        words = single_changes(problem.space, own)
+        forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *words], run.options.seed)
+        changes = predicted_remedies(predicted, own, words, sla, fp16_factor, on_gpu=on_gpu)
+        next_load = _next_load(predicted, subject.point, problem)
+    best, quickest_ms = forecaster.best(tried, sla), forecaster.quickest_ms(tried)
+    error, *errors = forecaster.errors
+    latencies = [
+        PredictedLatency(metric, sla.latency_bound_ms(metric), own_error, quickest_ms[metric])
+        for metric, own_error in zip(forecaster.latencies, errors, strict=True)
+    ]
     return Simulation(
-        forecaster.latency,
-        bound,
-        forecaster.error,
+        forecaster.model_name,
+        problem.is_simulated,
+        tuple(latencies),
+        error,
         forecaster.points,
-        remedies(forecaster, subject, bound, fp16_factor, on_gpu=on_gpu),
-        other_slas(forecaster, tried, bound) if math.isfinite(bound) else (),
-        forecaster.quickest_ms(tried),
+        changes,
+        best,
+        other_slas(forecaster, tried, sla, best),
+        next_load,
     )
+
+
+def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> Forecast | None:
+    """Return ``point`` at the next higher load: its measured values times the predicted ratios."""
+    closed = as_closed_loop([point], problem) if problem.open_loop else [point]
+    measured_ms = {metric: METRICS[metric].value(point.measurement) for metric in forecaster.latencies}
+    if not closed or not all(measured_ms.values()):
+        return None
+    concurrency = closed[0].load.concurrency
+    now = forecaster.at(point.candidate, concurrency)
+    following = forecaster.at(point.candidate, max(concurrency + 1, round(HIGHER * concurrency)))
+    ratio = following.throughput_infer_per_sec / now.throughput_infer_per_sec
+    latencies_ms = {
+        metric: (own_ms or 0.0) * following.latencies_ms[metric] / now.latencies_ms[metric]
+        for metric, own_ms in measured_ms.items()
+    }
+    return replace(
+        following, throughput_infer_per_sec=point.throughput_infer_per_sec * ratio, latencies_ms=latencies_ms
+    )
+
+
+def _gain_of_instances(simulation: Simulation, own: Candidate) -> Gain | None:
+    """Return the gain by more instances; None if it is unknown."""
+    for remedy in simulation.remedies:
+        if remedy.forecast and remedy.forecast.candidate.instance_count > own.instance_count:
+            return remedy.gain
+    return None
 
 
 def _spread(candidates: list[Candidate]) -> list[Candidate]:
@@ -231,19 +302,37 @@ def _forecasts_document(checks: Sequence[CheckedForecast]) -> dict[str, Any] | N
 
 def _simulation_document(simulation: Simulation) -> dict[str, Any]:
     return {
-        "latency": simulation.latency,
-        "bound_ms": _finite(simulation.bound_ms),
+        "model": simulation.model,
+        "latency": simulation.latency.metric,
+        "bound_ms": _finite(simulation.latency.bound_ms),
         "median_error": simulation.error,
         "measurements": simulation.points,
-        "quickest_ms": simulation.quickest_ms,
+        "quickest_ms": simulation.latency.quickest_ms,
+        "latencies": [
+            {
+                "metric": latency.metric,
+                "bound_ms": _finite(latency.bound_ms),
+                "median_error": latency.error,
+                "quickest_ms": latency.quickest_ms,
+            }
+            for latency in simulation.latencies
+        ],
         "remedies": [
-            {"name": remedy.name, "change": remedy.change, **_forecast(remedy.forecast), "gain": remedy.gain}
+            {"name": remedy.name, "change": remedy.change, **_forecast(remedy.forecast), **_gain(remedy.gain)}
             for remedy in simulation.remedies
         ],
+        "best": _forecast(simulation.best) if simulation.best else None,
         "other_slas": [
-            {"factor": sla.factor, "other_bound_ms": sla.bound_ms, **_forecast(sla.forecast), "gain": sla.gain}
+            {
+                "metric": sla.metric,
+                "factor": sla.factor,
+                "other_bound_ms": sla.bound_ms,
+                **_forecast(sla.forecast),
+                **_gain(sla.gain),
+            }
             for sla in simulation.other_slas
         ],
+        "next_load": _forecast(simulation.next_load) if simulation.next_load else None,
     }
 
 
@@ -253,6 +342,15 @@ def _forecast(forecast: Forecast | None) -> dict[str, Any]:
         "concurrency": forecast.concurrency if forecast else None,
         "throughput_infer_per_sec": forecast.throughput_infer_per_sec if forecast else None,
         "latency_ms": forecast.latency_ms if forecast else None,
+        "latencies_ms": dict(forecast.latencies_ms) if forecast else None,
+    }
+
+
+def _gain(gain: Gain | None) -> dict[str, Any]:
+    interval = gain.interval if gain else None
+    return {
+        "gain": gain.estimate if gain else None,
+        "gain_interval": [interval.low, interval.high] if interval else None,
     }
 
 

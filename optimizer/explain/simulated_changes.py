@@ -1,19 +1,19 @@
-"""Forecasts of changes to a configuration or the SLA, by a simulation that is fitted to a run."""
+"""Forecasts of changes to a configuration by the simulator of the dynamic batcher, fitted to a run."""
 
 from __future__ import annotations
 
 import math
 import os
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import StageBreakdown
+from optimizer.explain.forecaster import Forecast, Remedy, by_gain, gain, median_errors
 from optimizer.results import formatting
 from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
 from optimizer.simulator.metrics import (
@@ -21,6 +21,7 @@ from optimizer.simulator.metrics import (
     as_closed_loop,
     binding_latency,
     is_complete,
+    log_loads,
     log_measured,
     log_simulated,
     with_tails,
@@ -33,28 +34,18 @@ MOST_POINTS = 500  # points of other candidates to which the simulation is fitte
 LARGER = 4  # largest forecast batches, times the largest max_batch_size of the space
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The simulated best load of a candidate within a bound."""
-
-    candidate: Candidate
-    concurrency: int
-    throughput_infer_per_sec: float
-    latency_ms: float
-
-
-class Forecaster:
+class SimulatedForecaster:
     """Forecasts the throughput within a latency bound, of ``subject`` and of other candidates.
 
     The simulation of a measured candidate is corrected by the median ratio of measured to simulated figures. A
     candidate without measurements gets the correction of ``subject``, so that gains over it are ratios of two
-    simulations. ``error`` is the median relative error of the simulated throughput before this correction, over
-    ``points`` points.
+    simulations. ``errors`` are those before this correction.
     """
 
     def __init__(self, measured: Sequence[Point], subject: Point, problem: Problem, seed: int = 0) -> None:
         """Fit to ``measured``, the search's points. Raises ValueError if none has a throughput and a latency."""
         self.latency = binding_latency(problem, measured)
+        self.latencies = (self.latency,)
         known = _thinned([point for point in _closed(measured, problem) if is_complete(point, self.latency)], subject)
         space = problem.space
         larger = LARGER * max(*space.max_batch_size, subject.candidate.max_batch_size)
@@ -65,22 +56,30 @@ class Forecaster:
         anchors = [point for point in _closed([subject], problem) if is_complete(point, self.latency)]
         self._ratios = self._corrections([point for point in known if point.candidate != subject.candidate] + anchors)
         self._usual = self._ratios.get(subject.candidate, np.zeros(2))
-        self.error = statistics.median(abs(math.expm1(-residual[0])) for residual in self._residuals(known))
+        cells = [(point.candidate, point.load.concurrency) for point in known]
+        simulated = self._simulated(self._model, cells)
+        simulated[:, 1] += log_loads(cells, self._batch) - simulated[:, 0]
+        self.errors = median_errors(simulated, np.array([log_measured(point, self.latency) for point in known]))
         self.points = len(known)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the kind of model."""
+        return self._model.name
 
     def best(
         self,
         candidates: Sequence[Candidate],
-        bound_ms: float,
+        sla: Sla,
         *,
-        infer_share: float = 1.0,
+        time_share: float = 1.0,
         way_share: float = 1.0,
     ) -> Forecast | None:
         """Return the best of ``candidates`` at its best load within the bound; None if none meets it.
 
-        ``infer_share`` is a factor on the time of a batch, ``way_share`` on the time between client and server.
+        ``time_share`` is a factor on the time of a batch, ``way_share`` on the time between client and server.
         """
-        model = self._changed(infer_share, way_share)
+        model, bound_ms = self._changed(time_share, way_share), sla.latency_bound_ms(self.latency)
         steps = dict.fromkeys(round(step) for step in np.geomspace(1, self._most, LOADS).tolist())
         best = self._within(model, [(candidate, load) for candidate in candidates for load in steps], bound_ms)
         if best is None:
@@ -91,10 +90,10 @@ class Forecaster:
         finer = dict.fromkeys(round(load) for load in np.linspace(low, high, FINER).tolist())
         return self._within(model, [(best.candidate, load) for load in finer], bound_ms)
 
-    def quickest_ms(self, candidates: Sequence[Candidate]) -> float:
+    def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest latency of any of ``candidates`` at any load."""
         cells = [(candidate, 1) for candidate in candidates]
-        return min(forecast.latency_ms for forecast in self._forecasts(self._model, cells))
+        return {self.latency: min(forecast.latency_ms for forecast in self._forecasts(self._model, cells))}
 
     def _within(self, model: ServerModel, cells: Sequence[ConfigurationLoad], bound_ms: float) -> Forecast | None:
         met = [forecast for forecast in self._forecasts(model, cells) if forecast.latency_ms <= bound_ms]
@@ -106,7 +105,7 @@ class Forecaster:
         logs = np.log([load * self._batch for _, load in cells])
         latency_ms = 1e3 * np.exp(figures[:, 1] - figures[:, 0] + logs)
         return [
-            Forecast(candidate, load, float(math.exp(log_throughput)), float(latency))
+            Forecast(candidate, load, float(math.exp(log_throughput)), {self.latency: float(latency)})
             for (candidate, load), log_throughput, latency in zip(cells, figures[:, 0], latency_ms, strict=True)
         ]
 
@@ -127,12 +126,12 @@ class Forecaster:
             by_candidate.setdefault(point.candidate, []).append(residual)
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
 
-    def _changed(self, infer_share: float, way_share: float) -> ServerModel:
+    def _changed(self, time_share: float, way_share: float) -> ServerModel:
         usual, overheads = self._model.times, self._model.overheads
 
         def times(group: ExecutionSettings) -> ServiceTimes:
             service = usual(group)
-            return ServiceTimes(infer_share * service.seconds, service.step)
+            return ServiceTimes(time_share * service.seconds, service.step)
 
         network_s, gap_s = (max(SMALLEST_S, way_share * part) for part in (overheads.network_s, overheads.gap_s))
         return replace(self._model, times=times, overheads=replace(overheads, network_s=network_s, gap_s=gap_s))
@@ -149,73 +148,32 @@ def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
 
 
 FP16_FACTOR = 0.5  # assumed factor on inference time; a run of another precision cannot measure it
-SLA_FACTORS = (0.5, 1.5, 2.0)
 MOST_INSTANCES = 64  # limits the service times that are kept for each number of instances
-RemedyName = Literal["more instances", "FP16", "larger batches", "nearer client", "no copying"]
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A change that could raise the throughput; ``change`` describes it.
-
-    ``forecast`` is None if no load would meet the bound. ``gain`` is relative to the subject at its best load within
-    the same bound, None if either meets it at no load.
-    """
-
-    name: RemedyName
-    change: str
-    forecast: Forecast | None
-    gain: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class OtherSla:
-    """The best tried candidate within ``factor`` times the bound; ``gain`` as in ``Remedy``."""
-
-    factor: float
-    bound_ms: float
-    forecast: Forecast | None
-    gain: float | None
 
 
 def remedies(
-    forecaster: Forecaster, stages: StageBreakdown, bound_ms: float, fp16_factor: float, *, on_gpu: bool
+    forecaster: SimulatedForecaster, stages: StageBreakdown, sla: Sla, fp16_factor: float, *, on_gpu: bool
 ) -> tuple[Remedy, ...]:
     """Return the effect of each remedy on its own, the largest gain first."""
     own = stages.point.candidate
-    usual = forecaster.best([own], bound_ms)
+    usual = forecaster.best([own], sla)
     assumed = f"assumption: inference takes {fp16_factor:g} of its time"
     copied = stages.copied_share
-    effects: list[tuple[RemedyName, str, Forecast | None]] = []
-    more = forecaster.best(list(_more_instances(own)), bound_ms)
+    effects: list[tuple[str, str, Forecast | None]] = []
+    more = forecaster.best(list(_more_instances(own)), sla)
     effects.append(("more instances", _instances(more, own), more))
-    faster = forecaster.best([own], bound_ms, infer_share=copied + fp16_factor * (1 - copied))
+    faster = forecaster.best([own], sla, time_share=copied + fp16_factor * (1 - copied))
     effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
     if larger := list(_larger_batches(own)):
-        batched = forecaster.best(larger, bound_ms)
+        batched = forecaster.best(larger, sla)
         change = formatting.configuration(batched.candidate if batched else larger[0])
         effects.append(("larger batches", change, batched))
-    near = forecaster.best([own], bound_ms, way_share=0.0)
+    near = forecaster.best([own], sla, way_share=0.0)
     effects.append(("nearer client", "no time between client and server", near))
     if copied:
-        kept = forecaster.best([own], bound_ms, infer_share=1 - copied)
+        kept = forecaster.best([own], sla, time_share=1 - copied)
         effects.append(("no copying", "shared memory: inputs and outputs are not copied", kept))
-    listed = [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
-    return tuple(sorted(listed, key=lambda remedy: -(remedy.gain if remedy.gain is not None else -1.0)))
-
-
-def other_slas(forecaster: Forecaster, tried: Sequence[Candidate], bound_ms: float) -> tuple[OtherSla, ...]:
-    """Return the best of ``tried`` within other bounds, with the gain over their best within the given bound."""
-    usual = forecaster.best(tried, bound_ms)
-    best = [(factor, forecaster.best(tried, factor * bound_ms)) for factor in SLA_FACTORS]
-    return tuple(OtherSla(factor, factor * bound_ms, forecast, gain(forecast, usual)) for factor, forecast in best)
-
-
-def gain(forecast: Forecast | None, usual: Forecast | None) -> float | None:
-    """Return the relative gain of ``forecast`` over ``usual``; None if either is."""
-    if forecast is None or usual is None:
-        return None
-    return forecast.throughput_infer_per_sec / usual.throughput_infer_per_sec - 1
+    return by_gain([Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects])
 
 
 def _more_instances(own: Candidate) -> Iterator[Candidate]:

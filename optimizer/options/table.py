@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from objectives.sla import parse_bytes, parse_duration_ms, parse_rate
+from objectives.metrics import LATENCY, METRICS, TTFT
+from objectives.sla import metric_name, parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.interfaces import ProtocolName
 from optimizer.core.request_sizes import parse_range, parse_shape
-from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS
+from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.token_lengths import parse_token_lengths
 from optimizer.options import values
 from optimizer.options.addresses import (
@@ -194,12 +195,12 @@ _TARGET_OPTIONS: Final = (
 
 
 def _sla_help(metric: SlaMetric) -> str:
-    timing, _, statistic = metric.rpartition("-")
-    quantile = "average" if statistic == "avg" else statistic
-    if not timing:
-        return f"Upper bound on the {quantile} latency: 20ms, 0.02s, 500us"
-    name, example = ("time to first response", "200ms") if timing == "ttft" else ("inter-token latency", "30ms")
-    return f"Upper bound on the {quantile} {name} of a model that streams: {example}"
+    own = METRICS[metric_name(metric)]
+    statistic = own.statistic.replace("avg", "average")
+    if own.timing is LATENCY:
+        return f"Upper bound on the {statistic} latency: 20ms, 0.02s, 500us"
+    name, example = ("time to first response", "200ms") if own.timing is TTFT else ("inter-token latency", "30ms")
+    return f"Upper bound on the {statistic} {name} of a model that streams: {example}"
 
 
 _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
@@ -370,7 +371,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             _INTERVAL,
             "Length of a perf_analyzer window; a measurement has three",
             stored_as="measurement_interval_ms",
-            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate",
+            default=f"{FIRST_WINDOW_MS}ms; {RATE_WINDOW_MS}ms at a rate; {STREAM_WINDOW_MS}ms if the model streams",
         ),
         Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
     ),

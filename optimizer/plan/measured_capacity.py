@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from objectives.metrics import timing_of
+from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, count_misses
+from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
@@ -194,7 +195,7 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"{run.folder.path}: its requests did not arrive independently of each other, as "
             "those of users do; give a run of a closed loop, or with --request-distribution poisson"
         )
-    assumed = STEP_ASSUMPTIONS if confirmed.point.candidate.is_stateful else ASSUMPTIONS
+    assumed = STEP_ASSUMPTIONS if run.problem.kind is ModelKind.STATEFUL else ASSUMPTIONS
     return MeasuredCapacity(
         safe,
         likely,
@@ -276,6 +277,6 @@ def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     assert run.outcome is not None, "it has points"
     again = run.outcome.confirmation_of(point)
     servers = usable_windows(again, run.trials) if again else [[point.measurement]]
-    timing, level = timing_of(bound.metric), QUANTILE_LEVELS[bound.metric]
+    timing, level = METRICS[bound.metric].timing, QUANTILE_LEVELS[bound.metric]
     assert timing is not None, "the bound is on a latency"
     return count_misses(servers, bound.bound, level, timing).share

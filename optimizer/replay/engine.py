@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, ServerFault
@@ -44,7 +44,7 @@ def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Probl
     sla = Sla.from_bounds(bounds)
     for constraint in sla:
         if constraint.metric not in recording.known:
-            short = constraint.metric.removeprefix("latency-")
+            short = METRICS[constraint.metric].short_name
             column = f"{constraint.metric.replace('-', '_')}_ms"
             raise BadInputError(
                 f"{recording.name}: --sla-{short} needs the column {column}, which the table does not have"

@@ -36,7 +36,9 @@ from objectives.verdict import (
 )
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
-from optimizer.simulator.server_model import ServerModel
+from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
+from optimizer.simulator.metrics import Performance
+from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 COMPARED_SERVERS = 2  # fresh servers of each candidate at each load that needs confidence intervals only
@@ -45,10 +47,14 @@ WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window
 WINDOW_REQUESTS = 40  # requests in a window of a slow model
 START_SECONDS = 2.5  # estimated: start of a server and of the load generator, and its lead-in
+STREAM_GENERATIONS = 2  # of requests of a model that streams: those before the first window, and the last ones
 CROSS_CHECK_WINDOWS = 2  # length of perf_analyzer's measurement on each server of a test, in windows
 CROSS_CHECK_START_SECONDS = 0.5  # estimated: start and end of perf_analyzer
 LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
 LOWEST_LOAD, HIGHEST_LOAD = 0.3, 1.4  # tested loads, relative to the best one that the search measured
+# log of latency, added to the predictions for a model that streams. Requests that run together have similar times, so
+# the search estimates them less well, and a test on few servers passes only well inside the bound.
+STREAM_CAUTION = 0.2
 MOST_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
 USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
 NO_BOUND = -1e3  # log of the latency over its bound if there is none
@@ -61,7 +67,7 @@ class ConfirmationCandidate:
     """A candidate at one load, to be measured on fresh servers in ``windows`` of ``seconds`` each.
 
     ``error`` is the error probability of its test; 0 if it is measured for comparison only. If ``is_cross_checked``,
-    perf_analyzer measures once after the windows.
+    perf_analyzer measures once after the windows. ``start_seconds`` is the estimated time without windows.
     """
 
     trial: int
@@ -71,12 +77,13 @@ class ConfirmationCandidate:
     error: float = 0.0
     windows: int = WINDOWS
     is_cross_checked: bool = False
+    start_seconds: float = START_SECONDS
 
     @property
     def server_seconds(self) -> float:
         """The estimated duration on one server, including its start."""
         cross_check = CROSS_CHECK_START_SECONDS + self.cross_check_seconds if self.is_cross_checked else 0.0
-        return START_SECONDS + self.windows * self.seconds + cross_check
+        return self.start_seconds + self.windows * self.seconds + cross_check
 
     @property
     def cross_check_seconds(self) -> float:
@@ -148,19 +155,24 @@ def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Poin
 
 
 def load_ladder(
-    point: Point, points: Sequence[Point], problem: Problem, model: ServerModel | None, *, every_load: bool = False
+    point: Point,
+    points: Sequence[Point],
+    problem: Problem,
+    model: PerformanceModel | None,
+    *,
+    every_load: bool = False,
 ) -> LoadLadder:
     """Return the loads around that of ``point`` with the predicted latency and throughput of its candidate.
 
-    Latency is not monotonic in the load: with a queue delay, fewer requests in flight fill batches worse. So the
-    simulator predicts it where ``model`` was fitted, corrected by the candidate's own measurements. Otherwise they
-    are interpolated.
+    Latency is not monotonic in the load: with a queue delay, fewer requests in flight fill batches worse. It rises
+    steeply once requests wait for a place in a running batch. So ``model`` predicts it, and the candidate's own
+    measurements correct the predictions. Without a model the measurements are interpolated.
 
     Args:
         point: The candidate at its best load.
         points: The search's points of all candidates.
         problem: The search problem.
-        model: The server model that was fitted to the search's points; None if there is none.
+        model: The performance model that was fitted to the search's points; None if there is none.
         every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
     """
     loads = _possible_loads(point, problem, every_load=every_load)
@@ -169,11 +181,13 @@ def load_ladder(
     measured = np.array([_log_metrics(other.measurement, problem) for other in own])
     if model is not None and not problem.open_loop:
         sizes = [load.concurrency for load in loads] + [other.load.concurrency for other in own]
-        simulated = model.measure([(point.candidate, size) for size in sizes])
-        figures = np.array([_log_metrics(measurement, problem) for measurement in simulated])
+        simulated = model.simulate([(point.candidate, size) for size in sizes])
+        figures = np.array([_log_predicted(performance, problem) for performance in simulated])
         expected = figures[: len(loads)] + np.median(measured - figures[len(loads) :], axis=0)
     else:
         expected = _interpolated([_log_size(load) for load in loads], [_log_size(p.load) for p in own], measured)
+    if point.measurement.is_streamed:
+        expected[:, 0] += STREAM_CAUTION
     return LoadLadder(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
 
 
@@ -214,13 +228,22 @@ def _log_metrics(measurement: Measurement, problem: Problem) -> tuple[float, flo
     )
 
 
+def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, float]:
+    """Return what ``_log_metrics`` returns of a measurement."""
+    shares = [1e3 * performance.latency_s(bound.metric) / bound.bound for bound in problem.sla.latencies]
+    return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_s)
+
+
 def confirmation_candidate(point: Point, load: LoadPoint, error: float = 0.0) -> ConfirmationCandidate:
     """Return the plan for the candidate of ``point`` at ``load``; slow models get longer windows."""
     served = point.throughput_infer_per_sec / load.request_batch_size
     seconds = WINDOW_REQUESTS / served if served > 0 else LONGEST_SECONDS
-    return ConfirmationCandidate(
-        point.trial, point.candidate, load, min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS), error
-    )
+    start_seconds = START_SECONDS
+    if point.measurement.responses_per_sec is not None:
+        latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3
+        start_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
+    seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+    return ConfirmationCandidate(point.trial, point.candidate, load, seconds, error, start_seconds=start_seconds)
 
 
 def first_compared_load(ladder: LoadLadder) -> LoadPoint:

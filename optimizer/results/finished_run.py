@@ -9,8 +9,7 @@ from typing import Any
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from optimizer.config.batching import is_sequence_field
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
@@ -119,7 +118,10 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         raise ValueError("hardware.gpus is not a list of names")
     if not isinstance(info.get("facts", {}), dict):
         raise ValueError("facts is not an object")
-    is_simulated = bool(info.get("is_simulated", True))
+    kinds = [kind.value for kind in ModelKind]
+    if info["kind"] not in kinds:
+        raise ValueError(f"kind {info['kind']!r} is not one of {', '.join(kinds)}")
+    kind = ModelKind(info["kind"])
     choices = {name: tuple(values) for name, values in info["space"].items()}
     own = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
     for name in ("max_batch_size", "instance_count"):
@@ -131,7 +133,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
             **own,
             fields=choices,
             request_batch_size=size if isinstance(size, int) else 1,
-            is_streaming=not is_simulated and not any(map(is_sequence_field, choices)),
+            is_streaming=kind is ModelKind.STREAMING,
         ),
         request_batch_size=size,
         max_concurrency=UNKNOWN_CONCURRENCY,
@@ -141,7 +143,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         cpu_count=None if hardware["gpus"] else hardware["cpu_count"],
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
-        is_simulated=is_simulated,
+        kind=kind,
     )
 
 

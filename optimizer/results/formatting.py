@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from objectives.confidence import Verdict
-from objectives.metrics import LATENCY, METRICS, Measurement, Metric, timing_of
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
@@ -168,26 +168,25 @@ def value_of(point: Point, metric: str) -> str:
 
 def short_metric(metric: str) -> str:
     """Return ``p95`` for ``latency-p95``, ``TTFT p95`` for ``ttft-p95``; names of other metrics are unchanged."""
-    timing = timing_of(metric)
-    if timing is None:
+    own = METRICS[metric]
+    if own.timing is None:
         return metric
-    statistic = metric.removeprefix(f"{timing.name}-")
-    return f"{TIMING_NAMES[timing.name]} {statistic}" if timing.needs_streaming else statistic
+    return f"{TIMING_NAMES[own.timing.name]} {own.statistic}" if own.timing.needs_streaming else own.statistic
 
 
 def latency_label(metric: str) -> str:
     """Return ``p95 latency`` for ``latency-p95``, and the short name of a time of a model that streams."""
-    return f"{short_metric(metric)} latency" if timing_of(metric) is LATENCY else short_metric(metric)
+    return f"{short_metric(metric)} latency" if METRICS[metric].timing is LATENCY else short_metric(metric)
 
 
 def metric_label(metric: str) -> str:
     """Return a label for a metric: ``GPU memory`` for ``gpu-memory``."""
-    timing = timing_of(metric)
-    if timing is not None and timing.needs_streaming:
-        return short_metric(metric)
+    own = METRICS[metric]
+    if own.timing is not None:
+        return short_metric(metric) if own.timing.needs_streaming else f"{own.timing.name} {own.statistic}"
     if metric == OUTPUT_THROUGHPUT:
         return "output tokens"
-    return metric.replace("latency-", "latency ").replace("gpu-", "GPU ")
+    return metric.replace("gpu-", "GPU ")
 
 
 def gpu(measurement: Measurement) -> str:
@@ -209,7 +208,8 @@ def bound(constraint: Constraint) -> str:
     metric = METRICS[constraint.metric]
     relation = ">=" if metric.better == "higher" else "<="
     value = size(constraint.bound) if metric.unit == "bytes" else f"{exact(constraint.bound)} {metric.unit}"
-    return f"{metric_label(short_metric(metric.name))} {relation} {value.rstrip()}"
+    name = short_metric(metric.name) if metric.timing else metric_label(metric.name)
+    return f"{name} {relation} {value.rstrip()}"
 
 
 def bounds(sla: Sla) -> str:

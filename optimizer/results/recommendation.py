@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from objectives import pareto
 from objectives.confidence import Verdict
-from objectives.metrics import LATENCY, METRICS, Metric, timing_of
+from objectives.metrics import LATENCY, METRICS, Metric
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.search_space import Problem
@@ -153,10 +153,9 @@ def front_metrics(problem: Problem) -> tuple[Metric, Metric]:
     """
     throughput, latency = FRONT_METRICS
     output, judged = METRICS["output-throughput"], METRICS[problem.sla.judged_latency]
-    timing = timing_of(judged.name)
     return (
         output if output in problem.objectives else throughput,
-        judged if timing is not None and timing.needs_streaming else latency,
+        judged if judged.timing is not None and judged.timing.needs_streaming else latency,
     )
 
 
@@ -244,7 +243,7 @@ def _holds_back(
     worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
     if worst.violation(closest.measurement) <= 0:
         return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"
-    if timing_of(worst.metric):
+    if METRICS[worst.metric].timing:
         return _latency_reason(trials, confirmed, worst.metric, worst.bound)
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)
@@ -258,11 +257,12 @@ def _latency_reason(
     trials: Sequence[Trial], confirmed: Sequence[Confirmed], metric_name: str, bound_ms: float
 ) -> str:
     """Return why a latency bound is missed: one inference is too slow, or all loads are, or the confirmation was."""
-    metric, quantile = METRICS[metric_name], metric_name.removeprefix("latency-")
+    metric = METRICS[metric_name]
+    quantile = metric.short_name
     alone = [p for p in all_points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
     quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
     if quickest is not None and quickest > bound_ms:
-        if timing_of(metric_name) is LATENCY:
+        if metric.timing is LATENCY:
             return f"a single inference takes {_ms(quickest)}"
         return f"the {quantile} of requests that are sent alone is {_ms(quickest)}"
     values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
-from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement, timing_of
+from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from objectives.sequential import LOOKS
 from objectives.verdict import MOST_EXCLUDED, QUANTILE_LEVELS, estimand
 from optimizer.core.errors import BadInputError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OUTPUT = formatting.OUTPUT_THROUGHPUT
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
-_SHOWN_TIMES = {timing: [f"{timing.name}-{name}" for name in QUANTILES] for timing in TIMINGS}
+_SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
 _STREAMED_SHOWN = {OUTPUT, *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing])}
 VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
@@ -150,7 +150,7 @@ def undecided_cause(outcome: Outcome) -> str:
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return judged.reason
     share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
-    timing = timing_of(bound.metric)
+    timing = METRICS[bound.metric].timing
     over = f"{formatting.exact(bound.bound)} ms"
     measured = f"{share} of the requests are slower than {over}"
     if timing is not None and timing.needs_streaming:
@@ -335,7 +335,7 @@ def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
 def header(metric: str) -> str:
     """Return the header of a column with values of ``metric``: ``infer/s``, ``p95 ms`` or ``TTFT p95 ms``."""
     unit = METRICS[metric].unit
-    return f"{formatting.short_metric(metric)} {unit}" if timing_of(metric) else unit
+    return f"{formatting.short_metric(metric)} {unit}" if METRICS[metric].timing else unit
 
 
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:

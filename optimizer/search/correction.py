@@ -165,6 +165,10 @@ class Correction:
             predictions.append((np.stack(means, 1), np.stack(spreads, 1)))
         return predictions
 
+    def samples(self, inputs: Array, count: int, rng: np.random.Generator) -> Array:
+        """Return ``count`` joint samples [count, cells, 1 + latencies] of the residuals; see ``ResidualProcess``."""
+        return np.stack([process.samples(inputs, count, rng) for process in self.untransferred], axis=2)
+
 
 def _noise(residuals: Residuals) -> tuple[Array, Array]:
     """Return the noise covariances [points, points] of throughput and of each tail ratio."""

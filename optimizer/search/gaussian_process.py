@@ -117,6 +117,15 @@ class ResidualProcess:
             self._predictions[id(inputs)] = inputs, self._predict(inputs, expected)
         return self._predictions[id(inputs)][1]
 
+    def samples(self, inputs: Array, count: int, rng: np.random.Generator) -> Array:
+        """Return ``count`` joint samples [count, cells], without noise and transfer.
+
+        ``count`` is even: the second half has the opposite errors of the first, so the mean is that of ``predict``.
+        """
+        values, vectors = np.linalg.eigh(self.covariance(inputs, inputs))
+        errors = rng.standard_normal((count // 2, len(inputs))) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+        return np.asarray(self.predict(inputs)[0] + np.concatenate([errors, -errors]))
+
     def _predict(self, inputs: Array, expected: Array | None) -> Prediction:
         from scipy.linalg import cho_solve
 

@@ -181,6 +181,15 @@ class SimulatedPosterior:
             for mean, deviation in self.correction.predict(inputs, expected)
         ]
 
+    def samples(self, cells: Sequence[ConfigurationLoad], count: int, rng: np.random.Generator) -> Array:
+        """Return ``count`` joint samples [count, cells, 1 + latencies] of log throughput and log latencies."""
+        results, inputs = self._simulate(cells)
+        batch = self._problem.space.request_batch_size
+        simulated = with_tails(self._log_metrics(results), cells, batch) + self._longer_tail
+        sampled = simulated + self.correction.samples(inputs, count, rng)
+        sampled[..., 1:] += log_loads(cells, batch)[:, None] - sampled[..., :1]
+        return sampled
+
     def _average(self, values: Iterable[Array]) -> Array:
         """Return the mean over the components of the posterior."""
         return np.asarray(sum(p * value for p, value in zip(self.correction.probabilities, values, strict=True)))

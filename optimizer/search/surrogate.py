@@ -67,9 +67,24 @@ class Surrogate:
         return surrogate
 
     @property
+    def model_name(self) -> str:
+        """The name of the kind of the server model."""
+        return self._model.name
+
+    @property
+    def latencies(self) -> tuple[str, ...]:
+        """The predicted latency metrics, the binding one first."""
+        return self._state.latencies
+
+    @property
     def latency(self) -> str:
         """The binding latency metric, whose forecasts are shown."""
-        return self._state.latencies[0]
+        return self.latencies[0]
+
+    @property
+    def measured(self) -> Sequence[Point]:
+        """The points that it was fitted to."""
+        return self._measured
 
     @property
     def noise_scale(self) -> float:
@@ -127,6 +142,20 @@ class Surrogate:
         return (
             np.exp(mixture_quantiles(weights, throughput, spread, levels)),
             np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
+        )
+
+    def samples(self, cells: Sequence[ConfigurationLoad], for_each: int) -> Array:
+        """Return SAMPLES * ``for_each`` joint samples [samples, cells, 1 + latencies] of the posterior.
+
+        They are log throughput and log latencies without the noise of measurements, and their mean is that of the
+        posterior. ``for_each`` is even.
+        """
+        rng = np.random.default_rng(self._state.seed)
+        return np.concatenate(
+            [
+                posterior.samples(cells, for_each * round(weight * SAMPLES), rng)
+                for weight, posterior in self._posteriors
+            ]
         )
 
     def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> Array:

@@ -20,9 +20,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
+from objectives.metrics import ITL, METRICS, TTFT
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
@@ -77,6 +79,7 @@ class ClosedNetwork:
     spread: Array
     seed: int = 0
     errors: ModelErrors = ERRORS
+    name: ClassVar[str] = "closed queueing network"
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
         """Return the performance of each (candidate, concurrency)."""
@@ -134,12 +137,12 @@ class ClosedNetwork:
         wait_s = running_s * (settings.requests / running - 1)
         columns = [np.log(running / running_s)]
         for metric, of_metric in zip(self.latencies, further[1:], strict=True):
-            kind, _, statistic = metric.partition("-")
-            tail = TAILS[statistic] + TAIL_DEVIATION * of_metric
-            if kind == "ttft":
+            own = METRICS[metric]
+            tail = TAILS[own.statistic] + TAIL_DEVIATION * of_metric
+            if own.timing is TTFT:
                 first = _share(FIRST_SHARE + FIRST_DEVIATION * further[0])
                 columns.append(np.log(wait_s + first * running_s) + tail)
-            elif kind == "itl":
+            elif own.timing is ITL:
                 columns.append(np.log(running_s) + NEXT_SHARE + NEXT_DEVIATION * of_metric)
             else:
                 columns.append(np.log(wait_s + running_s) + tail)

@@ -17,6 +17,10 @@ class PerformanceModel(Protocol):
     """Predicts the performance of any candidate at any load, with the expected ``errors``."""
 
     @property
+    def name(self) -> str:
+        """The name of the kind of model, for people, such as ``closed queueing network``."""
+
+    @property
     def errors(self) -> ModelErrors:
         """The expected errors, which a Gaussian process learns."""
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from objectives.metrics import METRICS
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 
@@ -201,7 +202,7 @@ class SimulationResult:
 
     def latency_s(self, metric: str) -> float:
         """Return the latency of a metric such as ``latency-p95``."""
-        return float(getattr(self, f"{metric.replace('-', '_')}_s"))
+        return float(getattr(self, f"latency_{METRICS[metric].statistic}_s"))
 
     @property
     def rejected_share(self) -> float:

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class ServerModel:
     errors: ModelErrors = ERRORS
     fixed_shapes: bool = True
     black_box: Array | None = None
+    name: ClassVar[str] = "simulator of the dynamic batcher"
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
         """Return the simulated performance of each (candidate, concurrency)."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from objectives import batch_stats, latency_sketch, response_times
-from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement, timing_of
+from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
@@ -386,7 +386,7 @@ def _load_generator(text: str) -> str:
 
 
 def _latency_metric(text: str) -> str:
-    allowed = [name for name in METRICS if timing_of(name)]
+    allowed = [metric.name for metric in METRICS.values() if metric.timing]
     if text and text not in allowed:
         raise ValueError(f"none of {', '.join(allowed)}")
     return text

@@ -43,10 +43,9 @@ from optimizer.results.confirmation_state import (
     next_test,
     without_lost_end,
 )
-from optimizer.simulator import server_model
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.metrics import binding_latency, is_complete
-from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.metrics import is_complete, predicted_latencies
+from optimizer.simulator.performance_model import PerformanceModel, fit_model
 from optimizer.simulator.speed_correction import fit_speed_correction
 from optimizer.study.candidate_measurer import CandidateMeasurer
 
@@ -65,7 +64,7 @@ class Confirmer:
         measurer: Measures and stores.
         budget: Its time that is left is used.
         trials: The trials of the search; they get confirmations.
-        fit: Fits a server model to the search's points; None predicts latencies without one.
+        fit: Fits a performance model to the search's points; None predicts latencies without one.
         plan: The plan of an earlier session, whose tests continue.
         record: Stores a plan; called before the first window of what it fixes.
         windows: Windows on each server of the tested candidate; fewer if time is short.
@@ -76,7 +75,7 @@ class Confirmer:
     measurer: Measurer
     budget: Budget
     trials: list[Trial]
-    fit: Callable[[Sequence[Point]], ServerModel | None] = lambda _: None
+    fit: Callable[[Sequence[Point]], PerformanceModel | None] = lambda _: None
     plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     windows: int = field(default=WINDOWS, init=False)
@@ -332,18 +331,18 @@ def _ladder(plan: ConfirmationPlan, point: Point) -> LoadLadder:
     return ladder
 
 
-def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], ServerModel | None]:
-    """Return a function that fits a server model to measured points.
+def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], PerformanceModel | None]:
+    """Return a function that fits a performance model to measured points.
 
-    It returns None where the search did not use the simulator either: its first use on a machine takes a minute.
+    It returns None where the search did not use the model either: its first use on a machine takes a minute.
     """
 
-    def fit(points: Sequence[Point]) -> ServerModel | None:
-        latency = binding_latency(problem, points)
-        complete = [point for point in points if is_complete(point, latency)]
-        if options.search != "simulated" or problem.open_loop or not problem.is_simulated or not complete:
+    def fit(points: Sequence[Point]) -> PerformanceModel | None:
+        latencies = predicted_latencies(problem, points)
+        complete = [point for point in points if is_complete(point, *latencies)]
+        if options.search != "simulated" or problem.open_loop or not complete:
             return None
-        return server_model.fit(complete, problem, latency, options.seed)
+        return fit_model(complete, problem, latencies, options.seed)
 
     return fit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.core.interfaces import LoadGenerator
-from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, Stopwatch
+from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS, Stopwatch
 from optimizer.deploy import runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
 from optimizer.measure.load_client.arrivals import parse_arrivals
@@ -70,6 +70,8 @@ def make_load_generators(
 ) -> LoadGenerators:
     """Return the load generators of ``task``, which run on ``cpus``; their logs are in ``folder``."""
     default_ms = RATE_WINDOW_MS if task.problem.open_loop else FIRST_WINDOW_MS
+    if task.source.is_streaming:
+        default_ms = STREAM_WINDOW_MS
     common: dict[str, Any] = {
         "input_data": task.input_data,
         "shapes": task.shapes,

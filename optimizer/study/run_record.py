@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
+from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note
 from optimizer.core.process import COMMAND_LOG
@@ -58,8 +59,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "outputs (`output`) of a model that streams; null if there are none.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
-    "problem.is_simulated": "Whether the simulator of the dynamic batcher applies. It does not to models that stream "
-    "or keep state, for which the search learns from measurements alone.",
+    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}. The simulator "
+    "describes `batched` models only; for the others the search learns from measurements alone.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -114,7 +115,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "tokens": None if task.tokens is None else _tokens_document(task.tokens),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
-        "is_simulated": problem.is_simulated,
+        "kind": problem.kind.value,
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,

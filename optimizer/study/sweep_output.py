@@ -107,7 +107,7 @@ LATENCIES = ("latency_avg_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_
 STREAMED = {  # header: metric of a model that streams
     "Output\ntokens/s": "output-throughput",
     **{
-        f"{formatting.TIMING_NAMES[timing.name]}\n{statistic} ms".replace("-", "-\n"): f"{timing.name}-{statistic}"
+        f"{formatting.TIMING_NAMES[timing.name]}\n{statistic} ms".replace("-", "-\n"): timing.metric(statistic)
         for timing in (TTFT, ITL)
         for statistic in ("p50", "p95", "p99")
     },

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from objectives.metrics import METRICS, timing_of
+from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
@@ -82,7 +82,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     on_gpu = bool(hardware.gpus)
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
-    _check(source, batch, score, options)
+    _check(named, score, options)
     _check_own_client(named, options)
     sequence_length = _sequence_length(named, options)
     problem = Problem(
@@ -97,7 +97,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
-        is_simulated=not (source.is_streaming or source.is_stateful),
+        kind=source.kind,
     )
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     request_options = _request_options(named, options)
@@ -173,31 +173,45 @@ def _check_instances(space: SearchSpace, source: ModelSource, options: RunOption
             raise ParameterError(path, problem)
 
 
-def _check(source: ModelSource, batch: SizeDistribution, score: ScoreSection | None, options: RunOptions) -> None:
+def _check(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> None:
+    source, batch = named.source, named.batch
     if score is None and (options.min_score is not None or "score" in options.objectives):
         flag = "--min-score" if options.min_score is not None else "--objective score"
         raise BadInputError(
             f"{flag}: labelled data are missing; write a profile with a score: section (see docs/output-check.md)"
         )
-    option = "--request-batch-size" if options.request_batch_size else "request.batch_size"
     if batch.largest > max(source.config.max_batch_size, 1):
-        raise BadInputError(
-            f"{option} {batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; "
-            f"lower it, or raise max_batch_size in config.pbtxt"
+        raise _size_fault(
+            named,
+            options,
+            f"{batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; lower it, or raise "
+            "max_batch_size in config.pbtxt",
         )
     if batch.fixed is None and options.load != "rate":
-        raise BadInputError(
-            f"{option} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends requests of "
-            "one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)"
+        raise _size_fault(
+            named,
+            options,
+            f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
+            "requests of one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)",
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
 
 
+def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInputError:
+    """Return an error about the samples of a request, with the option or the line of the profile that gives them.
+
+    ``problem`` begins with the wrong value.
+    """
+    if named.profile and not options.request_batch_size:
+        return named.profile.fault("request", "batch_size", problem=problem)
+    return BadInputError(f"--request-batch-size {problem}")
+
+
 def _check_own_client(named: NamedModel, options: RunOptions) -> None:
     """Raise BadInputError for options that do not fit a model that only tune's own client measures."""
     source, name, profile = named.source, one_line(named.source.name), named.profile
-    if not (source.is_streaming or source.is_stateful):
+    if source.kind is ModelKind.BATCHED:
         return
     why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
     if options.target == "remote":
@@ -213,11 +227,8 @@ def _check_own_client(named: NamedModel, options: RunOptions) -> None:
     if profile and profile.score is not None:
         raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
     if source.is_stateful and named.batch.largest > 1:
-        size = named.batch.largest
         problem = f"{name} is stateful, and Triton takes one sample a request; write 1"
-        if profile and not options.request_batch_size:
-            raise profile.fault("request", "batch_size", problem=f"{size}: {problem}")
-        raise BadInputError(f"--request-batch-size {size}: {problem}")
+        raise _size_fault(named, options, f"{named.batch.largest}: {problem}")
     if source.is_stateful and options.load == "rate":
         raise BadInputError(
             f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
@@ -262,7 +273,8 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
     """Raise BadInputError if the goals need responses that stream, and the model does not send them."""
     if named.source.is_streaming:
         return
-    streamed = [bound for bound in sla.latencies if (timing := timing_of(bound.metric)) and timing.needs_streaming]
+    timings = {bound: METRICS[bound.metric].timing for bound in sla.latencies}
+    streamed = [bound for bound, timing in timings.items() if timing and timing.needs_streaming]
     if "output-throughput" in objectives:
         what, instead = "--objective output-throughput", "use --objective throughput"
     elif streamed:

@@ -22,7 +22,7 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
@@ -387,7 +387,7 @@ class TestSimulatedWithoutASimulator(SearcherContract):
         """Return a searcher that continues although no improvement is expected."""
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
         tracker = CandidateTracker(problem, study)
-        return SimulatedSearcher(replace(problem, is_simulated=False), tracker, smallest_gain=-1)
+        return SimulatedSearcher(replace(problem, kind=ModelKind.STREAMING), tracker, smallest_gain=-1)
 
 
 class TestTpeWithTransfer(SmokeContract):

@@ -29,7 +29,7 @@ from optimizer.core.timing import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS, Stopwa
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.load_client.judgement import FEWEST_STREAMED, LateError
-from optimizer.measure.load_client.plan import HEADERS, SendPlan, SendRecord
+from optimizer.measure.load_client.plan import HEADERS, SendPlan, SendRecord, StreamPlan
 from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
 from optimizer.measure.server_health import model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
@@ -164,26 +164,24 @@ class LoadClientGenerator:
     ) -> list[Measurement]:
         """Apply a load for ``seconds`` and return what ``judge`` makes of the record and the requests' samples.
 
-        The other arguments are those of SendPlan.
+        The other arguments are those of SendPlan and StreamPlan.
         """
         messages = self._messages_for(endpoint, load)
         before = self._statistics(endpoint)
+        stream = StreamPlan(
+            first_response_bound_ms=min(self.sla.bounds_ms(TTFT), default=0.0),
+            fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(parts, MIN_WINDOWS)),
+            longest_seconds=max(seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
+            lead_in_requests=lead_in_requests,
+        )
         plan = SendPlan(
             endpoint.connection.address,
             self.sla.latency_bound_ms(default=0.0),
             concurrency=concurrency,
             seconds=seconds,
+            stream=stream if self.streams else None,
+            sequence_lengths=self._sequence_lengths(),
         )
-        if self.streams:
-            plan = replace(
-                plan,
-                streams=True,
-                first_response_bound_ms=self._first_response_bound_ms(),
-                fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(parts, MIN_WINDOWS)),
-                longest_seconds=max(seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
-                lead_in_requests=lead_in_requests,
-            )
-        plan = replace(plan, sequence_lengths=self._sequence_lengths())
         record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns)
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
@@ -197,10 +195,6 @@ class LoadClientGenerator:
             for measurement in measurements
         ]
 
-    def _first_response_bound_ms(self) -> float:
-        """Return the tightest bound on the time to first response; 0 without one."""
-        return min(self.sla.bounds_ms(TTFT), default=0.0)
-
     def _run_client(
         self, endpoint: Endpoint, plan: SendPlan, messages: list[bytes], planned_ns: Sequence[int]
     ) -> tuple[SendRecord, float]:
@@ -213,6 +207,7 @@ class LoadClientGenerator:
             raise BadInputError(
                 f"--load rate needs gRPC, but {connection.address} is an HTTP port; give the gRPC port with --url"
             )
+        longest_seconds = max(plan.seconds, plan.stream.longest_seconds if plan.stream else 0.0)
         tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
         environment = {
             **os.environ,
@@ -226,7 +221,7 @@ class LoadClientGenerator:
                 with (self.stopwatch or Stopwatch()).count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
-                        timeout_seconds=max(plan.seconds, plan.longest_seconds) + CLIENT_SECONDS,
+                        timeout_seconds=longest_seconds + CLIENT_SECONDS,
                         log=self.log,
                         env=environment,
                         cpus=self.cpus,
@@ -285,7 +280,7 @@ class LoadClientGenerator:
 def _client_module(plan: SendPlan) -> str:
     if plan.sequence_lengths:
         return SEQUENCE_CLIENT
-    return STREAMING_CLIENT if plan.streams else CLIENT
+    return STREAMING_CLIENT if plan.stream else CLIENT
 
 
 def _client_failure(done: FinishedProcess) -> str:

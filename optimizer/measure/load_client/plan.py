@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,27 @@ MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # of models that stream
 PLAN, MESSAGES, PLANNED = "plan.json", "messages.bin", "planned.bin"
 FACTS, TIMES = "record.json", "times.bin"
 RESPONSE_TIMES, RESPONSES = "response_times.bin", "responses.bin"
+WRITE_BYTES = 2**18  # of messages are written at once, which takes about 0.1 ms
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """The part of a plan for a model that streams: it sends any number of responses to a request.
+
+    The client chooses the lead-in, see ``streaming_client``, and the plan's ``seconds`` count after it.
+
+    Attributes:
+        first_response_bound_ms: Bound on the time to first response; 0 without one.
+        fewest_requests: A closed loop continues after the plan's ``seconds`` until this number of requests have
+            ended since the lead-in.
+        longest_seconds: Limit for the time after the lead-in.
+        lead_in_requests: The first planned times are those of the lead-in; the others count from its end.
+    """
+
+    first_response_bound_ms: float = 0.0
+    fewest_requests: int = 0
+    longest_seconds: float = 0.0
+    lead_in_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +56,7 @@ class SendPlan:
     ``seconds``. If ``concurrency`` is 0, the load is an open loop.
 
     Attributes:
-        streams: Whether the model sends any number of responses to a request. The client then chooses the lead-in,
-            see ``streaming_client``, and ``seconds`` count after it.
-        first_response_bound_ms: Bound on the time to first response of a model that streams; 0 without one.
-        fewest_requests: A closed loop of a model that streams continues after ``seconds`` until this number of
-            requests have ended since the lead-in.
-        longest_seconds: Limit for the time after the lead-in.
-        lead_in_requests: The first planned times are those of the lead-in of a model that streams; the others count
-            from its end.
+        stream: The part for a model that streams; None for other models.
         sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
             which are in flight.
     """
@@ -52,11 +66,7 @@ class SendPlan:
     tls: dict[str, str | None] | None = None
     concurrency: int = 0
     seconds: float = 0.0
-    streams: bool = False
-    first_response_bound_ms: float = 0.0
-    fewest_requests: int = 0
-    longest_seconds: float = 0.0
-    lead_in_requests: int = 0
+    stream: StreamPlan | None = None
     sequence_lengths: tuple[int, ...] = ()
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
@@ -80,7 +90,9 @@ class SendPlan:
             start += size
         planned.frombytes(folder.joinpath(PLANNED).read_bytes())
         plan = cls(**document["plan"])
-        return replace(plan, sequence_lengths=tuple(plan.sequence_lengths)), messages, planned.tolist()
+        stream = document["plan"]["stream"]
+        plan = replace(plan, stream=stream and StreamPlan(**stream), sequence_lengths=tuple(plan.sequence_lengths))
+        return plan, messages, planned.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class ResponseRecord:
 
     @classmethod
     def read(cls, folder: Path, requests: int) -> ResponseRecord:
-        """Read the file of ``write_responses`` in ``folder``; ``requests`` is their number."""
+        """Read the files of the responses in ``folder``; ``requests`` is the number of requests."""
         import numpy as np
 
         content = np.fromfile(folder / RESPONSE_TIMES, dtype=np.int64)
@@ -157,17 +169,21 @@ def write_record(folder: Path, times_ns: Sequence[Sequence[int]], facts: Mapping
     folder.joinpath(TIMES).write_bytes(b"".join(array("q", times).tobytes() for times in times_ns))
 
 
-def write_responses(
+def open_responses(folder: Path) -> BinaryIO:
+    """Return the file to which the client writes the message of each response as it arrives."""
+    return folder.joinpath(RESPONSES).open("wb", buffering=WRITE_BYTES)
+
+
+def write_response_times(
     folder: Path,
     counted_ns: tuple[int, int],
     requests: Sequence[int],
     arrived_ns: Sequence[int],
-    messages: Sequence[bytes],
+    sizes: Sequence[int],
 ) -> None:
-    """Write the requests, times and messages of all responses, which are in their order of arrival.
+    """Write the requests, times and message sizes of all responses, which are in their order of arrival.
 
-    ``counted_ns`` are begin and end of the time that counts.
+    ``counted_ns`` are begin and end of the time that counts. Messages that are written later are not read.
     """
-    columns = (counted_ns, requests, arrived_ns, [len(message) for message in messages])
+    columns = (counted_ns, requests, arrived_ns, sizes)
     folder.joinpath(RESPONSE_TIMES).write_bytes(b"".join(array("q", column).tobytes() for column in columns))
-    folder.joinpath(RESPONSES).write_bytes(b"".join(messages))

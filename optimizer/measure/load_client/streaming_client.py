@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import sys
 import time
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from optimizer.measure.load_client.client import (
     BEHIND_SECONDS,
@@ -32,7 +33,8 @@ from optimizer.measure.load_client.plan import (
     MIN_LEAD_IN_SECONDS,
     NEVER,
     SendPlan,
-    write_responses,
+    open_responses,
+    write_response_times,
 )
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -53,12 +55,14 @@ class StreamingClient(LoadClient):
     _warm_ups = 1  # a request may take seconds
     _drain_seconds = DRAIN_SECONDS
     _connection: StreamingConnection
+    _responses: BinaryIO
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._requests: list[int] = []  # of each response, in the order of arrival
-        self._arrived_ns: list[int] = []
-        self._responses: list[bytes] = []
+        assert self._plan.stream is not None, "the launcher starts this client for a model that streams"
+        self._stream = self._plan.stream
+        # of each response, in the order of arrival; the message itself is written to a file at once
+        self._requests, self._arrived_ns, self._sizes = array("q"), array("q"), array("q")
         self._begun_ns: list[int] = []  # of each request: its first response, or its end if it has none
         self._begun, self._received_ns, self._longest_ns = 0, 0, 0
         self._alone_ns = 0  # the duration of a request that is sent alone
@@ -68,12 +72,16 @@ class StreamingClient(LoadClient):
     def _make_connection(self, headers: Mapping[str, str] | None) -> StreamingConnection:
         return StreamingConnection(self._plan.address, METHOD, headers, encrypted=self._plan.tls is not None)
 
+    def run(self, folder: Path) -> None:
+        """Apply the load, write each response to ``folder`` as it arrives, and then the record."""
+        with open_responses(folder) as self._responses:
+            super().run(folder)
+
     def _acceptable_seconds(self) -> float:
         """Send one request alone and return the acceptable time to first response.
 
         Without a bound on it, it is the acceptable latency of a whole request.
         """
-        plan = self._plan
         started_ns = first_ns = self._received_ns = self._now_ns()
         self._connection.request(self._messages[0])
         while not self._answers:
@@ -82,9 +90,9 @@ class StreamingClient(LoadClient):
             self._exchange(WATCH_SECONDS)
             first_ns = self._received_ns if first_ns == started_ns else first_ns
         self._alone_ns = self._received_ns - started_ns
-        if plan.first_response_bound_ms:
-            return max(plan.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
-        return max(plan.latency_bound_ms / 1000, self._alone_ns / 1e9)
+        if self._stream.first_response_bound_ms:
+            return max(self._stream.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
+        return max(self._plan.latency_bound_ms / 1000, self._alone_ns / 1e9)
 
     def _send(self, now_ns: int) -> None:
         super()._send(now_ns)
@@ -100,7 +108,8 @@ class StreamingClient(LoadClient):
                 self._note_begun(call - self._warm_ups, now_ns)
                 self._requests.append(call - self._warm_ups)
                 self._arrived_ns.append(now_ns)
-                self._responses.append(message)
+                self._sizes.append(len(message))
+                self._responses.write(message)
         messages.clear()
         for call, error in ended:
             self._received_ns = now_ns
@@ -129,7 +138,9 @@ class StreamingClient(LoadClient):
     def _write_record(self, folder: Path) -> None:
         super()._write_record(folder)
         begin_ns = max(0, self._begin_ns)  # an overload that ended the lead-in is judged by all requests
-        write_responses(folder, (begin_ns, self._counted_until()), self._requests, self._arrived_ns, self._responses)
+        self._responses.flush()
+        counted_ns = begin_ns, self._counted_until()
+        write_response_times(folder, counted_ns, self._requests, self._arrived_ns, self._sizes)
 
     def _counted_until(self) -> int:
         """Return the end of the time that counts, in nanoseconds after the start."""
@@ -150,9 +161,10 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
         planned_ns: list[int],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(plan, messages, planned_ns[: plan.lead_in_requests], headers)
-        self._measured_ns = planned_ns[plan.lead_in_requests :]
-        self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, plan.lead_in_requests)
+        super().__init__(plan, messages, planned_ns, headers)
+        lead_in_requests = self._stream.lead_in_requests
+        self._planned_ns, self._measured_ns = planned_ns[:lead_in_requests], planned_ns[lead_in_requests:]
+        self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, lead_in_requests)
 
     def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
         sent, total = len(self._sent_ns), len(self._planned_ns)
@@ -198,7 +210,7 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
 
     @property
     def _progress(self) -> int:
-        return self._answers + len(self._responses)
+        return self._answers + len(self._sizes)
 
     @property
     def _starting_ns(self) -> int:
@@ -221,8 +233,8 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
                 self._begin_ns, self._ended_before = now_ns, self._answers
             return False
         seconds = (now_ns - self._begin_ns) / 1e9
-        has_enough = self._answers - self._ended_before >= self._plan.fewest_requests
-        if seconds < self._plan.seconds or not (has_enough or seconds >= self._plan.longest_seconds):
+        has_enough = self._answers - self._ended_before >= self._stream.fewest_requests
+        if seconds < self._plan.seconds or not (has_enough or seconds >= self._stream.longest_seconds):
             return False
         self._end_ns = now_ns
         return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from objectives.metrics import ITL, METRICS, STATISTICS, TTFT
+
 Support: TypeAlias = Literal["mapped to", "ignored:", "not supported:"]
 
 
@@ -45,10 +47,15 @@ def _unsupported(advice: str, *names: str) -> KeyTable:
     return dict.fromkeys(names, unsupported(advice))
 
 
-_TOKENS = "tokens are not counted; a model is tuned by its requests"
-_AGGREGATES = ("avg", "max", "min", "p25", "p50", "p75", "p90", "p95", "p99")
-_TOKEN_LATENCIES = tuple(
-    f"{name}_{kind}" for name in ("inter_token_latency", "time_to_first_token") for kind in _AGGREGATES
+_TOKEN_TIMINGS = {"inter_token_latency": ITL, "time_to_first_token": TTFT}
+TOKEN_LATENCIES = {  # constraint or objective of Model Analyzer -> tune's metric
+    f"{name}_{statistic}": METRICS[timing.metric(statistic)]
+    for name, timing in _TOKEN_TIMINGS.items()
+    for statistic in STATISTICS
+}
+_NO_STATISTIC = _unsupported(
+    f"use one of {', '.join(STATISTICS)}",
+    *(f"{name}_{statistic}" for name in _TOKEN_TIMINGS for statistic in ("max", "min", "p25", "p75")),
 )
 
 FILE: KeyTable = {
@@ -93,8 +100,10 @@ FILE: KeyTable = {
     **_mapped("`model.bls_composing_models`, without the choices of each model", "bls_composing_models"),
     **_ignored("the steps of an ensemble are read from its config.pbtxt", "ensemble_composing_models"),
     **_unsupported("set the kind of instances in the composing model's config.pbtxt", "cpu_only_composing_models"),
-    **_ignored(_TOKENS, "model_type"),
-    **_unsupported(_TOKENS, "genai_perf_flags"),
+    **_ignored("config.pbtxt says whether a model streams", "model_type"),
+    **_unsupported(
+        "give the lengths with --prompt-tokens and --output-tokens, or as `tokens` of a profile", "genai_perf_flags"
+    ),
     **_unsupported(
         "give them with --server-arg (--target local or docker); choices go under `space.server`",
         "triton_server_flags",
@@ -157,7 +166,12 @@ CONSTRAINTS: KeyTable = {
     **_mapped("the bound `sla.p95`", "perf_latency_p95"),
     **_mapped("the bound `sla.p99`", "perf_latency_p99", "perf_latency"),
     **_mapped("`--max-memory`: of the GPU if there is one, else of the server", "gpu_used_memory"),
-    **_unsupported(_TOKENS, "output_token_throughput", *_TOKEN_LATENCIES),
+    **{
+        name: KeySupport("mapped to", f"the bound `sla.{metric.name.replace('-', '_')}`")
+        for name, metric in TOKEN_LATENCIES.items()
+    },
+    **_NO_STATISTIC,
+    **_unsupported("use perf_throughput, the requests per second", "output_token_throughput"),
 }
 
 OBJECTIVES: KeyTable = {
@@ -180,7 +194,9 @@ OBJECTIVES: KeyTable = {
         *("perf_client_response_wait", "perf_client_send_recv", "perf_server_queue", "perf_server_compute_input"),
         *("perf_server_compute_infer", "perf_server_compute_output"),
     ),
-    **_unsupported(_TOKENS, "output_token_throughput", *_TOKEN_LATENCIES),
+    **_mapped("`--objective output-throughput`", "output_token_throughput"),
+    **{name: KeySupport("mapped to", f"`--objective {metric.name}`") for name, metric in TOKEN_LATENCIES.items()},
+    **_NO_STATISTIC,
 }
 
 PERF_ANALYZER_FLAGS: KeyTable = {

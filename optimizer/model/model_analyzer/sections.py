@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from objectives.sla import metric_name
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.yaml_lines import LocatedValue
@@ -17,6 +18,7 @@ from optimizer.model.model_analyzer.keys import (
     OBJECTIVES,
     PARAMETERS,
     PERF_ANALYZER_FLAGS,
+    TOKEN_LATENCIES,
     ignored,
     unsupported,
 )
@@ -37,10 +39,12 @@ LATENCIES: Final = {  # constraint of Model Analyzer -> key of the profile's sla
     "perf_latency_p95": "p95",
     "perf_latency_p99": "p99",
     "perf_latency": "p99",
+    **{name: metric.name.replace("-", "_") for name, metric in TOKEN_LATENCIES.items()},
 }
 METRICS: Final = {  # objective of Model Analyzer -> tune's
     "perf_throughput": "throughput",
-    **{name: f"latency-{short}" for name, short in LATENCIES.items()},
+    "output_token_throughput": "output-throughput",
+    **{name: metric_name(short.replace("_", "-")) for name, short in LATENCIES.items()},
     "gpu_used_memory": "memory",
     "cpu_used_ram": "memory",
 }

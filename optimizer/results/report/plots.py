@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from objectives.metrics import LATENCY, METRICS, Metric, timing_of
+from objectives.metrics import LATENCY, METRICS, Metric
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, latest_points
 from optimizer.results import formatting, summary
@@ -105,7 +105,7 @@ def load(run: FinishedRun) -> Drawing | None:
     assert run.outcome is not None, "the run has measurements"
     throughput = run.outcome.front_metrics[0]
     judged = tables.latency(run)
-    metric = METRICS[judged if timing_of(judged) is LATENCY else FRONT_METRICS[1].name]
+    metric = METRICS[judged if METRICS[judged].timing is LATENCY else FRONT_METRICS[1].name]
     lines = load_lines(run, metric)
     if not lines:
         return None
@@ -134,7 +134,7 @@ def draw_lines(
 ) -> dict[str, list[str]]:
     """Draw ``metric`` of each of ``load_lines`` over the load with its bounds; return the tooltips by gid."""
     spare, labels = iter(RUNNER_UP_COLOURS), dict[str, list[str]]()
-    latency = metric.name if timing_of(metric.name) else tables.latency(run)
+    latency = metric.name if metric.timing else tables.latency(run)
     for place, (role, line) in enumerate(lines.items()):
         colour = ROLE_COLOURS.get(role) or next(spare)
         marker = MARKERS[place % len(MARKERS)]
@@ -143,9 +143,9 @@ def draw_lines(
         values = [math.nan if (value := metric.value(p.measurement)) is None else value for p in line]
         axes.plot(loads, values, gid=f"{prefix}-{place}", **look)
         labels[f"{prefix}-{place}"] = [f"{role}: {formatting.performance(point, latency)}" for point in line]
-    if timing_of(metric.name):
+    if metric.timing:
         bound_lines(axes, run.problem.sla, metric.name)
-    name = formatting.latency_label(metric.name) if timing_of(metric.name) else formatting.metric_label(metric.name)
+    name = formatting.latency_label(metric.name) if metric.timing else formatting.metric_label(metric.name)
     axes.set_title(f"{name} ({metric.unit})")
     axes.set_xlabel(tables.axis_of_loads(run))
     axes.set_xlim(left=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing, timing_of
+from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing
 from objectives.response_times import MOST_RESPONSES
 from optimizer.core.trial import Point
 from optimizer.results import formatting
@@ -50,8 +50,8 @@ def response_times(run: FinishedRun) -> Drawing | None:
 
 def _shown_metric(run: FinishedRun, timing: Timing) -> Metric:
     """Return the bounded metric of ``timing``, or its p95."""
-    bounded = (bound.metric for bound in run.problem.sla.latencies if timing_of(bound.metric) is timing)
-    return METRICS[next(bounded, f"{timing.name}-p95")]
+    bounded = (bound.metric for bound in run.problem.sla.latencies if METRICS[bound.metric].timing is timing)
+    return METRICS[next(bounded, timing.metric("p95"))]
 
 
 def _ends(line: Sequence[Point], metric: Metric) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer.config.batching import DIRECT_DELAY, SEQUENCE_PREFERRED, SLOT_UTILIZATION
+from optimizer.config.batching import DIRECT_DELAY, OLDEST_DELAY, SEQUENCE_PREFERRED, SLOT_UTILIZATION
 from optimizer.config.model_config import apply, candidate_of, differences
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
@@ -22,7 +23,6 @@ from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.sequence_space import CANDIDATE_SEQUENCES
 from optimizer.results.formatting import triton_lines
 
-OLDEST_DELAY = "sequence_batching.oldest.max_queue_delay_microseconds"
 OLDEST = 'name: "m" backend: "python" max_batch_size: 8 sequence_batching { oldest { max_candidate_sequences: 32 } }'
 DIRECT = 'name: "m" backend: "python" max_batch_size: 8 sequence_batching { }'
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
@@ -64,6 +64,20 @@ def test_a_direct_batcher_that_never_waits_counts_once() -> None:
     never_waiting = Candidate(8, fields=((DIRECT_DELAY, 0), (SLOT_UTILIZATION, 0.0)))
     assert derived.canonical(never_waiting) == derived.candidates()[0]
     assert derived.parameter_values(never_waiting) is not None
+
+
+@pytest.mark.parametrize(("text", "delay"), [(OLDEST, OLDEST_DELAY), (DIRECT, DIRECT_DELAY)])
+def test_the_delay_counts_once_where_a_request_fills_a_batch(text: str, delay: str) -> None:
+    derived = space(text, max_batch_size=[1, 4], max_queue_delay_microseconds=[500, 0])
+    alone = [candidate for candidate in derived.candidates() if candidate.max_batch_size == 1]
+    assert {dict(candidate.fields)[delay] for candidate in alone} == {500}
+    assert {dict(c.fields)[delay] for c in derived.candidates() if c.max_batch_size == 4} == {500, 0}
+    without_delay = replace(alone[0], fields=tuple((dict(alone[0].fields) | {delay: 0}).items()))
+    assert derived.canonical(without_delay) == alone[0]
+    values = derived.parameter_values(without_delay)
+    assert values is not None
+    assert derived.candidate(values) == alone[0]
+    assert len(derived.candidates()) == len(set(derived.candidates())) == len(derived)
 
 
 def test_the_keys_for_batching_are_those_of_the_sequence_batcher() -> None:

@@ -21,7 +21,7 @@ from optimizer.measure.load_client.judgement import (
     judge_open_loop,
     lateness_note,
 )
-from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
+from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, StreamPlan, write_record
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
 LOAD = LoadPoint(request_batch_size=4, request_rate=RATE)
@@ -277,8 +277,10 @@ def test_a_third_without_a_request_is_not_stable() -> None:
     assert not judged(thinned).stable
 
 
-def test_plan_and_record_are_read_back_from_their_files(tmp_path: Path) -> None:
-    job, messages = SendPlan("127.0.0.1:8001", 20.0, concurrency=3, seconds=1.5), [b"one", b"", b"three\0"]
+@pytest.mark.parametrize("stream", [None, StreamPlan(30.0, fewest_requests=8)])
+def test_plan_and_record_are_read_back_from_their_files(stream: StreamPlan | None, tmp_path: Path) -> None:
+    job = SendPlan("127.0.0.1:8001", 20.0, concurrency=3, seconds=1.5, stream=stream, sequence_lengths=(2, 1))
+    messages = [b"one", b"", b"three\0"]
     job.write(tmp_path, messages, [0, 5])
     assert SendPlan.read(tmp_path) == (job, messages, [0, 5])
     times, facts = ([0, 5], [1, 6], [7, NEVER]), {"ended_ns": 9, "error": "é\x1b", "hangs": True, "cpu_share": 0.3}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import select
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,7 +19,8 @@ from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from optimizer.measure.load_client.channel import connect
 from optimizer.measure.load_client.http2 import DATA, PADDED, StreamingConnection, split_messages
-from optimizer.measure.load_client.streaming_client import METHOD, error_text
+from optimizer.measure.load_client.plan import RESPONSES, SendPlan, SendRecord, StreamPlan, open_responses
+from optimizer.measure.load_client.streaming_client import METHOD, StreamingClosedLoopClient, error_text
 
 MESSAGES = st.lists(st.binary(max_size=300), max_size=12)
 
@@ -66,6 +69,28 @@ def test_the_error_of_a_response_is_read(text: str) -> None:
     response = ModelStreamInferResponse(error_message=text)
     response.infer_response.id = "7"
     assert error_text(response.SerializeToString()) == text
+
+
+def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_path: Path) -> None:
+    plan = SendPlan("server:8001", 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
+    client = StreamingClosedLoopClient(plan, [b""])
+    client._connection.request(b"")  # the request that is sent alone
+    client._send(0)
+    message = bytes(2**16)
+    with open_responses(tmp_path) as client._responses:
+        tracemalloc.start()
+        for number in range(400):
+            client._receive(frame(prefixed([message]), 1), number)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < 20 * len(message)
+        assert (tmp_path / RESPONSES).stat().st_size > 0.95 * 400 * len(message)
+        client._write_record(tmp_path)
+        client._receive(frame(prefixed([b"late"]), 1), 400)
+    responses = SendRecord.read(tmp_path).responses
+    assert responses is not None
+    assert responses.messages == (message,) * 400, "a later response is not read"
+    assert responses.arrived_ns.tolist() == list(range(400))
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -28,8 +28,10 @@ from optimizer.measure.load_client.plan import (
     NEVER,
     SendPlan,
     SendRecord,
+    StreamPlan,
+    open_responses,
     write_record,
-    write_responses,
+    write_response_times,
 )
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
@@ -64,12 +66,14 @@ def record(
     times_ns = [[NEVER if ms < 0 else round(ms * MS) for ms in column] for column in (sent, sent, ended)]
     arrived = sorted((ms, i, message) for i, own in enumerate(requests) for ms, message in own[2])
     write_record(folder, times_ns, {"ended_ns": round(max(counted_ms[1], *ended) * MS), "error": error})
-    write_responses(
+    with open_responses(folder) as responses:
+        responses.writelines(message for _, _, message in arrived)
+    write_response_times(
         folder,
         (round(counted_ms[0] * MS), round(counted_ms[1] * MS)),
         [i for _, i, _ in arrived],
         [round(ms * MS) for ms, _, _ in arrived],
-        [message for _, _, message in arrived],
+        [len(message) for _, _, message in arrived],
     )
     return SendRecord.read(folder)
 
@@ -293,14 +297,14 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
     generator = kind(log=tmp_path / "log", streams=True)
     with pytest.raises(MeasurementError, match="not started"):
         generator.measure_windows(Endpoint("m", Candidate(1), grpc="a:1"), load, 0.5, 8)
-    assert [plan.fewest_requests for plan in plans] == [fewest]
+    assert [plan.stream and plan.stream.fewest_requests for plan in plans] == [fewest]
 
 
 # -- when the lead-in of the client ends -------------------------------------------------------------------------
 
 
 def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() -> None:
-    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=3, seconds=1.0, streams=True), [b""])
+    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=3, seconds=1.0, stream=StreamPlan()), [b""])
     for _ in range(3):
         client._send(0)
     client._answered_ns[0], client._answered_ns[2] = MS, MS
@@ -313,7 +317,7 @@ def test_the_lead_in_of_a_closed_loop_ends_when_the_first_requests_have_ended() 
 def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=4, seconds=1.0, streams=True), [b""])
+    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=4, seconds=1.0, stream=StreamPlan()), [b""])
     client._alone_ns, client._answers = 400 * MS, client._warm_ups
     client._answered_ns, sent = [], {}
     for now_ms in (-20, 0, 60, 100, 210, 310, 400, 500):
@@ -328,17 +332,18 @@ def test_the_first_requests_of_a_closed_loop_are_spread_over_the_duration_of_one
 
 
 def test_an_overload_in_the_lead_in_counts_from_the_start(tmp_path: Path) -> None:
-    plan = SendPlan("a:1", 0.0, seconds=1.0, streams=True, lead_in_requests=2)
+    plan = SendPlan("a:1", 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=2))
     client = StreamingOpenLoopClient(plan, [b""], [0, MS, 0])
     client._ended_ns = 550 * MS
-    client._write_record(tmp_path)
+    with open_responses(tmp_path) as client._responses:
+        client._write_record(tmp_path)
     responses = SendRecord.read(tmp_path).responses
     assert responses is not None
     assert (responses.begin_ns, responses.end_ns) == (0, 550 * MS)
 
 
 def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_first_ones() -> None:
-    plan = SendPlan("a:1", 0.0, seconds=1.0, streams=True, lead_in_requests=20)
+    plan = SendPlan("a:1", 0.0, seconds=1.0, stream=StreamPlan(lead_in_requests=20))
     client = StreamingOpenLoopClient(plan, [b""], [100 * MS * i for i in range(20)] + [0, 50 * MS])
     detector = OverloadDetector(1000.0)
     for i in range(15):
@@ -353,7 +358,7 @@ def test_the_lead_in_of_an_open_loop_waits_for_the_requests_sent_beside_the_firs
 
 
 def test_the_lead_in_is_limited() -> None:
-    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=1, seconds=1.0, streams=True), [b""])
+    client = StreamingClosedLoopClient(SendPlan("a:1", 0.0, concurrency=1, seconds=1.0, stream=StreamPlan()), [b""])
     client._send(0)
     assert not client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS) - 1)
     assert client._lead_in_has_ended(int(1e9 * MAX_LEAD_IN_SECONDS))

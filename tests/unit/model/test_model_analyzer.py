@@ -160,6 +160,16 @@ constraints:
 """,
         sections={"sla": {"avg": "5ms", "p90": "10ms", "p95": "20ms", "p99": "30ms"}},
     ),
+    "times of a model that streams": Example(
+        f"""{ONE}
+constraints:
+  time_to_first_token_p95: {{max: 200}}
+  inter_token_latency_avg: {{max: 30.5}}
+objectives: [output_token_throughput, time_to_first_token_p99, inter_token_latency_p50]
+""",
+        options={"objective": "output-throughput,ttft-p99,itl-p50"},
+        sections={"sla": {"ttft_p95": "200ms", "itl_avg": "30.5ms"}},
+    ),
     "short forms": Example(
         f"{ONE}latency_budget: 10\nmin_throughput: 100\nconstraints: {{perf_latency: {{max: 99}}}}\n",
         options={"min-throughput": "100/s"},
@@ -511,7 +521,9 @@ def test_every_key_that_model_analyzer_knows_is_known() -> None:
         ("run_config_search_max_concurrency: 5\nrequest_rate: 3\n", "ignored: requests are sent at a rate"),
         ("run_config_search_max_instance_count: 2\nrun_config_search_disable: on\n", "run_config_search_disable dec"),
         ("latency_budget: 5\nconstraints: {perf_latency_p99: {max: 9}}\n", "ignored: latency_budget replaces it"),
-        ("constraints: {time_to_first_token_p99: {max: 9}}\n", "p99: not supported: tokens are not counted"),
+        ("constraints: {time_to_first_token_p99: {max: 9}}\n", "p99: mapped to the bound `sla.ttft_p99`"),
+        ("constraints: {inter_token_latency_max: {max: 9}}\n", "max: not supported: use one of avg, p50, p90, p95"),
+        ("constraints: {output_token_throughput: {min: 9}}\n", "not supported: use perf_throughput, the requests"),
     ],
 )
 def test_a_note(text: str, line: str) -> None:

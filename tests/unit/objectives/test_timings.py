@@ -9,7 +9,7 @@ import pytest
 
 from objectives.confidence import ServerSpread, Verdict
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import ITL, LATENCY, QUANTILES, TIMINGS, TTFT, Measurement, Timing, timing_of
+from objectives.metrics import ITL, LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, TTFT, Measurement, Timing
 from objectives.sla import Sla
 from objectives.verdict import SequentialTest, count_misses, judge_sla, pool_measurements, server_spreads
 
@@ -75,10 +75,17 @@ def test_the_tightest_bound_on_a_latency_is_that_of_a_request() -> None:
     assert Sla.parse(map(str, sla)) == sla
 
 
-def test_a_timing_is_found_by_its_metric() -> None:
-    assert [timing_of(f"{timing.name}-p95") for timing in TIMINGS] == list(TIMINGS)
-    assert timing_of("throughput") is None
-    assert timing_of("output-throughput") is None
+def test_a_metric_says_which_time_it_describes_and_by_which_statistic() -> None:
+    described = [(METRICS[timing.metric(name)], timing, name) for timing in TIMINGS for name in STATISTICS]
+    assert all((metric.timing, metric.statistic) == (timing, name) for metric, timing, name in described)
+    assert [METRICS[f"ttft-{name}"].quantile for name in STATISTICS] == [None, 0.5, 0.9, 0.95, 0.99]
+    assert METRICS["throughput"].timing is METRICS["output-throughput"].timing is None
+    assert METRICS["throughput"].quantile is None
+
+
+def test_only_the_latency_of_a_request_has_a_short_name() -> None:
+    names = ("latency-p95", "ttft-p95", "throughput")
+    assert [METRICS[name].short_name for name in names] == ["p95", "ttft-p95", "throughput"]
 
 
 def test_the_spread_between_servers_is_known_for_each_bounded_time() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -20,9 +22,12 @@ from optimizer.results import summary
 from optimizer.results.confirmation_plan import (
     COMPARED_LOADS,
     WINDOWS,
+    confirmation_candidate,
+    first_compared_load,
     load_ladder,
 )
 from optimizer.results.recommendation import assess
+from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
 from tests.drawn_server import (
     BASELINE,
     BOUND_MS,
@@ -40,6 +45,33 @@ from tests.drawn_server import (
 @pytest.fixture
 def problem() -> Problem:
     return drawn_problem()
+
+
+@dataclass(frozen=True)
+class SteepPerformance:
+    """The performance with ``load`` requests in flight, of which at most 16 run at once."""
+
+    load: int
+    mean_batch_size: float = 1.0
+    utilization: float = 1.0
+
+    @property
+    def throughput_infer_per_s(self) -> float:
+        return 50.0 * min(self.load, 16)
+
+    def latency_s(self, metric: str) -> float:
+        assert metric == "latency-p95"
+        return 0.01 * (1 + max(0, self.load - 16) / 2)
+
+
+class SteepModel:
+    """A model of a server whose latency rises steeply above 16 requests in flight."""
+
+    name: ClassVar[str] = "a server with 16 places"
+    errors = ModelErrors(throughput=0.1, tail=0.1)
+
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SteepPerformance]:
+        return [SteepPerformance(load) for _, load in cells]
 
 
 class Counted(Drawing):
@@ -132,6 +164,17 @@ class TestLadder:
         start = max(load for load, log_ratio in enumerate(ladder.predicted) if log_ratio <= -MARGIN)
         assert 31 <= ladder.loads[start].concurrency <= 36
 
+    def test_a_model_predicts_the_latency_where_requests_begin_to_wait(self, problem: Problem) -> None:
+        """Up to 16 requests run at once; the measured latency is 1.1 times the predicted one."""
+        points = [self.at(8, 11.0), self.at(14, 11.0)]
+        ladder = load_ladder(points[1], points, problem, SteepModel())
+        predicted = {
+            load.concurrency: math.exp(share) for load, share in zip(ladder.loads, ladder.predicted, strict=True)
+        }
+        assert predicted[16] == pytest.approx(11.0 / BOUND_MS)
+        assert predicted[18] == pytest.approx(22.0 / BOUND_MS)
+        assert max(ladder.throughput) == pytest.approx(50 * 16, rel=0.15)
+
     def test_only_allowed_loads_are_tested(self, problem: Problem) -> None:
         class Listed(SearchSpace):
             def allowed_concurrencies(self, candidate: Candidate) -> tuple[int, ...]:
@@ -152,3 +195,20 @@ class TestLadder:
         rates = [other.request_rate for other in ladder.loads]
         assert load in ladder.loads
         assert max(b / a for a, b in pairwise(rates)) < 1.04
+
+
+def test_streams_need_time_before_and_after_their_windows() -> None:
+    """The first window begins when the first requests have ended, and the last requests are awaited."""
+    measurement = Measurement(2.0, latency_avg_ms=4000.0, responses_per_sec=30.0, stable=True)
+    point = Point(0, FAST, LoadPoint(1, 8), measurement)
+    batched = replace(point, measurement=replace(measurement, responses_per_sec=None))
+    seconds = [confirmation_candidate(own, own.load).server_seconds for own in (batched, point)]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * 4.0)
+
+
+def test_the_test_of_a_model_that_streams_begins_further_inside_the_bound(problem: Problem) -> None:
+    stable = Measurement(50.0, latency_p95_ms=BOUND_MS, stable=True)
+    batched = Point(0, FAST, LoadPoint(1, 40), stable)
+    streamed = replace(batched, measurement=replace(stable, ttft_p50_ms=1.0))
+    first = [first_compared_load(load_ladder(own, [own], problem, None)) for own in (batched, streamed)]
+    assert first[1].concurrency < first[0].concurrency

@@ -15,6 +15,8 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from objectives.verdict import ESTIMAND, estimand
 from optimizer.cli import compare, emit
+from optimizer.config.search_space import ModelKind
+from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint
 from optimizer.results import data_frames, formatting, summary
 from optimizer.results.finished_run import read_run
@@ -158,8 +160,17 @@ def test_documents_and_frames_have_the_streamed_metrics(folder: Path) -> None:
     assert not any("ttft" in name for name in summary.entry(shown_outcomes.outcome().points[0]))
 
 
-def test_a_finished_run_says_that_the_simulator_does_not_apply(folder: Path) -> None:
-    assert not read_run(folder).problem.is_simulated
+def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:
+    folder = streaming_run.write_run(tmp_path)
+    problem = read_run(folder).problem
+    assert problem.kind is ModelKind.STREAMING
+    assert problem.space.is_streaming
+    assert not problem.is_simulated
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["kind"] = "dreaming"
+    (folder / "run.json").write_text(json.dumps(info))
+    with pytest.raises(BadInputError, match="kind 'dreaming' is not one of batched, streaming, stateful"):
+        read_run(folder)
 
 
 def test_a_batch_has_the_interval_of_the_output_tokens(tmp_path: Path) -> None:

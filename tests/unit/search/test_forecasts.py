@@ -98,6 +98,20 @@ def test_the_noise_of_a_measurement_is_that_of_a_usual_one_at_the_estimated_scal
     assert tail == pytest.approx(max(NOISE_SCALES) * 1.5 * TAIL_NOISE)
 
 
+def test_the_mean_and_the_deviation_of_samples_are_those_of_the_posterior() -> None:
+    surrogate = fit_surrogate(PROBLEM, BEFORE)
+    cells = [(Candidate(8, True), 2), (Candidate(8, True), 3), (BATCHED, 16), (Candidate(1, instance_count=2), 8)]
+    for _, posterior in surrogate._posteriors:
+        samples = posterior.samples(cells, 4000, np.random.default_rng(0))
+        (expected,) = posterior.posteriors(cells)
+        assert samples.mean(axis=0)[:, 0] == pytest.approx(expected.mean[:, 0])
+        assert samples.mean(axis=0)[:, 1:] == pytest.approx(expected.log_latencies)
+        assert samples[..., 0].std(axis=0) == pytest.approx(expected.deviation[:, 0], rel=0.1)
+        at_loads = np.corrcoef(samples[:, 0, 0], samples[:, 1, 0])[0, 1]
+        assert at_loads > 0.5, "errors at two loads of one configuration are alike"
+    assert surrogate.samples(cells, 2).shape == (2 * SAMPLES, len(cells), 2)
+
+
 def test_a_configuration_unlike_the_measured_ones_has_a_wider_interval() -> None:
     surrogate = fit_surrogate(PROBLEM, BEFORE)
     (_, low, high), (_, far_low, far_high) = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork, fit
 from optimizer.simulator.metrics import binding_latency, is_complete, latency_bounds_s, predicted_latencies
@@ -22,7 +22,8 @@ from optimizer.simulator.performance_model import fit_model, sample_models
 LATENCIES = ("ttft-p95", "itl-p95", "latency-p95")
 SIZE = len(MEDIANS) + 1 + len(LATENCIES)
 SPACE = SearchSpace((2, 4, 8, 16, 32), (0, 1000), instance_count=(1, 2, 4))
-PROBLEM = Problem("m", SPACE, 1, 64, sla=Sla.from_bounds({"ttft-p95": 200.0, "itl-p95": 30.0}), is_simulated=False)
+BOUNDS = Sla.from_bounds({"ttft-p95": 200.0, "itl-p95": 30.0})
+PROBLEM = Problem("m", SPACE, 1, 64, sla=BOUNDS, kind=ModelKind.STREAMING)
 LOADS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -124,7 +125,7 @@ def test_all_bounded_latencies_are_predicted_without_a_simulator() -> None:
     assert set(predicted_latencies(PROBLEM, points)) == {"ttft-p95", "itl-p95"}
     assert predicted_latencies(PROBLEM, points)[0] == binding_latency(PROBLEM, points)
     assert predicted_latencies(replace(PROBLEM, sla=Sla()), points) == ("latency-p95",)
-    simulated = replace(PROBLEM, is_simulated=True, sla=Sla.from_bounds({"p95": 20.0, "p99": 90.0}))
+    simulated = replace(PROBLEM, kind=ModelKind.BATCHED, sla=Sla.from_bounds({"p95": 20.0, "p99": 90.0}))
     assert predicted_latencies(simulated, points) == ("latency-p95",)
     assert latency_bounds_s(PROBLEM, ("itl-p95", "latency-p95")).tolist() == pytest.approx([0.03, np.inf])
 

@@ -10,7 +10,7 @@ import pytest
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import ServerFault
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
@@ -131,7 +131,7 @@ def test_the_load_search_seeks_the_highest_load_for_requests_and_for_tokens(*, o
     """Tokens per second are proportional to requests per second, so both objectives have the same load search."""
     rules = []
     for name in ("throughput", "output-throughput"):
-        problem = replace(PROBLEM, objectives=(METRICS[name],), is_simulated=False, open_loop=open_loop)
+        problem = replace(PROBLEM, objectives=(METRICS[name],), kind=ModelKind.STREAMING, open_loop=open_loop)
         scheduler = make_scheduler("random", problem)
         for number in range(2):
             scheduler.finished(measured(Trial(number, COMPARISONS[number][1])))

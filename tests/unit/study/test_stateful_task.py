@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
@@ -32,7 +33,7 @@ def test_sequences_have_perf_analyzers_default_length_and_one_comparison(models:
     made = task(models)
     assert str(made.sequence_length) == "20"
     assert [role for role, _ in made.comparisons()] == ["baseline"]
-    assert not made.problem.is_simulated
+    assert made.problem.kind is ModelKind.STATEFUL
     assert made.problem.space.is_stateful
 
 

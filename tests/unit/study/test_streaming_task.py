@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
@@ -32,7 +33,7 @@ def task(models: Path, name: str = "streamer", **options: Any) -> Task:
 def test_a_decoupled_model_is_accepted_when_it_is_tuned_itself(models: Path, load: str) -> None:
     made = task(models, load=load)
     assert made.source.is_streaming
-    assert not made.problem.is_simulated
+    assert made.problem.kind is ModelKind.STREAMING
 
 
 @pytest.mark.parametrize(

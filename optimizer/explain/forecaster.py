@@ -1,0 +1,150 @@
+"""Forecasts of the best load of a configuration within bounds, and the gains that follow from them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Protocol
+
+import numpy as np
+
+from objectives.sla import Constraint, Sla
+from objectives.verdict import ConfidenceInterval
+from optimizer.core.trial import Candidate
+from optimizer.simulator.scenario import Array
+
+SLA_FACTORS = (0.5, 1.5, 2.0)
+LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
+FEWEST_SAMPLES = 20  # samples for an interval in which some load meets the bounds without the change
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The forecast of a candidate at a load, usually at its best one within the bounds.
+
+    ``latencies_ms`` are the predicted latencies by metric, the binding one first. ``samples`` [samples] are the best
+    throughputs within the bounds by samples of the model's posterior, 0 where no load meets them; None if the model
+    has no samples. Those of two forecasts of the same forecaster belong together.
+    """
+
+    candidate: Candidate
+    concurrency: int
+    throughput_infer_per_sec: float
+    latencies_ms: Mapping[str, float]
+    samples: Array | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def latency_ms(self) -> float:
+        """The binding latency."""
+        return next(iter(self.latencies_ms.values()))
+
+
+class Forecaster(Protocol):
+    """Forecasts candidates by a model that was fitted to a run."""
+
+    @property
+    def model_name(self) -> str:
+        """The name of the kind of model, for people."""
+
+    @property
+    def latencies(self) -> tuple[str, ...]:
+        """The predicted latency metrics, the binding one first."""
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """The median relative errors of the fitted model in the throughput and in each latency.
+
+        They are those before its corrections by the measurements.
+        """
+
+    @property
+    def points(self) -> int:
+        """The number of measurements to which the model was fitted."""
+
+    def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> Forecast | None:
+        """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
+
+        ``time_share`` is a factor on the time of computing.
+        """
+
+    def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+        """Return the lowest value of each latency of any of ``candidates`` at any load."""
+
+
+def median_errors(predicted: Array, measured: Array) -> tuple[float, ...]:
+    """Return the median relative error of each column of logarithms [points, columns]."""
+    return tuple(statistics.median(column) for column in np.abs(np.expm1(predicted - measured)).T.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The relative gain in throughput; 0.1 is 10 % more.
+
+    ``estimate`` is the median and ``interval`` the 95 % interval over the samples of the model's posterior. Without
+    samples the interval is None.
+    """
+
+    estimate: float
+    interval: ConfidenceInterval | None = None
+
+
+def gain(forecast: Forecast | None, usual: Forecast | None) -> Gain | None:
+    """Return the gain of ``forecast`` over ``usual``; None if either is."""
+    if forecast is None or usual is None:
+        return None
+    if forecast.samples is not None and usual.samples is not None:
+        possible = usual.samples > 0
+        if possible.sum() >= FEWEST_SAMPLES:
+            ratios = forecast.samples[possible] / usual.samples[possible]
+            low, median, high = (np.quantile(ratios, LEVELS) - 1).tolist()
+            return Gain(median, ConfidenceInterval(low, high))
+    return Gain(forecast.throughput_infer_per_sec / usual.throughput_infer_per_sec - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that could raise the throughput; ``change`` describes it.
+
+    ``forecast`` is None if no load would meet the bounds. ``gain`` is relative to the subject at its best load within
+    the same bounds, None if either meets them at no load.
+    """
+
+    name: str
+    change: str
+    forecast: Forecast | None
+    gain: Gain | None
+
+
+def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Return the remedies with the largest gain first."""
+    return tuple(sorted(remedies, key=lambda remedy: -(remedy.gain.estimate if remedy.gain else -1.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSla:
+    """The best tried candidate within ``factor`` times the bound on ``metric``.
+
+    ``gain`` is relative to the best tried candidate within the given bounds.
+    """
+
+    metric: str
+    factor: float
+    bound_ms: float
+    forecast: Forecast | None
+    gain: Gain | None
+
+
+def other_slas(
+    forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: Forecast | None
+) -> tuple[OtherSla, ...]:
+    """Return the best of ``tried`` if one bound is another one, with the gain over ``best``, that within ``sla``."""
+    bounds_ms = {metric: sla.latency_bound_ms(metric) for metric in forecaster.latencies}
+    others = []
+    for metric, factor in product((m for m, bound in bounds_ms.items() if math.isfinite(bound)), SLA_FACTORS):
+        bound_ms = factor * bounds_ms[metric]
+        forecast = forecaster.best(tried, Sla((*sla.without(metric), Constraint(metric, bound_ms))))
+        others.append(OtherSla(metric, factor, bound_ms, forecast, gain(forecast, best)))
+    return tuple(others)

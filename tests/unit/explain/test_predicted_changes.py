@@ -1,0 +1,326 @@
+"""Tests of ``tune explain`` for models that stream or keep state: stages, predicted changes and other bounds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from objectives.verdict import ConfidenceInterval
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.explain.bottleneck import BottleneckKind, bottleneck, stage_breakdown
+from optimizer.explain.console import print_explanation
+from optimizer.explain.explanation import Explanation, document, explain
+from optimizer.explain.forecaster import Forecast, Gain, gain, other_slas
+from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
+from optimizer.results.finished_run import read_run
+from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork
+from tests import stateful_run, streaming_run
+
+BOUNDS = {"ttft-p95": 300.0, "itl-p95": 30.0}
+SLA = Sla.from_bounds(BOUNDS)
+THREADS = "parameters.intra_op_thread_count.string_value"
+SPACE = SearchSpace((2, 4, 8, 16), ("off", 0, 5000), instance_count=(1, 2), fields={THREADS: ("1", "2")})
+PROBLEM = replace(streaming_run.problem(), space=SPACE, sla=SLA)
+
+
+def candidate(size: int, instances: int = 1, threads: str = "1") -> Candidate:
+    return Candidate(size, True, instance_count=instances, fields=((THREADS, threads),))
+
+
+TRUTH = ClosedNetwork(
+    tuple(BOUNDS), 1, 0.1, np.array([0.0] * (len(MEDIANS) + 1 + len(BOUNDS))), np.eye(len(MEDIANS) + 1 + len(BOUNDS))
+)
+
+
+def measured(one: Candidate, load: int) -> Measurement:
+    """Return a measurement of TRUTH; two threads make everything take 1.5 times as long."""
+    (result,) = TRUTH.simulate([(one, load)])
+    slower = 1.5 if dict(one.fields)[THREADS] == "2" else 1.0
+    times: dict[str, Any] = {
+        f"{metric.replace('-', '_')}_ms": 1e3 * slower * result.latency_s(metric) for metric in BOUNDS
+    }
+    rate = result.throughput_infer_per_s / slower
+    return Measurement(rate, latency_avg_ms=1e3 * load / rate, requests=500, stable=True, **times)
+
+
+def best_rate(one: Candidate, ttft_ms: float = BOUNDS["ttft-p95"]) -> float:
+    sla = Sla.from_bounds(BOUNDS | {"ttft-p95": ttft_ms})
+    every = [measured(one, load) for load in range(1, 49)]
+    return max(m.throughput_infer_per_sec or 0.0 for m in every if sla.is_met(m))
+
+
+TRIED = [candidate(4), candidate(8), candidate(16), candidate(8, 2), candidate(8, threads="2")]
+TRIALS = [
+    Trial(number, one, tuple((LoadPoint(1, load), measured(one, load)) for load in (2, 8, 16, 24)))
+    for number, one in enumerate(TRIED)
+]
+
+
+def changed_rows(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> Path:
+    with (folder / "trials.csv").open(newline="") as file:
+        rows = [change(row) for row in csv.DictReader(file)]
+    with (folder / "trials.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def text_of(explanation: Explanation, width: int = 80) -> str:
+    text = io.StringIO()
+    print_explanation(Console(file=text, width=width), explanation)
+    return text.getvalue()
+
+
+@pytest.fixture(scope="module")
+def forecaster() -> SurrogateForecaster:
+    return SurrogateForecaster(TRIALS, PROBLEM, [*TRIED, *single_changes(SPACE, TRIED[1])], 0)
+
+
+def test_predicted_gains_match_the_server(forecaster: SurrogateForecaster) -> None:
+    own, usual = TRIED[1], forecaster.best([TRIED[1]], SLA)
+    for other in (TRIED[0], TRIED[2], TRIED[3], TRIED[4]):
+        expected = gain(forecaster.best([other], SLA), usual)
+        assert expected is not None
+        assert expected.interval is not None
+        truth = best_rate(other) / best_rate(own) - 1
+        assert expected.estimate == pytest.approx(truth, abs=0.1), other
+        assert expected.interval.low - 0.02 <= truth <= expected.interval.high + 0.02, other
+
+
+def test_a_wider_bound_on_one_time_leaves_the_others(forecaster: SurrogateForecaster) -> None:
+    usual = forecaster.best([TRIED[1]], SLA)
+    others = {(other.metric, other.factor): other for other in other_slas(forecaster, [TRIED[1]], SLA, usual)}
+    assert {metric for metric, _ in others} == BOUNDS.keys()
+    assert others["ttft-p95", 2.0].bound_ms == 600.0
+    wider, truth = others["ttft-p95", 2.0].gain, best_rate(TRIED[1], 600.0) / best_rate(TRIED[1]) - 1
+    assert wider is not None
+    assert wider.estimate == pytest.approx(truth, abs=0.1)
+    assert others["itl-p95", 2.0].gain is not None
+
+
+def test_a_setting_that_was_not_tried_has_a_wide_interval(forecaster: SurrogateForecaster) -> None:
+    def width(one: Candidate) -> float:
+        expected = gain(forecaster.best([one], SLA), forecaster.best([TRIED[1]], SLA))
+        assert expected is not None
+        assert expected.interval is not None
+        return expected.interval.high - expected.interval.low
+
+    assert width(TRIED[1]) == 0.0, "its own error cancels"
+    assert width(TRIED[2]) < width(replace(TRIED[1], max_queue_delay_us=5000))
+
+
+def test_faster_computing_scales_throughput_and_times(forecaster: SurrogateForecaster) -> None:
+    usual, faster = forecaster.best([TRIED[1]], Sla()), forecaster.best([TRIED[1]], Sla(), time_share=0.5)
+    assert usual is not None
+    assert faster is not None
+    assert faster.throughput_infer_per_sec == pytest.approx(2 * usual.throughput_infer_per_sec)
+    assert faster.latency_ms == pytest.approx(usual.latency_ms / 2)
+
+
+def test_no_load_meets_a_bound_below_the_quickest_time(forecaster: SurrogateForecaster) -> None:
+    quickest_ms = forecaster.quickest_ms(TRIED)["ttft-p95"]
+    sla = Sla.from_bounds({"ttft-p95": 0.5 * quickest_ms})
+    assert forecaster.best(TRIED, sla) is None
+    changes = single_changes(SPACE, TRIED[1])
+    remedies = predicted_remedies(forecaster, TRIED[1], changes, sla, 1.0, on_gpu=True)
+    assert len(remedies) == 1 + len(changes)
+    assert all(remedy.forecast is None and remedy.gain is None for remedy in remedies)
+
+
+def test_each_parameter_takes_its_next_choices() -> None:
+    words = {" ".join(words): changed for changed, words in single_changes(SPACE, candidate(16)).items()}
+    assert words.keys() == {
+        "max_batch_size 8 instead of 16",
+        "max_batch_size 32 instead of 16, outside of the search space",
+        "max_queue_delay_microseconds off instead of 0",
+        "max_queue_delay_microseconds 5,000 instead of 0",
+        "instance_group count 2 instead of 1",
+        "intra_op_thread_count 2 instead of 1",
+    }
+    assert words["instance_group count 2 instead of 1"] == candidate(16, 2)
+    unset = [" ".join(words) for words in single_changes(SPACE, Candidate(16, True)).values()]
+    assert "intra_op_thread_count 1 instead of the default" in unset
+    more = [" ".join(words) for words in single_changes(SPACE, candidate(16, 2)).values()]
+    assert "instance_group count 3 instead of 2, outside of the search space" in more
+
+
+def test_an_interval_needs_samples_that_meet_the_bounds() -> None:
+    def forecast(rate: float, samples: list[float]) -> Forecast:
+        return Forecast(TRIED[0], 4, rate, {"ttft-p95": 100.0}, np.array(samples))
+
+    usual, other = forecast(10.0, [10.0] * 100), forecast(20.0, [0.0] * 10 + [20.0] * 90)
+    assert gain(other, usual) == Gain(1.0, ConfidenceInterval(-1.0, 1.0))
+    assert gain(other, forecast(10.0, [0.0] * 90 + [10.0] * 10)) == Gain(1.0)
+    assert gain(None, usual) is None
+
+
+# -- stages -------------------------------------------------------------------------------------------------------
+
+
+def streamed(load: int, ttft_ms: float, total_ms: float, queue_ms: float | None = None) -> Point:
+    m = Measurement(
+        1e3 * load / total_ms,
+        latency_avg_ms=total_ms,
+        ttft_avg_ms=ttft_ms,
+        ttft_p50_ms=ttft_ms,
+        itl_avg_ms=(total_ms - ttft_ms) / 15,
+        queue_ms=queue_ms,
+        compute_infer_ms=0.1,
+        batch_stats="1:100:100000",
+        stable=True,
+    )
+    return Point(0, candidate(8), LoadPoint(1, load), m)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ttft_ms", "total_ms", "queue_ms", "words"),
+    [
+        ("generation", 100.0, 400.0, 1.0, "75% of a request's time is spent between its first and its last response"),
+        ("waiting", 500.0, 700.0, 1.0, "68% of a request's time is spent waiting in the model"),
+        ("queue", 300.0, 400.0, 220.0, "55% of a request's time is spent in Triton's queue"),
+        ("first response", 21.0, 22.0, None, "which takes as long in the quickest measurement (20.0 ms"),
+    ],
+)
+def test_the_stages_of_a_stream_are_those_that_the_client_sees(
+    kind: BottleneckKind, ttft_ms: float, total_ms: float, queue_ms: float | None, words: str
+) -> None:
+    quickest, point = streamed(1, 20.0, 120.0), streamed(16, ttft_ms, total_ms, queue_ms)
+    loads = tuple((one.load, one.measurement) for one in (quickest, point))
+    stages = stage_breakdown(point, [Trial(0, point.candidate, loads)])
+    assert sum(stages.stages_ms.values()) == pytest.approx(total_ms)
+    assert stages.stages_ms["first response"] == pytest.approx(20.0)
+    assert stages.busy_share is None, "the server counts the time of handing a request over"
+    result = bottleneck(stages, None)
+    assert result.kind == kind
+    assert words in " ".join(result.reasons)
+
+
+def test_the_use_of_the_kv_cache_is_told() -> None:
+    point = streamed(16, 500.0, 700.0)
+    full = replace(point, measurement=replace(point.measurement, kv_cache_utilization=0.97, engine_preemptions=3.0))
+    stages = stage_breakdown(full, [Trial(0, full.candidate, ((full.load, full.measurement),))])
+    assert "The KV cache was filled up to 97%, and 3 requests lost their place" in " ".join(
+        bottleneck(stages, None).reasons
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"sequence_batching.oldest.max_candidate_sequences": 32}, "have places for 64: each has a place"),
+        ({"sequence_batching.oldest.max_candidate_sequences": 8}, "have places for 16: some wait for a place"),
+        ({"sequence_batching.direct.minimum_slot_utilization": 0.5}, "have places for 16: some wait for a place"),
+    ],
+)
+def test_the_places_of_sequences_are_counted(fields: dict[str, float], words: str) -> None:
+    one = Candidate(8, instance_count=2, fields=tuple(fields.items()))
+    m = Measurement(800.0, mean_batch_size=8.0, batch_stats="8:100:1900000000", queue_ms=9.0, compute_infer_ms=5.0)
+    point = Point(0, one, LoadPoint(1, 64), m)
+    reasons = bottleneck(stage_breakdown(point, [Trial(0, one, ((point.load, m),))]), None).reasons
+    assert words in " ".join(reasons)
+
+
+def test_an_inconclusive_gain_of_instances_decides_nothing() -> None:
+    m = Measurement(800.0, mean_batch_size=8.0, batch_stats="8:100:950000000", queue_ms=9.0, compute_infer_ms=5.0)
+    point = Point(0, Candidate(8, True), LoadPoint(1, 16), m)
+    stages = stage_breakdown(point, [Trial(0, point.candidate, ((point.load, m),))])
+    unknown = bottleneck(stages, Gain(0.2, ConfidenceInterval(-0.1, 0.5)))
+    assert unknown.kind == "compute"
+    assert "More instances" not in " ".join(unknown.reasons)
+    assert bottleneck(stages, Gain(0.2, ConfidenceInterval(0.1, 0.3))).kind == "instances"
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
+    explanation = explain(read_run(streaming_run.write_run(tmp_path)))
+    simulation = explanation.simulation
+    assert simulation is not None
+    assert not simulation.is_simulated
+    assert {latency.metric for latency in simulation.latencies} == streaming_run.BOUNDS_MS.keys()
+    assert simulation.points == len(streaming_run.trials()) * len(streaming_run.LOADS)
+    shown = text_of(explanation)
+    assert max(map(len, shown.splitlines()[:-1])) <= 80
+    words = " ".join(shown.split())
+    assert "Predicted within" in words
+    assert "closed queueing network" in words
+    assert "requests in flight, it is expected to serve" in words
+    assert "another SLA, TTFT p95 <= 400 ms" in words
+    assert "another SLA, inter-token p95 <= 60 ms" in words
+    json.dumps(document(explanation), allow_nan=False)
+
+
+def test_a_run_of_a_stateful_model_is_explained(tmp_path: Path) -> None:
+    explanation = explain(read_run(stateful_run.write_run(tmp_path)))
+    assert explanation.simulation is not None
+    words = " ".join(text_of(explanation).split())
+    assert "Predicted within p95 <= 20 ms" in words
+    assert "max_candidate_sequences 8 instead of 32: " in words
+    assert "24 sequences were in flight, and the instances have places for 32: each has a place" in words
+    assert "sequences in flight, it is expected to serve" in words
+    json.dumps(document(explanation), allow_nan=False)
+
+
+def test_the_json_document_has_the_structure_of_batched_models(tmp_path: Path) -> None:
+    streams = document(explain(read_run(streaming_run.write_run(tmp_path))))
+    batched = document(explain(read_run("tests/data/dlrm/sample")))
+    assert streams.keys() == batched.keys()
+    assert streams["simulated"].keys() == batched["simulated"].keys()
+    for part in ("latencies", "remedies", "other_slas"):
+        assert streams["simulated"][part][0].keys() == batched["simulated"][part][0].keys()
+    low, high = streams["simulated"]["remedies"][0]["gain_interval"]
+    assert low <= streams["simulated"]["remedies"][0]["gain"] <= high
+    assert batched["simulated"]["remedies"][0]["gain_interval"] is None
+
+
+def test_nothing_is_predicted_without_a_complete_measurement(tmp_path: Path) -> None:
+    folder = changed_rows(streaming_run.write_run(tmp_path), lambda row: row | {"ttft_p95_ms": ""})
+    explanation = explain(read_run(folder))
+    assert explanation.simulation is None
+    assert "Nothing is predicted" in text_of(explanation)
+
+
+def test_a_run_without_a_recommendation_has_the_quickest_times(tmp_path: Path) -> None:
+    folder = streaming_run.write_run(tmp_path)
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["constraints"][0] = "ttft-p95 <= 5 ms"
+    (folder / "run.json").write_text(json.dumps(info))
+    explanation = explain(read_run(folder))
+    assert not explanation.recommended
+    words = " ".join(text_of(explanation).split())
+    assert "TTFT p95 <= 5 ms is missed" in words
+    assert "no load meets the bounds" in words
+    assert "The lowest expected TTFT p95 of the tried configurations is" in words
+    assert "is expected to serve" not in words
+    json.dumps(document(explanation), allow_nan=False)
+
+
+def test_an_open_loop_is_predicted_by_its_requests_in_flight(tmp_path: Path) -> None:
+    folder = changed_rows(
+        streaming_run.write_run(tmp_path),
+        lambda row: row | {"concurrency": "", "request_rate": row["concurrency"]},
+    )
+    info = json.loads((folder / "run.json").read_text())
+    info["options"]["load"] = "rate"
+    (folder / "run.json").write_text(json.dumps(info))
+    explanation = explain(read_run(folder))
+    assert explanation.simulation is not None
+    assert explanation.simulation.next_load is not None
+    point = explanation.subject.point
+    in_flight = point.throughput_infer_per_sec * (point.measurement.latency_avg_ms or 0.0) / 1e3
+    assert explanation.simulation.next_load.concurrency == pytest.approx(1.1 * in_flight, abs=1)
+    json.dumps(document(explanation), allow_nan=False)
