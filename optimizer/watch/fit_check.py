@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from objectives.confidence import Verdict
-from objectives.metrics import LATENCY, TTFT, timing_of
+from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import Constraint
 from objectives.verdict import QUANTILE_LEVELS
 from optimizer.results import formatting
@@ -297,7 +297,7 @@ def _check_bounds(expected: Expectation, loads: Sequence[ServedLoad], error: flo
     """Compare the latencies that the server reports itself with the bounds of the run."""
     checks = []
     for bound in expected.sla.latencies:
-        timing, level = timing_of(bound.metric), QUANTILE_LEVELS.get(bound.metric)
+        timing, level = METRICS[bound.metric].timing, QUANTILE_LEVELS.get(bound.metric)
         if timing is TTFT and level is not None:
             checks.append(_check_first_response(bound, level, loads, error))
         elif timing is LATENCY and not expected.is_streamed:
