@@ -67,10 +67,11 @@ def cases(expected: Expectation) -> list[Case]:
         return LoadPoint(samples, request_rate=round(share * safe))
 
     clients = expected.point.load.concurrency or 1
-    closed, crowded = (LoadPoint(size, concurrency=times * clients) for times in (1, 4))
+    fewer, closed, crowded = (LoadPoint(size, concurrency=max(1, round(share * clients))) for share in (0.5, 1, 4))
     larger = "a larger model"
     return [
         *(Case(f"independent requests, {share:.0%}", True, at(share), own) for share in (0.1, 0.5, 0.9)),
+        Case("a closed loop with half of the clients", True, fewer, own),
         Case("the run's own closed loop", True, closed, own),
         Case("requests of 4 times the samples, 10%", False, at(0.1, 4 * size), own),
         Case("a closed loop with 4 times the clients", False, crowded, own),

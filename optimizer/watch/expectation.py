@@ -42,6 +42,7 @@ from optimizer.simulator.scenario import SimulationResult
 
 SEED = 1
 LARGEST_LOG = 300.0  # of a value that a damaged table could hold
+PIPELINE = "the run has the batches of a step of the ensemble, which the metrics of the ensemble do not show"
 NOT_SIMULATED = "the simulator does not describe models that stream or keep state"
 NO_BATCH_TIMES = "the run did not measure how long batches take"
 
@@ -246,6 +247,7 @@ def expectation(run: FinishedRun) -> Expectation:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
     point, confirmed = outcome.recommended, outcome.confirmed
     servers = usable_windows(confirmed, run.trials) if confirmed else []
+    windows = [] if is_pipeline(run) else servers or [[point.measurement]]
     spread = confirmed_spreads(run.trials, run.problem)["throughput"]
     size = run.problem.request_batch_size
     served_by, why_not = _fitted_replica(run)
@@ -253,15 +255,20 @@ def expectation(run: FinishedRun) -> Expectation:
         run,
         point,
         str(dict(point.candidate.fields).get(VARIANT, run.problem.model)),
-        _values(servers, point, lambda m: (m.throughput_infer_per_sec or 0.0) / size, spread),
-        _values(servers, point, lambda m: m.queue_ms),
-        _values(servers, point, time_in_server_ms),
+        _values(servers or [[point.measurement]], lambda m: (m.throughput_infer_per_sec or 0.0) / size, spread),
+        _values(windows, lambda m: m.queue_ms),
+        _values(windows, time_in_server_ms),
         sum(window.requests or 0 for own in servers for window in own) or point.measurement.requests or 0,
         _safe_rate(run, served_by),
         served_by,
         why_not,
         _batch_size_error(served_by, point.candidate, run) if served_by else 0.0,
     )
+
+
+def is_pipeline(run: FinishedRun) -> bool:
+    """Return whether the model of ``run`` calls others: best/ then has a configuration for each of them."""
+    return len(list(run.folder.best.glob("*/config.pbtxt"))) > 1 + len(run.options.concurrent_models)
 
 
 def time_in_server_ms(measured: Measurement) -> float | None:
@@ -279,17 +286,16 @@ def execution_ms(measured: Measurement) -> float | None:
 
 def _values(
     servers: Sequence[Sequence[Measurement]],
-    point: Point,
     value: Callable[[Measurement], float | None],
     spread: ServerSpread | None = None,
 ) -> ServerValues:
-    """Return a value on each fresh server; that of the search if there are none.
+    """Return a value on each of ``servers``.
 
     ``spread`` is the variance between servers; without one it is estimated from these servers.
     """
     known = (
         np.array([math.log(own) for window in windows if 0 < (own := value(window) or 0.0) < math.inf])
-        for windows in servers or [[point.measurement]]
+        for windows in servers
     )
     logs = [own for own in known if len(own)]
     return ServerValues(tuple(float(own.mean()) for own in logs), spread or pool_server_spread([logs]))
@@ -299,6 +305,8 @@ def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
     """Return the simulated server of the recommendation, or why there is none."""
     if not run.problem.is_simulated:
         return None, NOT_SIMULATED
+    if is_pipeline(run):
+        return None, PIPELINE
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
     source = planned_configurations([run], latencies)[0][0]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,18 @@ from objectives.confidence import Verdict
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.results.finished_run import read_run
-from optimizer.watch.expectation import Expectation, ExpectedAtRate, expectation, time_in_server_ms
+from optimizer.watch.expectation import (
+    NOT_SIMULATED,
+    PIPELINE,
+    Expectation,
+    ExpectedAtRate,
+    expectation,
+    time_in_server_ms,
+)
 from optimizer.watch.fit_check import Check, Judgement, judge, share_interval
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, next_steps, search_command
+from tests import streaming_run
 
 SAMPLE = Path(__file__).parents[2] / "data" / "dlrm" / "sample"
 ERROR = 0.01 / 8
@@ -172,6 +181,34 @@ def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() ->
     assert checks["samples per execution"].status == "unknown"
     assert checks["execution time"].explanation == "no simulator"
     assert checks["queue time"].status == "fits"
+
+
+def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> None:
+    expected = expectation(read_run(streaming_run.write_run(tmp_path)))
+    assert expected.is_streamed
+    confirmed = expected.rate.predicted(1, ERROR)
+    assert confirmed is not None
+    assert expected.safe_rate is not None
+    assert 0 < expected.safe_rate < confirmed.high
+    requests = 0.5 * expected.safe_rate * 60
+    minute = ServedLoad(60, requests, {}, requests, requests, requests * 900, requests, requests * 500)
+    checks = {check.name: check for check in judge(expected, [minute] * SAMPLES, 1).checks}
+    assert checks["requests/s per server"].status == "fits"
+    assert checks["samples per request"].status == "fits"
+    assert checks["execution time"].explanation == NOT_SIMULATED
+    assert "mean in the server" not in checks  # Triton's time of a request ends before the last response
+
+
+def test_an_ensemble_is_judged_without_the_times_of_its_steps(tmp_path: Path) -> None:
+    run = read_run(shutil.copytree(SAMPLE, tmp_path / "run"))
+    for name in ("first", "chain"):
+        (run.folder.best / name).mkdir()
+        (run.folder.best / name / "config.pbtxt").touch()
+    expected = expectation(run)
+    checks = {check.name: check for check in judge(expected, loads(RATE), 1).checks}
+    assert checks["execution time"].explanation == PIPELINE
+    assert {checks[name].status for name in ("queue time", "time in the server")} == {"unknown"}
+    assert checks["requests/s per server"].status == "fits"
 
 
 def test_the_document_has_only_values_that_json_has() -> None:
