@@ -4,10 +4,11 @@
 
 RUN is the folder of a run of the built-in model mlp on this machine, such as that of `tune --sla-p95 20ms mlp`. Each
 round starts a server with its recommendation for each case. It sends the load of the case with tune's own client, and
-judges the server's metrics as `tune watch` does. (The client gives up on an overloaded server, so overload is a
-closed loop with more clients.) Cases with the load and the server of the run should fit: other
-judgements are false alarms. In the other cases one thing differs, which should be detected. Rates are shares of the
-rate that `tune plan` calls safe for one server. Prints a Markdown table; the latest one is in watch.md.
+judges the server's metrics as `tune watch` does. (The client gives up a rate that the server does not reach, also if
+the machine is disturbed. So overload is a closed loop with more clients.) Cases with the load and the server of the
+run should fit: other judgements are false alarms. In the other cases one thing differs, which should be detected.
+Rates are shares of the rate that `tune plan` calls safe for one server. Prints a Markdown table; the latest one is in
+watch.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from objectives.confidence import Verdict
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.model.builders import build
 from optimizer.results import formatting
@@ -40,6 +42,9 @@ from optimizer.watch.fit_check import Judgement, judge
 from optimizer.watch.sampling import read_server, samples
 
 LEAD_SECONDS, MORE_SECONDS = 2.0, 1.0  # of the load before and after the samples
+SUMMARIES = "--metrics-config=summary_latencies=true"
+GAVE_UP = "the client gave up"
+OUTCOMES = ("fits", "near the capacity", "no longer fits", "undecided", GAVE_UP)
 SLOW_MODEL = {"hidden_width": 1024, "layers": 4}
 
 
@@ -82,10 +87,14 @@ def cases(expected: Expectation) -> list[Case]:
     ]
 
 
-def judged(case: Case, expected: Expectation, folder: Path, interval: float, count: int) -> Judgement:
-    """Serve ``case`` on a new server, send its load, and return the judgement on its metrics."""
+def judged(case: Case, expected: Expectation, folder: Path, interval: float, count: int) -> Judgement | None:
+    """Serve ``case`` on a new server, send its load, and return the judgement on its metrics.
+
+    It is None if the client gave up before the samples ended.
+    """
     source = build("mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=_say)
-    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=_say, metrics=True, cpus=case.cpus)
+    installation = replace(embedded_installation(runtime.ensure(_say)), arguments=(SUMMARIES,))
+    target = InstalledTarget(source, installation, log=folder / "tritonserver.log", metrics=True, cpus=case.cpus)
     kind = OpenLoopGenerator if case.load.request_rate else ClosedLoopGenerator
     client = kind(log=folder / "client.log")
     with contextlib.closing(target), target.deploy(case.candidate) as endpoint:
@@ -104,30 +113,33 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
                 time.sleep(interval)
             time.sleep(LEAD_SECONDS)
             newest = next(samples([url], endpoint.model, interval, count))
+            has_load = sender.is_alive()
         finally:
             sender.join()
-    return judge(expected, newest.loads, 1, newest.lost)
+    return judge(expected, newest.loads, 1, newest.lost) if has_load else None
 
 
-def outcome(judgement: Judgement) -> str:
+def outcome(judgement: Judgement | None) -> str:
+    if judgement is None:
+        return GAVE_UP
     if judgement.verdict is Verdict.FAIL:
         return "no longer fits"
     if judgement.verdict is Verdict.UNDECIDED:
         return "undecided"
-    return "near" if any(check.status == "near" for check in judgement.checks) else "fits"
+    return "near the capacity" if any(check.status == "near" for check in judgement.checks) else "fits"
 
 
-def table(results: Sequence[tuple[Case, list[Judgement]]]) -> str:
+def table(results: Sequence[tuple[Case, list[Judgement | None]]]) -> str:
     """Return the Markdown table."""
     lines = [
-        "| server and load | should | fits | near the capacity | no longer fits | undecided | checks that differed |",
-        "| --- | --- | --: | --: | --: | --: | --- |",
+        f"| server and load | should | {' | '.join(OUTCOMES)} | checks that differed |",
+        f"| --- | --- |{' --: |' * len(OUTCOMES)} --- |",
     ]
     for case, judgements in results:
         counts = Counter(map(outcome, judgements))
-        names = Counter(check.name for judgement in judgements for check in judgement.differing)
+        names = Counter(check.name for judgement in judgements if judgement for check in judgement.differing)
         shown = ", ".join(f"{name} ({count})" for name, count in names.most_common()) or "–"
-        cells = [counts[word] for word in ("fits", "near", "no longer fits", "undecided")]
+        cells = [counts[word] for word in OUTCOMES]
         should = "fit" if case.fits else "differ"
         lines.append(f"| {case.name} | {should} | {' | '.join(map(str, cells))} | {shown} |")
     return "\n".join(lines)
@@ -147,7 +159,7 @@ def main() -> None:
     if run.problem.model != "mlp":
         sys.exit(f"{arguments.run}: is no run of mlp")
     expected = expectation(run)
-    results: list[tuple[Case, list[Judgement]]] = [(case, []) for case in cases(expected)]
+    results: list[tuple[Case, list[Judgement | None]]] = [(case, []) for case in cases(expected)]
     ends = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):
@@ -159,7 +171,7 @@ def main() -> None:
                 except TuneError as error:
                     _say(f"{case.name}: {error}")
                     continue
-                names = [check.name for check in judgements[-1].differing]
+                names = [check.name for check in judgements[-1].differing] if judgements[-1] else []
                 _say(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
     confirmed = expected.rate.interval(1 - run.problem.confidence)
     assert confirmed is not None, "the run has a throughput"

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from optimizer.config.model_source import ModelSource
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import LoadPoint
-from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
 from optimizer.machine.gpu_telemetry import read_metrics_page
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.results.finished_run import read_run
@@ -31,6 +33,7 @@ BRIEFLY = ("--budget", "40s", "--max-trials", "3", "--measurement-interval", "20
 SAMPLING = ("--interval", "500ms", "--samples", "8")
 SECONDS = 12.0  # of a load: longer than the samples and the start of the command
 LOWEST_RATE = 40.0  # requests per second
+SUMMARIES = "--metrics-config=summary_latencies=true"
 TIMES = {"queue time", "execution time", "time in the server"}
 
 
@@ -58,7 +61,8 @@ def test_a_low_load_fits_and_larger_requests_do_not(
     recommended = run.outcome.recommended
     assert recommended is not None
 
-    target = EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print, metrics=True)
+    installation = replace(embedded_installation(runtime.ensure(print)), arguments=(SUMMARIES,))
+    target = InstalledTarget(mlp, installation, log=tmp_path / "tritonserver.log", metrics=True)
     with contextlib.closing(target), target.deploy(recommended.candidate) as endpoint:
         assert models_of(parse_page(read_metrics_page(endpoint.metrics))) == ["mlp"]
 
@@ -73,6 +77,7 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         assert differing <= TIMES, fits
         assert (code, fits["verdict"]) == ((1, "FAIL") if differing else (0, "PASS")), fits
         assert fits["requests"] > 0
+        assert "p95 in the server" in {check["name"] for check in fits["checks"]}
         assert fits["search"]["earlier_trials"] == len(run.trials)
 
         code, larger = watched(LoadPoint(8, request_rate=round(rate)))

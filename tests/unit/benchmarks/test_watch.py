@@ -38,10 +38,10 @@ def test_the_table_counts_judgements_and_names_the_checks() -> None:
     first, *_, last = cases(EXPECTED)
     written = table(
         [
-            (first, [judgement(), judgement(near=True)]),
+            (first, [judgement(), judgement(near=True), None]),
             (last, [judgement("queue time"), judgement("queue time", "execution time"), judgement()]),
         ]
     )
     rows = written.splitlines()[2:]
-    assert rows[0].endswith("| fit | 1 | 1 | 0 | 0 | – |")
-    assert rows[1].endswith("| differ | 1 | 0 | 2 | 0 | queue time (2), execution time (1) |")
+    assert rows[0].endswith("| fit | 1 | 1 | 0 | 0 | 1 | – |")
+    assert rows[1].endswith("| differ | 1 | 0 | 2 | 0 | 0 | queue time (2), execution time (1) |")
