@@ -12,8 +12,9 @@ from typing import Any
 
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS, Stopwatch
-from optimizer.deploy import runtime
+from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
+from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import (
     MAX_SENT_ENTRIES,
@@ -90,8 +91,7 @@ def make_load_generators(
         shutil.rmtree(scratch, ignore_errors=True)
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_make_own_client(options, task, own), task.unbounded)
-        length = task.sequence_length.fixed if task.sequence_length else None  # perf_analyzer has no mix of lengths
-        if length is None:
+        if (length := _checked_sequence_length(task)) is None:
             return LoadGenerators(generator, generator)
         checker = replace(_make_perf_analyzer(options, folder, say, common), sequence_length=length)
         return LoadGenerators(generator, generator, cross_checking=checker)
@@ -107,6 +107,23 @@ def make_load_generators(
 def own_client_searches(task: Task) -> bool:
     """Return whether the project's own client measures the search too: an open loop, sequences, or streams."""
     return task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
+
+
+def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
+    """Return the version of the perf_analyzer that measures or checks ``task``, or the ID of its image.
+
+    The result is empty if tune's own client alone measures. Raises EnvironmentFault.
+    """
+    if own_client_searches(task) and _checked_sequence_length(task) is None:
+        return ""
+    if options.perf_analyzer_image is not None:
+        return docker_engine.image_id(options.perf_analyzer_image)
+    return runtime.ensure(say).perf_analyzer_version
+
+
+def _checked_sequence_length(task: Task) -> int | None:
+    """Return the length of sequences with which perf_analyzer checks the own client; it cannot send a mix of them."""
+    return task.sequence_length.fixed if task.sequence_length else None
 
 
 def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:
@@ -128,7 +145,7 @@ def _make_perf_analyzer(
         installed.perf_analyzer_libraries,
         folder.perf_analyzer_log,
         protocol=options.protocol,
-        runner=FallbackRunner(installed.perf_analyzer_libraries, partial(runtime.older_perf_analyzer, say))
+        runner=FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, say))
         if image is None
         else PerfAnalyzerContainer(image),
         **common,
