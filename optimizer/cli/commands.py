@@ -40,7 +40,6 @@ _OVERVIEW: Final = """\
 Find the Triton configuration with the most throughput within a latency bound.
   tune --sla-p95 20ms dlrm                                a built-in model
   tune --sla-p99 50ms --model-repository models my_model  a model of your own
-  tune --resume results/dlrm/20261120-231154              continue a run
 
 {commands}
 

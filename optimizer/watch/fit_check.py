@@ -351,9 +351,7 @@ def _compared(name: str, unit: str, measured: Estimate, expected: Range, meaning
 def _at_most(name: str, unit: str, measured: Estimate, expected: Range | None, meaning: str) -> Check:
     """Return the check of a value that should not be too high."""
     if expected is None:
-        return Check(
-            name, "unknown", unit, _known(measured), None, "the run lacks the times of this model"
-        )
+        return Check(name, "unknown", unit, _known(measured), None, "the run lacks the times of this model")
     return _compared(name, unit, measured, expected, meaning)
 
 
