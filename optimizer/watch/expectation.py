@@ -1,6 +1,6 @@
 """The expectations of a finished run for its recommendation in production: highest rate, and times at a rate.
 
-How requests arrive in production is unknown. So what is expected at a rate lies between two kinds of traffic:
+How requests arrive in production is unknown. So the values at a rate lie between those of two kinds of traffic:
 requests that arrive independently of each other (Poisson), and a closed loop, whose clients wait for each answer. The
 simulator that the run has fitted computes both, for a fast and for a slow server.
 """
@@ -57,7 +57,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAtRate:
-    """What is expected of a server at a rate: samples per execution, and mean times of a request in ms.
+    """The expected values of a server at a rate: samples per execution, and mean times of a request in ms.
 
     ``meets`` says whether the SLA is met there by a slow server with independent requests.
     """
@@ -95,7 +95,7 @@ class ServerValues:
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """What ``run`` leads to expect of its recommendation.
+    """The expectations of ``run`` for its recommendation.
 
     Attributes:
         run: The run.

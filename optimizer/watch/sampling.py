@@ -78,7 +78,7 @@ def samples(
     count: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Samples]:
-    """Yield the newest ``count`` samples each time that there is a new one, once there are so many.
+    """Yield the newest ``count`` samples after each new one, as soon as there are ``count``.
 
     A sample is lost if a server was restarted within it, could not be read, or lacked the model for a while.
 

@@ -47,7 +47,7 @@ def at(rate: float, servers: int = 1) -> ExpectedAtRate:
 
 
 def loads(rate: float, servers: int = 1, **changes: Any) -> list[ServedLoad]:
-    """Return samples of a server that does what is expected at ``rate`` requests per second of all servers."""
+    """Return samples of servers that behave as expected at ``rate`` requests per second together."""
     here, size = at(rate / servers), sample().request_samples
     requests = rate * SECONDS
     usual = ServedLoad(
