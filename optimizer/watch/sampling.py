@@ -50,8 +50,9 @@ def read_server(url: str, model: str) -> ModelCounters:
             "http://HOST:8002/metrics by default"
         ) from None
     except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)  # of a URLError
         raise EnvironmentFault(
-            f"--url {url}: the metrics cannot be read ({one_line(str(error)) or type(error).__name__}); "
+            f"--url {url}: the metrics cannot be read ({one_line(str(reason)) or type(error).__name__}); "
             "check the address and that the server runs"
         ) from None
     at_seconds = time.monotonic()
