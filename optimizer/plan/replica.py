@@ -54,6 +54,7 @@ SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that 
 FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
 CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
+FEWEST_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 FULLEST = 4  # batches in flight per instance; more do not raise the throughput
 FITS = 2  # the second one sees all deployments at their usual speed, as the first one has estimated it
@@ -268,7 +269,9 @@ class _Speeds:
     def _load(self, load: LoadPoint) -> SimulatedLoad:
         if load.concurrency:
             return ClosedLoopLoad(load.concurrency)
-        planned = self._evidence.arrivals.plan(load.request_rate, RATE_REQUESTS / load.request_rate, seed=0)
+        arrivals, rate = self._evidence.arrivals, load.request_rate
+        seconds = max(RATE_REQUESTS / rate, FEWEST_PERIODS * arrivals.times.period_at(rate))
+        planned = arrivals.plan(rate, arrivals.times.whole_periods(seconds, rate), seed=0)
         return OpenLoopLoad(as_samples(planned, self._each))
 
 

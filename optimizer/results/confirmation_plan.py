@@ -35,6 +35,7 @@ from objectives.verdict import (
     throughput_ratio,
 )
 from optimizer.config.search_space import Problem
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.simulator.metrics import Performance
@@ -234,8 +235,14 @@ def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, f
     return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_s)
 
 
-def confirmation_candidate(point: Point, load: LoadPoint, error: float = 0.0) -> ConfirmationCandidate:
-    """Return the plan for the candidate of ``point`` at ``load``; slow models get longer windows."""
+def confirmation_candidate(
+    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0
+) -> ConfirmationCandidate:
+    """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
+
+    Slow models get longer windows. If the times of the requests repeat, a window has whole periods. So all windows
+    have the same load, and their differences are those of the server.
+    """
     served = point.throughput_infer_per_sec / load.request_batch_size
     seconds = WINDOW_REQUESTS / served if served > 0 else LONGEST_SECONDS
     start_seconds = START_SECONDS
@@ -243,6 +250,9 @@ def confirmation_candidate(point: Point, load: LoadPoint, error: float = 0.0) ->
         latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3
         start_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
     seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+    if times is not None:
+        start_seconds += times.lead_in_at(load.request_rate)
+        seconds = times.whole_periods(seconds, load.request_rate)
     return ConfirmationCandidate(point.trial, point.candidate, load, seconds, error, start_seconds=start_seconds)
 
 
