@@ -22,6 +22,7 @@ from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
+from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.plan.evidence import (
     DEVIATIONS,
     EXPECTED,
@@ -43,6 +44,7 @@ from optimizer.simulator.scenario import SimulationResult
 SEED = 1
 LARGEST_LOG = 300.0  # of a value that a damaged table could hold
 PIPELINE = "the run has the batches of a step of the ensemble, which the metrics of the ensemble do not show"
+SHAPED = "the load of the run had a shape, and the simulator has steady traffic only"
 NOT_SIMULATED = "the simulator does not describe models that stream or keep state"
 NO_BATCH_TIMES = "the run did not measure how long batches take"
 
@@ -271,6 +273,12 @@ def is_pipeline(run: FinishedRun) -> bool:
     return len(list(run.folder.best.glob("*/config.pbtxt"))) > 1 + len(run.options.concurrent_models)
 
 
+def is_shaped(run: FinishedRun) -> bool:
+    """Return whether ``run`` was measured with a load shape or a recording: its rate is a mean over bursts."""
+    times = run.problem.request_times
+    return times is not None and times.distribution not in STEADY_DISTRIBUTIONS
+
+
 def time_in_server_ms(measured: Measurement) -> float | None:
     """Return the mean time of a request in the queue and in the execution; None if it is unknown."""
     executed = execution_ms(measured)
@@ -307,6 +315,8 @@ def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
         return None, NOT_SIMULATED
     if is_pipeline(run):
         return None, PIPELINE
+    if is_shaped(run):
+        return None, SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
     source = planned_configurations([run], latencies)[0][0]
     try:
@@ -317,7 +327,7 @@ def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
 
 def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
     """Return the rate of one server that `tune plan` calls safe; None if it is unknown."""
-    if not run.problem.sla.latencies:
+    if not run.problem.sla.latencies or is_shaped(run):
         return None
     if served_by is not None:
         return sustainable_rate(Fleet(served_by, PoissonTraffic(), "random"), 1).safe

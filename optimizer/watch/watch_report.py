@@ -18,7 +18,7 @@ from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
-from optimizer.watch.expectation import Expectation, Range
+from optimizer.watch.expectation import Expectation, Range, is_shaped
 from optimizer.watch.fit_check import Check, Estimate, Judgement
 
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
@@ -83,7 +83,8 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
     capacity = [by_name[name] for name in CAPACITY if name in by_name]
     if any(check.status in ("differs", "near") and check.measured for check in capacity):
         rate = next(check.measured.value for check in capacity if check.measured) * judgement.servers
-        steps.append(NextStep("compute the number of servers", f"tune plan {run} --rate {rate:.4g}req/s"))
+        traffic = " --trace requests.csv" if is_shaped(expected.run) else ""
+        steps.append(NextStep("compute the number of servers", f"tune plan {run} --rate {rate:.4g}req/s{traffic}"))
     if differing & {*MODEL}:
         steps.append(
             NextStep("on the machine in production, test the recommendation again", f"tune verify --fresh {run}")

@@ -15,10 +15,12 @@ import pytest
 from objectives.confidence import Verdict
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import (
     NOT_SIMULATED,
     PIPELINE,
+    SHAPED,
     Expectation,
     ExpectedAtRate,
     expectation,
@@ -197,6 +199,17 @@ def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> N
     assert checks["samples per request"].status == "fits"
     assert checks["execution time"].explanation == NOT_SIMULATED
     assert "mean in the server" not in checks  # Triton's time of a request ends before the last response
+
+
+def test_a_run_with_a_load_shape_is_judged_without_steady_traffic() -> None:
+    times = RequestTimes("spike")
+    shaped = replace(sample().run, problem=replace(sample().run.problem, request_times=times))
+    expected = expectation(shaped)
+    assert (expected.why_not_simulated, expected.safe_rate) == (SHAPED, None)
+    confirmed = expected.rate.predicted(1, ERROR)
+    assert confirmed is not None
+    steps = next_steps(judge(expected, loads(1.2 * confirmed.high), 1))
+    assert any("--trace requests.csv" in step.command for step in steps)
 
 
 def test_an_ensemble_is_judged_without_the_times_of_its_steps(tmp_path: Path) -> None:
