@@ -146,7 +146,7 @@ class Expectation:
 
     @property
     def overlap(self) -> int:
-        """By how much executions can have slowed each other in the run.
+        """The factor by which executions can have slowed each other in the run.
 
         Executions of several instances overlap, and a load generator on the server's CPUs takes time from them. At a
         lower load this happens less often, so that executions are faster by up to this factor.
@@ -154,7 +154,7 @@ class Expectation:
         return self.point.candidate.instances * (2 if self.run.problem.client_shares_cpus else 1)
 
     def at(self, rate: float, servers: int, error: float) -> ExpectedAtRate | None:
-        """Return what is expected of the mean of ``servers`` that get ``rate`` requests per second each.
+        """Return the expectation for the mean of ``servers`` that get ``rate`` requests per second each.
 
         Each end of a range is wrong with about ``error``. None without a simulator.
         """
