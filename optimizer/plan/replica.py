@@ -85,6 +85,16 @@ class Replica:
         load = OpenLoopLoad(as_samples(arrivals_s, self.request_batch_size / self.model.request_batch_size))
         return self._simulate(load, slowdown)
 
+    def serve_closed_loop(self, concurrency: int, slowdown: Slowdown) -> SimulationResult:
+        """Return the simulated behaviour in a closed loop; ``concurrency`` counts requests of the space's size."""
+        return self._simulate(ClosedLoopLoad(concurrency), slowdown)
+
+    @property
+    def fullest_concurrency(self) -> int:
+        """The concurrency beyond which the throughput does not rise."""
+        samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
+        return max(1, min(FULLEST * samples // self.model.request_batch_size, 4096))
+
     def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
         """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
         return 1e3 * self.tail * lateness * simulated.latency_s(metric)
@@ -95,9 +105,8 @@ class Replica:
 
     def capacity(self, slowdown: Slowdown) -> float:
         """Return the highest throughput in requests per second, regardless of latency."""
-        samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
-        full = ClosedLoopLoad(max(1, min(FULLEST * samples // self.model.request_batch_size, 4096)))
-        return self._simulate(full, slowdown).throughput_infer_per_s / self.request_batch_size
+        full = self.serve_closed_loop(self.fullest_concurrency, slowdown)
+        return full.throughput_infer_per_s / self.request_batch_size
 
     def _simulate(self, load: SimulatedLoad, slowdown: Slowdown) -> SimulationResult:
         model = self.model
