@@ -187,6 +187,11 @@ def miss_rate_bounds(share: float, effective: float, freedom: float, error: floa
     return low, high
 
 
+def fewest_requests(allowed: float, error: float) -> int:
+    """Return the effective requests with which the exact bound can be ``allowed``: none of them is over the bound."""
+    return math.ceil(math.log(error) / math.log1p(-allowed))
+
+
 def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: float, error: float) -> float:
     """Return an upper bound on the share, wrong with probability ``error``, from the distance to the latency bound.
 

@@ -1,6 +1,7 @@
 """The values of one measurement, and the metrics that objectives and constraints refer to by name.
 
-To add a metric, add an entry to ``METRICS``: objectives, constraints, console and reports read it there.
+To add a metric, add an entry to ``METRICS``: objectives, constraints, console and reports read it there. Any
+percentile of a time of the requests is a metric without an entry.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
+
+from objectives import latency_sketch
+from objectives.quantiles import parse_percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,8 @@ class Metric:
     """A value to optimize or constrain: its name on the command line, its unit, and which direction is better.
 
     ``timing`` and ``statistic`` say which time of a request it describes and how, such as ``p95`` of LATENCY. Other
-    metrics have neither.
+    metrics have neither. If ``needs_own_client``, perf_analyzer does not report it, and only tune's own client
+    measures it.
     """
 
     name: str
@@ -240,11 +246,20 @@ class Metric:
     value: Callable[[Measurement], float | None]
     timing: Timing | None = None
     statistic: str = ""
+    needs_own_client: bool = False
 
     @property
     def quantile(self) -> float | None:
         """The level of the quantile; None for an average and for metrics that are not times of a request."""
-        return QUANTILES.get(self.statistic)
+        return parse_percentile(self.statistic)[1] if self.statistic not in ("", "avg") else None
+
+    @property
+    def nearest_reported(self) -> str:
+        """The metric that perf_analyzer reports and that is nearest to this one, such as p99 for p99.9."""
+        level = self.quantile
+        if level is None or self.timing is None or not self.needs_own_client:
+            return self.name
+        return self.timing.metric(min(QUANTILES, key=lambda name: abs(QUANTILES[name] - level)))
 
     @property
     def short_name(self) -> str:
@@ -269,8 +284,45 @@ def _joules_per_1000_inferences(m: Measurement) -> float | None:
     return 1000 * m.gpu_power_watts / m.throughput_infer_per_sec
 
 
-METRICS: dict[str, Metric] = {
-    metric.name: metric
+class MetricTable(dict[str, Metric]):
+    """The metrics by name.
+
+    Any percentile of a time of the requests, such as ``latency-p99.9``, is found by its name but is not listed.
+    """
+
+    def __missing__(self, name: str) -> Metric:
+        statistic, timing = _parse_percentile_metric(name)
+        if statistic in QUANTILES:  # another spelling, such as p99.0
+            return self[timing.metric(statistic)]
+        return _percentile_metric(statistic, timing)
+
+
+def _parse_percentile_metric(name: str) -> tuple[str, Timing]:
+    """Return statistic and timing of a metric such as ``latency-p99.9``. Raises KeyError for any other text."""
+    prefix, _, percentile = name.rpartition("-")
+    timing = next((timing for timing in TIMINGS if timing.name == prefix), None)
+    try:
+        if timing is None:
+            raise KeyError(name)
+        return parse_percentile(percentile)[0], timing
+    except ValueError:
+        raise KeyError(name) from None
+
+
+@lru_cache(maxsize=256)
+def _percentile_metric(statistic: str, timing: Timing) -> Metric:
+    """Return the metric of a percentile that has no field in Measurement, so it is read from the sketch."""
+    level = parse_percentile(statistic)[1]
+
+    def value(measurement: Measurement) -> float | None:
+        sketch = timing.sketch(measurement)
+        return latency_sketch.pooled_quantile_ms([sketch], level) if sketch else None
+
+    return Metric(timing.metric(statistic), "ms", "lower", value, timing, statistic, needs_own_client=True)
+
+
+METRICS = MetricTable(
+    (metric.name, metric)
     for metric in (
         Metric("throughput", "infer/s", "higher", lambda m: m.throughput_infer_per_sec),
         # tokens of a model that streams its responses
@@ -287,4 +339,4 @@ METRICS: dict[str, Metric] = {
         Metric("energy", "J/1000 infer", "lower", _joules_per_1000_inferences),
         Metric("score", "", "higher", lambda m: m.score),
     )
-}
+)

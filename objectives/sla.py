@@ -6,6 +6,7 @@ more than once, the caller passes the measurement that counts.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,14 +158,14 @@ class Sla:
 
 
 def metric_name(name: str) -> str:
-    """Return the key of METRICS for a metric or its short name: ``latency-p95`` for ``p95``.
+    """Return the name in METRICS of a metric or its short name: ``latency-p95`` for ``p95``.
 
     Raises ValueError if a metric is unknown.
     """
-    metric = next((metric for metric in (name.strip(), f"latency-{name.strip()}") if metric in METRICS), None)
-    if metric is None:
-        raise ValueError(f"{name!r} is not a metric")
-    return metric
+    for metric in (name.strip(), f"latency-{name.strip()}"):
+        with contextlib.suppress(KeyError):
+            return METRICS[metric].name
+    raise ValueError(f"{name!r} is not a metric")
 
 
 def _parse_constraint(text: str) -> Constraint:

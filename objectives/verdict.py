@@ -18,6 +18,7 @@ from objectives.confidence import (
     ServerSpread,
     Verdict,
     difference_bounds,
+    fewest_requests,
     judge_mean,
     judge_share,
     mean_bounds,
@@ -29,8 +30,6 @@ from objectives.sla import CONFIDENCE, Constraint, Sla
 
 HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
-# metric name -> level of the quantile
-QUANTILE_LEVELS = {metric.name: metric.quantile for metric in METRICS.values() if metric.quantile is not None}
 
 
 def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
@@ -216,7 +215,7 @@ class SequentialTest:
 
 def estimand(sla: Sla) -> str:
     """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
-    timings = [METRICS[constraint.metric].timing for constraint in sla if constraint.metric in QUANTILE_LEVELS]
+    timings = [METRICS[constraint.metric].timing for constraint in sla if METRICS[constraint.metric].quantile]
     subjects = list(dict.fromkeys(timing.subject for timing in timings if timing))
     if subjects in ([], [LATENCY.subject]):
         return ESTIMAND
@@ -272,7 +271,7 @@ def _combine(
     verdicts = {own.verdict for _, own in judged}
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
-    slow = next((own for constraint, own in judged if constraint.metric in QUANTILE_LEVELS), None)
+    slow = next((own for constraint, own in judged if METRICS[constraint.metric].quantile), None)
     latencies = [own for constraint, own in judged if METRICS[constraint.metric].timing]
     return SlaVerdict(
         verdict,
@@ -285,6 +284,12 @@ def _combine(
         max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
         {constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests},
     )
+
+
+def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
+    """Return the effective requests that a verdict on ``bound`` needs at least; 0 if it permits no share of them."""
+    level = METRICS[bound.metric].quantile
+    return 0 if level is None else fewest_requests(1 - level, error)
 
 
 def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
@@ -447,8 +452,8 @@ def latency_interval_ms(
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
-    Latency quantiles are those of all requests, and requests are summed. Other values are medians over the windows in
-    which they are known. The result is stable if all windows are.
+    Latency quantiles are those of all requests, sketches are merged, and requests are summed. Other values are
+    medians over the windows in which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
     for own in fields(Measurement):
@@ -459,6 +464,9 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         for name, level in QUANTILES.items():
             if all(level in latency_quantiles(window, timing) for window in windows):
                 values[timing.field_of(name)] = round(pooled_quantile_ms(windows, level, timing), 4)
+        sketches = [sketch for window in windows if (sketch := timing.sketch(window))]
+        if len(sketches) == len(windows):
+            values[timing.sketch_field] = latency_sketch.merge(sketches)
     requests = sum(window.requests or 0 for window in windows)
     stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     reason = next((window.reason for window in windows if window.reason), "")

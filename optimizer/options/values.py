@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from objectives.metrics import METRICS
-from objectives.sla import parse_duration_ms
+from objectives.quantiles import parse_percentile
+from objectives.sla import metric_name, parse_duration_ms
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
@@ -129,6 +130,28 @@ def format_number(number: float) -> str:
     """Return all digits of ``number`` without an exponent."""
     text = format(Decimal(repr(float(number))), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def parse_latency_metric(text: str) -> str:
+    """Return the short name of a latency metric: ``p99.9`` or ``ttft-avg``. Raises ValueError with the rule."""
+    try:
+        metric = METRICS[metric_name(text)]
+    except ValueError:
+        percentile = text.rpartition("-")[2].strip()
+        if percentile.startswith("p"):
+            parse_percentile(percentile)  # its rule, if it is broken
+        metric = METRICS["throughput"]
+    if metric.timing is None:
+        raise ValueError(f"{quote(text)} is not avg or a percentile of the latency, of ttft or of itl")
+    return metric.short_name
+
+
+def parse_latency_bound(text: str) -> tuple[str, float]:
+    """Return the metric and the bound in ms of ``p99.9<=30ms``. Raises ValueError with an example."""
+    metric, sign, bound = text.partition("<=")
+    if not sign:
+        raise ValueError("write METRIC<=TIME, such as p99.9<=30ms or ttft-p99.5<=200ms")
+    return parse_latency_metric(metric.strip()), parse_duration_ms(bound)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -29,6 +29,7 @@ from objectives.verdict import (
     ThroughputRatio,
     judge_sla,
     latency_interval_ms,
+    needed_requests,
     pool_measurements,
     server_spreads,
     throughput_interval,
@@ -234,10 +235,16 @@ def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, f
     return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_s)
 
 
-def confirmation_candidate(point: Point, load: LoadPoint, error: float = 0.0) -> ConfirmationCandidate:
-    """Return the plan for the candidate of ``point`` at ``load``; slow models get longer windows."""
+def confirmation_candidate(
+    point: Point, load: LoadPoint, error: float = 0.0, sla: Sla | None = None
+) -> ConfirmationCandidate:
+    """Return the plan for the candidate of ``point`` at ``load``.
+
+    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow.
+    """
     served = point.throughput_infer_per_sec / load.request_batch_size
-    seconds = WINDOW_REQUESTS / served if served > 0 else LONGEST_SECONDS
+    requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
+    seconds = requests / served if served > 0 else LONGEST_SECONDS
     start_seconds = START_SECONDS
     if point.measurement.responses_per_sec is not None:
         latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3

@@ -183,7 +183,9 @@ class CandidateTests:
 
     def planned(self, load: int) -> ConfirmationCandidate:
         """Return what is measured on each server at this load."""
-        return confirmation_candidate(self.point, self.ladder.loads[load], self.sequence.current_error)
+        return confirmation_candidate(
+            self.point, self.ladder.loads[load], self.sequence.current_error, self.problem.sla
+        )
 
     def servers(self, load: int) -> int:
         """Return the number of servers that were measured to test this load."""
@@ -331,4 +333,4 @@ def next_look_of(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Probl
     tested = next(trial for trial in trials if trial.number == test.point.trial)
     measured = len(server_windows(tested, load)) if load in errors_by_load(tested) else 0
     missing = next(look for look in LOOKS if look > measured) - measured
-    return NextLook(missing, missing * confirmation_candidate(test.point, load).server_seconds)
+    return NextLook(missing, missing * confirmation_candidate(test.point, load, sla=problem.sla).server_seconds)

@@ -17,7 +17,7 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from objectives.sequential import LOOKS
-from objectives.verdict import MOST_EXCLUDED, QUANTILE_LEVELS, estimand
+from objectives.verdict import MOST_EXCLUDED, estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
@@ -142,11 +142,11 @@ def undecided_cause(outcome: Outcome) -> str:
         return f"the machine was disturbed in {100 * judged.excluded_share:.0f} % of the windows"
     if servers < LOOKS[0]:
         return f"the time ended after {servers} of {formatting.count(LOOKS[0], 'server')}"
-    bound = next((constraint for constraint in outcome.sla if constraint.metric in QUANTILE_LEVELS), None)
+    bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
         return judged.reason
-    allowed = 1 - QUANTILE_LEVELS[bound.metric]
+    allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return judged.reason
     share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
@@ -155,6 +155,12 @@ def undecided_cause(outcome: Outcome) -> str:
     measured = f"{share} of the requests are slower than {over}"
     if timing is not None and timing.needs_streaming:
         measured = f"{share} of the requests have a {timing.subject} above {over}"
+    effective, needed = judged.effective_requests, needed_requests(bound, confirmed.error)
+    if effective < needed:
+        return (
+            f"{measured}; {formatting.short_metric(bound.metric)} needs at least "
+            f"{formatting.approximate(needed)} effective requests, and these were {formatting.approximate(effective)}"
+        )
     latency_ms = METRICS[bound.metric].value(confirmed.point.measurement)
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
@@ -279,7 +285,7 @@ def verdict_lines(outcome: Outcome) -> list[tuple[str, str]]:
     """Return (label, text) of the verdict, of the estimand of a share of requests, and of perf_analyzer's check."""
     if outcome.recommended is None:
         return []
-    is_share = any(constraint.metric in QUANTILE_LEVELS for constraint in outcome.sla)
+    is_share = any(METRICS[constraint.metric].quantile for constraint in outcome.sla)
     estimated = [("estimand", estimand(outcome.sla))] if outcome.confirmed and is_share else []
     check = [("cross-check", text)] if (text := cross_check(outcome)) else []
     return [("verdict", verdict(outcome)), *estimated, *check]

@@ -54,7 +54,7 @@ def verification_candidates(
     """Return the recommendation at its own load, which is tested, then the runners-up for comparison."""
     rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
     return [
-        confirmation_candidate(recommended, recommended.load, 1 - problem.confidence),
+        confirmation_candidate(recommended, recommended.load, 1 - problem.confidence, problem.sla),
         *(confirmation_candidate(point, point.load) for point in finalists(rest, problem, RUNNERS_UP)),
     ]
 

@@ -98,7 +98,7 @@ class Confirmer:
         best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
-        needed = LOOKS[0] * self.tested(confirmation_candidate(best[0], best[0].load)).server_seconds
+        needed = LOOKS[0] * self.tested(confirmation_candidate(best[0], best[0].load, sla=self.problem.sla)).server_seconds
         self.windows = WINDOWS if needed <= self.budget.left_seconds() else FEWER_WINDOWS
         compared = self._compared(best, comparisons, points)
         plan = self._predict_loads(plan, [best[0], *compared], points)
@@ -187,7 +187,7 @@ class Confirmer:
 
     def possible_servers(self, point: Point) -> int:
         """Return how many more servers of the tested candidate of ``point`` the time allows."""
-        server_seconds = self.tested(confirmation_candidate(point, point.load)).server_seconds
+        server_seconds = self.tested(confirmation_candidate(point, point.load, sla=self.problem.sla)).server_seconds
         return max(0, int(min(self.budget.left_seconds() / server_seconds, LOOKS[-1])))
 
     def _tester(self, plan: ConfirmationPlan, point: Point) -> CandidateTester | None:
