@@ -80,7 +80,13 @@ class Measurement:
         mean_batch_size: Samples per execution of the model.
         batch_stats: Executions by batch size, such as ``4:100:52000000`` (samples, executions, total compute time in
             ns), separated by spaces; see ``objectives.batch_stats``.
-        requests: Number of measured requests.
+        requests: Number of measured requests that were served.
+        rejected_requests: Requests that the server rejected because its queue was full; empty if failed requests were
+            not counted, as without a bound on the error rate. Failed requests are in no time, rate or ``requests``.
+        timed_out_requests: Requests that expired in the server's queue, or whose answer the client gave up.
+        failed_requests: Requests that failed for another reason.
+        goodput_infer_per_sec: Inferences per second of the requests that were served within all latency bounds. Only
+            tune's own client measures it.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
         requests_over_ttft_ms: The same for the bounds of the time to first response.
@@ -142,6 +148,10 @@ class Measurement:
     mean_batch_size: float | None = None
     batch_stats: str = ""
     requests: int | None = None
+    rejected_requests: int | None = None
+    timed_out_requests: int | None = None
+    failed_requests: int | None = None
+    goodput_infer_per_sec: float | None = None
     requests_over_ms: str = ""
     requests_over_ttft_ms: str = ""
     requests_over_itl_ms: str = ""
@@ -174,6 +184,13 @@ class Measurement:
     def is_streamed(self) -> bool:
         """Whether the model streams its responses, so that the time to first response was measured."""
         return self.ttft_p50_ms is not None or self.output_tokens_per_sec is not None
+
+    @property
+    def errors(self) -> int | None:
+        """The requests that failed for any reason; None if they were not counted."""
+        counts = (self.rejected_requests, self.timed_out_requests, self.failed_requests)
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
 
 
 class Measured(Protocol):
@@ -226,7 +243,8 @@ LATENCY = Timing("latency", "latency", "requests_over_ms", "latency_sketch")
 TTFT = Timing("ttft", "time to first response", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
 ITL = Timing("itl", "mean inter-token latency", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
 TIMINGS = (LATENCY, TTFT, ITL)
-RATES = ("throughput_infer_per_sec", "responses_per_sec", "output_tokens_per_sec")  # they fall if the server slows
+# they fall if the server slows
+RATES = ("throughput_infer_per_sec", "goodput_infer_per_sec", "responses_per_sec", "output_tokens_per_sec")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # statistic -> level
 STATISTICS = ("avg", *QUANTILES)
 
@@ -237,7 +255,7 @@ class Metric:
 
     ``timing`` and ``statistic`` say which time of a request it describes and how, such as ``p95`` of LATENCY. Other
     metrics have neither. If ``needs_own_client``, perf_analyzer does not report it, and only tune's own client
-    measures it.
+    measures it. ``counted`` returns the requests of which the metric is the percentage, None for other metrics.
     """
 
     name: str
@@ -247,6 +265,7 @@ class Metric:
     timing: Timing | None = None
     statistic: str = ""
     needs_own_client: bool = False
+    counted: Callable[[Measurement], int | None] | None = None
 
     @property
     def quantile(self) -> float | None:
@@ -265,6 +284,20 @@ class Metric:
     def short_name(self) -> str:
         """The name in options and bounds: ``p95`` for ``latency-p95``, otherwise the name."""
         return self.statistic if self.timing is LATENCY else self.name
+
+    def bounded_value(self, measurement: Measurement) -> float | None:
+        """Return the value that a bound applies to.
+
+        A failed request is later than any bound. So a quantile is that of all requests: if a share of them failed, it
+        is a higher quantile of the others.
+        """
+        failed, level = measurement.errors, self.quantile
+        if not failed or level is None or self.timing is None:
+            return self.value(measurement)
+        served, sketch = measurement.requests or 0, self.timing.sketch(measurement)
+        if level * (served + failed) > served:
+            return math.inf
+        return latency_sketch.pooled_quantile_ms([sketch], level * (served + failed) / served) if sketch else None
 
     def cost(self, measurement: Measurement) -> float | None:
         """Return the value, negated if higher is better; None if it is unknown. Lower costs are better."""
@@ -321,10 +354,19 @@ def _percentile_metric(statistic: str, timing: Timing) -> Metric:
     return Metric(timing.metric(statistic), "ms", "lower", value, timing, statistic, needs_own_client=True)
 
 
+def _error_percent(m: Measurement) -> float | None:
+    errors = m.errors
+    if errors is None or not (total := (m.requests or 0) + errors):
+        return None
+    return 100 * errors / total
+
+
 METRICS = MetricTable(
     (metric.name, metric)
     for metric in (
         Metric("throughput", "infer/s", "higher", lambda m: m.throughput_infer_per_sec),
+        # of the requests within all latency bounds
+        Metric("goodput", "infer/s", "higher", lambda m: m.goodput_infer_per_sec, needs_own_client=True),
         # tokens of a model that streams its responses
         Metric("output-throughput", "tokens/s", "higher", lambda m: m.output_tokens_per_sec),
         *(
@@ -332,6 +374,7 @@ METRICS = MetricTable(
             for timing in TIMINGS
             for statistic in STATISTICS
         ),
+        Metric("error-rate", "%", "lower", _error_percent, needs_own_client=True, counted=lambda m: m.errors),
         # the memory of the GPUs if the model is served on GPUs, otherwise that of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
         # unknown if no GPU serves the model or the driver does not report it

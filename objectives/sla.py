@@ -35,7 +35,7 @@ class Constraint:
     def violation(self, measurement: Measurement) -> float:
         """Return the distance to the bound, relative to it: 0 or less if it is met, inf if the metric is unknown."""
         metric = METRICS[self.metric]
-        value = metric.value(measurement)
+        value = metric.bounded_value(measurement)
         if value is None or math.isnan(value):
             return math.inf
         scale = abs(self.bound) or 1.0
@@ -103,6 +103,12 @@ class Sla:
         return Sla(tuple(constraint for constraint in self if METRICS[constraint.metric].timing))
 
     @property
+    def of_requests(self) -> Sla:
+        """The bounds on times of a request and on the share of failed requests, which a lower load can meet."""
+        metrics = {constraint: METRICS[constraint.metric] for constraint in self}
+        return Sla(tuple(constraint for constraint, metric in metrics.items() if metric.timing or metric.counted))
+
+    @property
     def judged_latency(self) -> str:
         """The metric of the first latency bound; ``latency-p95`` if there is none."""
         return next((constraint.metric for constraint in self.latencies), "latency-p95")
@@ -129,7 +135,7 @@ class Sla:
         """Return the largest ratio of a latency to its bound, at least 0.01; inf if a bounded latency is unknown."""
         shares = [0.01]
         for constraint in self.latencies:
-            value = METRICS[constraint.metric].value(measurement)
+            value = METRICS[constraint.metric].bounded_value(measurement)
             shares.append(math.inf if value is None else value / constraint.bound)
         return max(shares)
 

@@ -396,8 +396,8 @@ class Problem:
 
     @property
     def maximizes_throughput(self) -> bool:
-        """Whether requests or output tokens per second are an objective, so that the highest load is sought."""
-        return any(metric.name in RANKED_BY_THROUGHPUT for metric in self.objectives)
+        """Whether served requests or output tokens per second are an objective, so that a high load is sought."""
+        return any(metric.name in (*RANKED_BY_THROUGHPUT, "goodput") for metric in self.objectives)
 
     @property
     def needs_own_client(self) -> Metric | None:

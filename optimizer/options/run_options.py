@@ -65,6 +65,7 @@ class RunOptions:
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None
     max_memory_bytes: float | None = None
+    max_error_percent: float | None = None
     min_score: float | None = None
     confidence: float = CONFIDENCE
     output_check: bool = True

@@ -246,6 +246,13 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             is_common=True,
         ),
         Option(
+            "max-error-rate",
+            ValueType("SHARE", values.parse_error_percent, lambda value: f"{values.format_number(value)}%"),
+            "Upper bound on the share of requests that fail: 0.1%; without it, a failed request is an error",
+            stored_as="max_error_percent",
+            also="PB",
+        ),
+        Option(
             "min-score",
             _SCORE,
             "Lower bound on the score on the profile's labelled data (see docs/output-check.md)",

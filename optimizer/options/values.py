@@ -230,6 +230,15 @@ def parse_confidence(text: str) -> float:
     return round(share, 9)
 
 
+def parse_error_percent(text: str) -> float:
+    """Return a permitted share of failed requests in percent: ``0.1%``. Raises ValueError with an example."""
+    match = re.fullmatch(rf"{_DECIMAL}\s*%", text.strip())
+    percent = float(match[1]) if match else 0.0
+    if not 0 < percent < 100:
+        raise ValueError("write a percentage above 0% and below 100%, such as 0.1%")
+    return percent
+
+
 def parse_objectives(text: str) -> tuple[str, ...]:
     """Return the objectives in ``text``, most important first."""
     names = tuple(text.split(","))

@@ -18,7 +18,7 @@ import numpy as np
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
 from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
 from objectives.load_sequence import MARGIN, OTHER_MARGIN
-from objectives.metrics import TIMINGS, Measurement, Timing
+from objectives.metrics import METRICS, TIMINGS, Measurement, Timing
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
@@ -203,6 +203,16 @@ def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list
     load, possible = point.load, problem.space.allowed_concurrencies(point.candidate)
     if not problem.sla.latencies:
         return [load]
+    if any(METRICS[bound.metric].counted for bound in problem.sla) or METRICS["goodput"] in problem.objectives:
+        # only the search's measurements show at which load too many requests fail, or the goodput falls again
+        return [own for own in _loads_around(point, problem, possible, every_load=every_load) if own <= load]
+    return _loads_around(point, problem, possible, every_load=every_load)
+
+
+def _loads_around(
+    point: Point, problem: Problem, possible: tuple[int, ...] | None, *, every_load: bool
+) -> list[LoadPoint]:
+    load = point.load
     if load.request_rate:
         steps = range(math.ceil(math.log(LOWEST_LOAD, RATE_STEP)), math.floor(math.log(HIGHEST_LOAD, RATE_STEP)) + 1)
         rates = sorted({float(f"{load.request_rate * RATE_STEP**step:.3g}") for step in steps} | {load.request_rate})

@@ -238,12 +238,27 @@ def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str,
         served += f", mean batch {formatting.number(measurement.mean_batch_size)} samples"
     lines = [("throughput", throughput), *_time_lines(outcome, point), ("load", served)]
     metrics = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.sla)]
-    metrics += [name for name in (memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None]
+    metrics += [
+        name for name in ("goodput", memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None
+    ]
     shown = {*_ALWAYS_SHOWN, *_STREAMED_SHOWN} if measurement.is_streamed else _ALWAYS_SHOWN
     rest = [name for name in dict.fromkeys(metrics) if name not in shown]
     lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
+    lines += [("failed", text)] if (text := failed_requests(measurement)) else []
     gpu = formatting.gpu(measurement)
     return [*lines, ("GPU", gpu)] if gpu else lines
+
+
+def failed_requests(measurement: Measurement) -> str:
+    """Return ``2 of 1,000 requests (1 rejected, 1 timed out, 0 otherwise)``; empty if they were not counted."""
+    errors = measurement.errors
+    if errors is None:
+        return ""
+    total = formatting.count((measurement.requests or 0) + errors, "request")
+    return (
+        f"{errors:,} of {total} ({measurement.rejected_requests or 0:,} rejected, "
+        f"{measurement.timed_out_requests or 0:,} timed out, {measurement.failed_requests or 0:,} otherwise)"
+    )
 
 
 def _time_lines(outcome: Outcome, point: Point) -> list[tuple[str, str]]:
@@ -326,10 +341,12 @@ def cross_check(outcome: Outcome) -> str:
 
 def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
     """Return the metrics in ``comparisons``; for a model that streams, output tokens and all bounded latencies."""
+    goals = [*(metric.name for metric in problem.objectives), *(bound.metric for bound in problem.sla)]
+    counted = [name for name in ("goodput", "error-rate") if name in goals]
     if not outcome.is_streamed:
-        return ["throughput", problem.sla.judged_latency]
+        return ["throughput", *counted, problem.sla.judged_latency]
     bounded = [bound.metric for bound in problem.sla.latencies] or [problem.sla.judged_latency]
-    return ["throughput", OUTPUT, *bounded]
+    return ["throughput", *counted, OUTPUT, *bounded]
 
 
 def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
@@ -340,8 +357,8 @@ def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
 
 def header(metric: str) -> str:
     """Return the header of a column with values of ``metric``: ``infer/s``, ``p95 ms`` or ``TTFT p95 ms``."""
-    unit = METRICS[metric].unit
-    return f"{formatting.short_metric(metric)} {unit}" if METRICS[metric].timing else unit
+    unit, is_rate = METRICS[metric].unit, metric in ("throughput", OUTPUT)
+    return unit if is_rate else f"{formatting.short_metric(metric)} {unit}"
 
 
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
@@ -469,11 +486,18 @@ def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
 
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (
-    *("throughput_infer_per_sec", "latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
+    *(
+        "throughput_infer_per_sec",
+        "goodput_infer_per_sec",
+        "latency_avg_ms",
+        "latency_p50_ms",
+        "latency_p90_ms",
+        "latency_p95_ms",
+    ),
     *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling", "server_memory_bytes", "other_cpu_share"),
     *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),
-    "score",
+    *("score", "rejected_requests", "timed_out_requests", "failed_requests"),
 )
 
 _STREAMED = (

@@ -152,13 +152,14 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
     "cpu_count": "Number of CPUs of the server; empty if it serves on a GPU or the number is unknown.",
 }
 
+_COUNTS = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
 WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
     "trial": (0, LARGEST_INT32),
     "max_batch_size": (0, LARGEST_INT32),
     "max_queue_delay_us": (0, LARGEST_INT32),
     "instance_count": (1, MOST_INSTANCES),
     "concurrency": (1, MOST_CONCURRENCY),
-    "requests": (0, LARGEST_INT32),
+    **dict.fromkeys(_COUNTS, (0, LARGEST_INT32)),
     "confirmation": (1, LARGEST_INT32),
     "cpu_count": (1, LARGEST_COUNT),
 }
@@ -220,7 +221,7 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
     wholes = {name: _whole_numbers(table, name) for name in WHOLE_NUMBERS}
     numbers = {name: _numbers(table, name) for name in NUMBERS}
     is_failed = _each(table, "status", _is_failed)
-    measurements = _measurements(table, wholes["requests"], numbers, is_failed)
+    measurements = _measurements(table, wholes, numbers, is_failed)
     load_generators = _each(table, "load_generator", _load_generator)
     for name in ("max_batch_size", "instance_count"):
         if None in wholes[name]:
@@ -275,7 +276,7 @@ def _shown(value: object) -> str:
 
 def _measurements(
     table: CsvTable,
-    requests: Sequence[int | None],
+    wholes: Mapping[str, Sequence[int | None]],
     numbers: Mapping[str, Sequence[float | None]],
     is_failed: Sequence[bool],
 ) -> list[Measurement]:
@@ -286,7 +287,7 @@ def _measurements(
     ]
     columns: dict[str, Sequence[Any]] = {
         **{name: numbers[name] for name in _FIGURES if name in table.columns},
-        "requests": requests,
+        **{name: wholes[name] for name in _COUNTS},
         "stable": stable,
         "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
         "batch_stats": _each(table, "batch_stats", _batch_stats),

@@ -98,7 +98,9 @@ class Confirmer:
         best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
-        needed = LOOKS[0] * self.tested(confirmation_candidate(best[0], best[0].load, sla=self.problem.sla)).server_seconds
+        needed = (
+            LOOKS[0] * self.tested(confirmation_candidate(best[0], best[0].load, sla=self.problem.sla)).server_seconds
+        )
         self.windows = WINDOWS if needed <= self.budget.left_seconds() else FEWER_WINDOWS
         compared = self._compared(best, comparisons, points)
         plan = self._predict_loads(plan, [best[0], *compared], points)

@@ -87,13 +87,14 @@ def make_load_generators(
         "seed": options.seed,
         "streams": task.source.is_streaming,
         "token_output": task.token_output,
+        "counts_failures": any(bound.metric == "error-rate" for bound in task.problem.sla),
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
     if task.problem.needs_own_client and not task.problem.open_loop and is_too_large(task):
         raise BadInputError(
-            f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, which tune's own client "
-            f"keeps in memory to measure {task.problem.needs_own_client.short_name}; give fewer"
+            f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, which tune's own "
+            f"client keeps in memory to measure {task.problem.needs_own_client.short_name}; give fewer"
         )
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_make_own_client(options, task, own), task.unbounded)

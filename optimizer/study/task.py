@@ -233,6 +233,8 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
         raise BadInputError(f"--model-warmup: {why}; {because}, so leave it out")
     if profile and profile.score is not None:
         raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
+    if source.is_stateful and options.max_error_percent:
+        raise BadInputError(f"--max-error-rate: {why}; a failed request breaks its sequence, so leave it out")
     if source.is_stateful and named.batch.largest > 1:
         because = f"{name} is stateful, and Triton takes one sample a request; write 1"
         raise _size_fault(named, options, f"{named.batch.largest}: {because}")
@@ -268,6 +270,8 @@ def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_
         bounds["throughput"] = parse_rate(options.min_throughput, named.batch.mean)
     if options.max_memory_bytes:
         bounds[_metric("memory", on_gpu)] = options.max_memory_bytes
+    if options.max_error_percent:
+        bounds["error-rate"] = options.max_error_percent
     min_score = options.min_score if options.min_score is not None or score is None else score.minimum
     if min_score is not None:
         bounds["score"] = min_score

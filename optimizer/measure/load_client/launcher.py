@@ -75,6 +75,7 @@ class LoadClientGenerator:
         streams: Whether the model is decoupled: it sends any number of responses to a request.
         token_output: Output of such a model whose elements are the tokens of a response. If it is empty, each
             response with outputs counts as one token.
+        counts_failures: Whether failed requests are counted. Otherwise the first one is an error.
     """
 
     log: Path
@@ -89,6 +90,7 @@ class LoadClientGenerator:
     repeat: bool = True
     streams: bool = False
     token_output: str = ""
+    counts_failures: bool = False
     _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
     _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
@@ -181,12 +183,14 @@ class LoadClientGenerator:
             seconds=seconds,
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
+            counts_failures=self.counts_failures,
         )
         record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns)
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
-        if record.hangs or model_died(record.error):
-            raise ServerCrashed(without_traceback(record.error))
+        fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
+        if record.hangs or fatal:
+            raise ServerCrashed(without_traceback(fatal or record.error))
         measurements = judge(record, messages.sizes)
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)

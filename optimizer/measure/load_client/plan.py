@@ -59,6 +59,7 @@ class SendPlan:
         stream: The part for a model that streams; None for other models.
         sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
             which are in flight.
+        counts_failures: Whether the load continues after a request that failed, and the record has all of them.
     """
 
     address: str
@@ -68,6 +69,7 @@ class SendPlan:
     seconds: float = 0.0
     stream: StreamPlan | None = None
     sequence_lengths: tuple[int, ...] = ()
+    counts_failures: bool = False
 
     def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
         """Write the plan; the serialized ``messages`` are sent in turn.
@@ -138,7 +140,8 @@ class SendRecord:
     reading answers. ``overload`` is the reason for an early stop and ``error`` the message of the first failed
     request; both are empty otherwise. ``hangs`` is true if a request that was sent alone remained unanswered, or if a
     closed loop got no answer for a long time. ``cpu_share`` is the client's CPU time as a share of one core.
-    ``responses`` is None unless the model streams; a request is then answered when its call ends.
+    ``responses`` is None unless the model streams; a request is then answered when its call ends. ``failures`` are
+    the numbers of the failed requests by their message; None if the first one ends the load.
     """
 
     planned_ns: Nanoseconds
@@ -150,6 +153,7 @@ class SendRecord:
     hangs: bool = False
     cpu_share: float = 0.0
     responses: ResponseRecord | None = None
+    failures: Mapping[str, Sequence[int]] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> SendRecord:

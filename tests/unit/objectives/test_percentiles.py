@@ -85,7 +85,9 @@ def test_pooled_windows_have_it() -> None:
 
 def test_a_scaled_sketch_has_scaled_quantiles() -> None:
     sketch = sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 5000))
-    before, after = (latency_sketch.pooled_quantile_ms([text], 0.9) for text in (sketch, latency_sketch.scale(sketch, 1.3)))
+    before, after = (
+        latency_sketch.pooled_quantile_ms([text], 0.9) for text in (sketch, latency_sketch.scale(sketch, 1.3))
+    )
     assert after / before == pytest.approx(1.3, RELATIVE_ACCURACY)
 
 
