@@ -241,8 +241,8 @@ class SlaSection(ProfileSection):
         """Refuse a key that is neither a field nor a percentile, as other sections do."""
         for key in value if isinstance(value, dict) else ():
             if key not in cls.model_fields and not re.fullmatch(PERCENTILE_KEY, str(key)):
-                is_percentile = re.fullmatch("(ttft_|itl_)?p[0-9.]+", str(key))
-                kind = PydanticCustomError("percentile", PERCENTILE_RULE) if is_percentile else "extra_forbidden"
+                is_out_of_range = re.fullmatch(r"((ttft|itl)_)?p(0+|[1-9][0-9]{2,})(\.[0-9]*)?", str(key))
+                kind = PydanticCustomError("percentile", PERCENTILE_RULE) if is_out_of_range else "extra_forbidden"
                 fault = InitErrorDetails(type=kind, loc=(str(key),), input=value[key])
                 raise ValidationError.from_exception_data(cls.__name__, [fault])
         return read(value)

@@ -156,15 +156,16 @@ def undecided_cause(outcome: Outcome) -> str:
     if timing is not None and timing.needs_streaming:
         measured = f"{share} of the requests have a {timing.subject} above {over}"
     effective, needed = judged.effective_requests, needed_requests(bound, confirmed.error)
-    if effective < needed:
-        return (
-            f"{measured}; {formatting.short_metric(bound.metric)} needs at least "
-            f"{formatting.approximate(needed)} effective requests, and these were {formatting.approximate(effective)}"
-        )
+    too_few = (
+        f"{measured}; {formatting.short_metric(bound.metric)} needs at least {formatting.approximate(needed)} effective "
+        f"requests, and these were {formatting.approximate(effective)}"
+    )
+    if (confirmed.point.measurement.requests or 0) < needed:
+        return too_few
     latency_ms = METRICS[bound.metric].value(confirmed.point.measurement)
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
-    return f"{measured}, and {100 * allowed:.4g} % may be"
+    return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
 
 
 def verify_command(folder: str | Path) -> str:

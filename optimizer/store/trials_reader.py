@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -387,7 +388,9 @@ def _load_generator(text: str) -> str:
 
 
 def _latency_metric(text: str) -> str:
-    metric = METRICS[text] if text in METRICS or "-p" in text else None
+    metric = None
+    with contextlib.suppress(KeyError):
+        metric = METRICS[text]
     if text and (metric is None or metric.timing is None or metric.name != text):
         raise ValueError("not a latency metric such as latency-p95")
     return text

@@ -58,7 +58,9 @@ def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
         assert (window.timed_out_requests, window.failed_requests) == (0, 0)
         assert window.throughput_infer_per_sec is not None
         assert window.throughput_infer_per_sec < 110, "the server can serve 100 a second"
-        assert METRICS["error-rate"].value(window) == pytest.approx(50, abs=25)
+        assert window.requests is not None
+        assert window.requests + (window.errors or 0) == pytest.approx(200, abs=70), "all are counted once"
+        assert (METRICS["error-rate"].value(window) or 0.0) > 20
         assert window.goodput_infer_per_sec is not None
         assert window.goodput_infer_per_sec <= window.throughput_infer_per_sec
     assert (calm[0].errors or 0) <= 4
@@ -99,7 +101,7 @@ def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Play
     options = ["--max-error-rate", "1%", "--objective", "goodput", "--max-trials", "2", "--budget", "40s", "--json"]
     run = Run(playground, run_tune(playground, *options, "--measurement-interval", "200ms", "p.yaml"))
     run.assert_found()
-    assert run.document["result"]["sla"] == ["p99.9 <= 500 ms", "error-rate <= 1 %"]
+    assert run.document["sla"] == ["p99.9 <= 500 ms", "error-rate <= 1 %"]
     searched = [row for row in run.rows() if not row["load_generator"]]
     assert all(row["goodput_infer_per_sec"] and row["rejected_requests"] for row in searched)
     checked = [row for row in run.rows() if row["load_generator"]]
