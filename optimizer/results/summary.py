@@ -157,8 +157,8 @@ def undecided_cause(outcome: Outcome) -> str:
         measured = f"{share} of the requests have a {timing.subject} above {over}"
     effective, needed = judged.effective_requests, needed_requests(bound, confirmed.error)
     too_few = (
-        f"{measured}; {formatting.short_metric(bound.metric)} needs at least {formatting.approximate(needed)} effective "
-        f"requests, and these were {formatting.approximate(effective)}"
+        f"{measured}; {formatting.short_metric(bound.metric)} needs at least {formatting.approximate(needed)} "
+        f"effective requests, and these were {formatting.approximate(effective)}"
     )
     if (confirmed.point.measurement.requests or 0) < needed:
         return too_few
