@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from intervals import ratio_interval
+
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from objectives.verdict import pool_measurements, pooled_quantile_ms
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
@@ -89,18 +90,16 @@ def print_tails(rounds: int, seconds: float) -> None:
             for _ in range(rounds):
                 rows["own client"].append(own.measure_windows(endpoint, load, seconds, 1)[0])
                 rows["perf_analyzer"].append(other.measure(endpoint, load, seconds))
+    own_p99 = [one.latency_p99_ms or 0.0 for one in rows["own client"]]
     for name, measured in rows.items():
-        ratios = [
-            (theirs.latency_p99_ms or 0.0) / (ours.latency_p99_ms or 1.0)
-            for theirs, ours in zip(measured, rows["own client"], strict=True)
-        ]
+        ratio = ratio_interval([one.latency_p99_ms or 0.0 for one in measured], own_p99)
         print_row(
             name,
             f"{median(measured, 'throughput'):,.0f}",
             f"{median(measured, 'latency-p99'):.2f}",
             f"{pooled_quantile_ms(measured, 0.999):.2f}" if measured[0].latency_sketch else "–",
             f"{sum(one.requests or 0 for one in measured):,}",
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+            "1" if name == "own client" else ratio.text(".3f"),
         )
 
 
@@ -121,7 +120,7 @@ def print_queues(rounds: int, seconds: float, shares: tuple[float, ...], limits:
             "max_queue_size", "req/s", "of capacity", "served/s", "goodput/s", "p95 ms", "failed", "within bounds"
         )
         print_row(*["--:"] * 8)
-        best: dict[int, float] = {}
+        best: dict[int, list[float]] = {}  # goodput in each round at the best rate within the bounds
         for limit in limits:
             open_loop = OpenLoopGenerator(
                 log=folder / "open.log",
@@ -132,41 +131,37 @@ def print_queues(rounds: int, seconds: float, shares: tuple[float, ...], limits:
             )
             with target.deploy(queued(limit)) as endpoint:
                 for share in shares:
-                    measured = [
-                        measure_rate(open_loop, endpoint, batch, share * capacity, seconds) for _ in range(rounds)
-                    ]
+                    load = LoadPoint(batch, request_rate=float(f"{share * capacity:.3g}"))
+                    measured = [open_loop.measure_windows(endpoint, load, seconds, 1)[0] for _ in range(rounds)]
                     pooled = pool_measurements(measured)
                     is_met = sla.is_met(pooled) and not pooled.overloaded
-                    goodput = pooled.goodput_infer_per_sec or 0.0
-                    if is_met:
-                        best[limit] = max(best.get(limit, 0.0), goodput)
+                    goodputs = [one.goodput_infer_per_sec or 0.0 for one in measured]
+                    if is_met and sum(goodputs) > sum(best.get(limit, [])):
+                        best[limit] = goodputs
                     print_row(
                         str(limit or "none"),
-                        f"{share * capacity:,.4g}",
+                        f"{load.request_rate:,.4g}",
                         f"{share:.0%}",
                         f"{pooled.throughput_infer_per_sec or 0.0:,.4g}",
-                        f"{goodput:,.4g}",
+                        f"{pooled.goodput_infer_per_sec or 0.0:,.4g}",
                         f"{METRICS['latency-p95'].bounded_value(pooled) or 0.0:.3g}",
                         f"{METRICS['error-rate'].value(pooled) or 0.0:.2f} %",
                         "yes" if is_met else "overloaded" if pooled.overloaded else "no",
                     )
-    unlimited = best.get(0, 0.0)
-    for limit, goodput in best.items():
-        gain = f", {goodput / unlimited - 1:+.1%} against no limit" if unlimited and limit else ""
-        print(f"\n- max_queue_size {limit or 'none'}: most goodput within the bounds {goodput:,.4g}/s{gain}")
+    print()
+    for limit in limits:
+        text = "no rate is within the bounds"
+        if limit in best:
+            text = f"most goodput within the bounds {statistics.median(best[limit]):,.4g}/s"
+        if limit and limit in best and 0 in best:
+            text += f", of that without a limit: {ratio_interval(best[limit], best[0]).text('.3f')}"
+        print(f"- max_queue_size {limit or 'none'}: {text}")
 
 
 def queued(limit: int) -> Candidate:
     """Return the configuration with this limit of the queue."""
     fields = (THREADS, *([(MAX_QUEUE_SIZE, limit)] if limit else []))
     return Candidate(8, dynamic_batching=True, fields=tuple(sorted(fields)))
-
-
-def measure_rate(
-    generator: OpenLoopGenerator, endpoint: Endpoint, batch: float, rate: float, seconds: float
-) -> Measurement:
-    """Return one measurement at ``rate`` requests/s."""
-    return generator.measure_windows(endpoint, LoadPoint(batch, request_rate=float(f"{rate:.3g}")), seconds, 1)[0]
 
 
 def median(measured: list[Measurement], metric: str) -> float:

@@ -130,10 +130,13 @@ def _towards_best(met: Mapping[int | float, float], seen: Collection[int | float
     best = max(met, key=lambda load: met[load])
     lower = max((load for load in seen if load < best), default=None)
     higher = min((load for load in seen if load > best), default=None)
-    if higher is None:
-        has_gained = lower is None or met[best] > (1 + SATURATED_GAIN) * met.get(lower, 0.0)
-        return GOAL_STEP * best if has_gained else None
-    gaps = [gap for gap in ((best, higher), (lower or best, best)) if gap[1] - gap[0] > resolution * gap[0]]
+    has_gained = lower is None or met[best] > (1 + SATURATED_GAIN) * met.get(lower, 0.0)
+    if higher is None and has_gained:
+        return GOAL_STEP * best
+    if lower is None and best >= GOAL_STEP:
+        return best / GOAL_STEP
+    gaps = [(best, higher or best), (lower or best, best)]
+    gaps = [gap for gap in gaps if gap[1] - gap[0] > resolution * gap[0]]
     widest = max(gaps, key=lambda gap: gap[1] / gap[0], default=None)
     return None if widest is None else math.sqrt(widest[0] * widest[1])
 
