@@ -31,6 +31,7 @@ from peer import model_analyzer
 from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
 from peer.search import Search, StatedResult
 from pydantic import TypeAdapter
+from records import programs
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tune_runs import TuneFailedError, judged, row, run_tune
 
@@ -225,9 +226,9 @@ def tune(name: str, model: str, sla_ms: float, options: list[str], interval_ms: 
 def heading() -> str:
     machine = hardware.detect()
     return (
-        f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d %H:%M')}; tritonserver and "
-        f"perf_analyzer {runtime.TRITON_VERSION}; Python {runtime.running_python()}; Model Analyzer "
-        f"{model_analyzer.VERSION}; `{shlex.join(['python', *sys.argv])}`\n"
+        f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d %H:%M')}; {programs()}; "
+        f"Python {runtime.running_python()}; Model Analyzer {model_analyzer.VERSION}; "
+        f"`{shlex.join(['python', *sys.argv])}`\n"
     )
 
 

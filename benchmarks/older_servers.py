@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT))
 from optimizer.cli.main import EXIT_CODES  # noqa: E402
 from optimizer.deploy import runtime  # noqa: E402
 from optimizer.deploy.local_target import find_installation  # noqa: E402
-from optimizer.deploy.runtime import Runtime, Wheel  # noqa: E402
+from optimizer.deploy.runtime import Runtime  # noqa: E402
+from optimizer.deploy.wheels import Wheel, install  # noqa: E402
 from tests.own_server import write_installation  # noqa: E402
 from tests.repositories import write_sleeper  # noqa: E402
 
@@ -96,7 +97,7 @@ def _unpacked(version: str) -> Runtime:
     root = cache_folder() / f"older-{version}"
     if not root.is_dir():
         members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
-        runtime.install((Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members),), root, _make_executable)
+        install((Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members),), root, _make_executable)
     return Runtime(root)
 
 

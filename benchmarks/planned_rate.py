@@ -49,7 +49,7 @@ def configuration_options(configuration: Mapping[str, Any]) -> list[str]:
     left = dict(configuration)
     options = [f"--max-batch-size={left.pop('max_batch_size')}", f"--instance-count={left.pop('instance_count')}"]
     delay_us, is_batched = left.pop("max_queue_delay_us"), left.pop("dynamic_batching")
-    options.append(f"--max-queue-delay={f'{delay_us}us' if is_batched else 'off'}")
+    options.append(f"--max-queue-delay={f'{delay_us}us' if delay_us else '0' if is_batched else 'off'}")
     preferred = left.pop("preferred_batch_sizes")
     options.append(f"--preferred-batch-size={'+'.join(map(str, preferred)) or 'none'}")
     return [*options, *(f"--config={path}={value}" for path, value in left.items())]

@@ -27,8 +27,16 @@ RowT = TypeVar("RowT", bound=MachineRow)
 
 
 def this_machine() -> str:
-    """Return the CPUs and the server's version: rows with other ones do not belong into one table."""
-    return f"{hardware.detect()}; tritonserver and perf_analyzer {runtime.TRITON_VERSION}"
+    """Return the CPUs and versions of the programs: rows with other ones do not belong into one table."""
+    return f"{hardware.detect()}; {programs()}"
+
+
+def programs() -> str:
+    """Return the versions of the server and of perf_analyzer as text."""
+    server, perf_analyzer = runtime.TRITON_VERSION, runtime.ensure(print).perf_analyzer_version
+    if server == perf_analyzer:
+        return f"tritonserver and perf_analyzer {server}"
+    return f"tritonserver {server}, perf_analyzer {perf_analyzer}"
 
 
 class Records(Generic[RowT]):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder, shipped_folder
-from optimizer.deploy import runtime
+from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import (
     INSTALL_STUB_SHELL,
     MORE_ADDRESS_SPACE,
@@ -28,6 +28,7 @@ from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser
 
 GIB = 2**30
+INSTALL_LIBRARIES = "apt-get install libssl3 zlib1g libstdc++6"  # of perf_analyzer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def check_address_space() -> Finding:
 
 
 def check_perf_analyzer() -> Finding:
-    """Check perf_analyzer and its libraries."""
+    """Check perf_analyzer and its libraries, and say why the newer release does not measure."""
     installation = runtime.installed()
     if installation is None:
         return Finding("perf_analyzer", "warn", "not unpacked yet", "tune setup")
@@ -121,9 +122,25 @@ def check_perf_analyzer() -> Finding:
     missing = _missing_libraries(installation.perf_analyzer, installation.perf_analyzer_libraries)
     if missing:
         own = any(name in missing for name in ("libb64", "libcudart"))
-        fix = again if own else "apt-get install libssl3 zlib1g libstdc++6"
+        fix = again if own else INSTALL_LIBRARIES
         return Finding("perf_analyzer", "fail", f"misses {missing}", fix)
-    return Finding("perf_analyzer", "ok", f"{runtime.TRITON_VERSION}, all libraries found")
+    detail = f"{installation.perf_analyzer_version}, all libraries found"
+    if not (reason := perf_analyzer_release.newer_problem()):
+        return Finding("perf_analyzer", "ok", detail)
+    detail += f"; not {perf_analyzer_release.NEWER_VERSION}: {reason}"
+    if perf_analyzer_release.glibc_problem():
+        return Finding("perf_analyzer", "ok", detail)
+    return Finding("perf_analyzer", "warn", detail, _newer_fix())
+
+
+def _newer_fix() -> str:
+    """Return what makes the newer perf_analyzer start on a system whose C library is new enough."""
+    program = perf_analyzer_release.newer_program()
+    if not program.exists():
+        return "tune setup"
+    if _missing_libraries(program, program.parent):
+        return INSTALL_LIBRARIES
+    return f"rm -r {program.parents[2]}; tune setup"
 
 
 def check_onnxruntime() -> Finding:

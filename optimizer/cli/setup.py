@@ -1,10 +1,11 @@
-"""``tune setup``: install the embedded server and compile the simulator."""
+"""``tune setup``: install the embedded server and compile the simulators."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from optimizer.deploy import runtime
+from optimizer.deploy.perf_analyzer_release import ensure_newer
 from optimizer.options.command_line import Parser
 
 
@@ -17,10 +18,13 @@ def build_parser() -> Parser:
 def main(words: list[str]) -> int:
     """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
     build_parser().read(words)
+    from optimizer.simulator.continuous_batching import compile_batching
     from optimizer.simulator.simulate import compile_simulator
 
     say = partial(print, flush=True)  # immediately, also into a pipe
     installation = runtime.ensure(say)
+    ensure_newer(say)
     compile_simulator(say)
+    compile_batching(say)
     print(f"ready: {installation.root}")
     return 0

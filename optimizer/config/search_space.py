@@ -28,6 +28,7 @@ from optimizer.config.batching import (
 )
 from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
@@ -373,6 +374,7 @@ class Problem:
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
         kind: Kind of the model.
+        tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
     """
 
     model: str
@@ -388,6 +390,7 @@ class Problem:
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
     kind: ModelKind = ModelKind.BATCHED
+    tokens: TokenRequests | None = None
 
     @property
     def is_simulated(self) -> bool:

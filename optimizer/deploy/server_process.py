@@ -291,7 +291,7 @@ class Server(ABC):
         return False
 
     def _check_version(self) -> None:
-        if is_too_old(self.version):
+        if is_older(self.version, OLDEST):
             self.stop()
             raise EnvironmentFault(
                 f"{self._program}: this is Triton {self.version}, and tune needs {'.'.join(map(str, OLDEST))} or "
@@ -299,7 +299,7 @@ class Server(ABC):
             )
 
 
-def is_too_old(version: str) -> bool:
-    """Return whether ``version`` is older than OLDEST; false if it is not a version number."""
+def is_older(version: str, other: tuple[int, int]) -> bool:
+    """Return whether ``version`` of a server is older than ``other``; false if it is not a version number."""
     match = re.match(r"(\d+)\.(\d+)", version)
-    return match is not None and (int(match[1]), int(match[2])) < OLDEST
+    return match is not None and (int(match[1]), int(match[2])) < other

@@ -1,4 +1,4 @@
-"""The hardware of this machine, the devices that its libraries support, and the fingerprint of device and server."""
+"""The hardware of this machine, the devices that its libraries support, and the fingerprint of what measures."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ BACKEND_PACKAGES = {  # tune's own backend -> packages, one of which has the bac
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Identifies device and server: measurements with different fingerprints are not ranked together.
+    """Identifies device, server and perf_analyzer: measurements with different fingerprints are not ranked together.
 
     Attributes:
         cpu: Name of the CPU; empty for a server on an unknown machine.
@@ -104,6 +104,8 @@ class Fingerprint:
         server: Version of the server, checksum of a local server's program, or ID of a Docker image.
         backends: Backends of the model, with versions if they are not part of the server.
         at: Address of a server on an unknown machine; empty otherwise.
+        perf_analyzer: Version of the perf_analyzer that measures or checks, or the ID of its Docker image; empty if
+            only tune's own client does. Servers before 2.34 are measured by an older version.
     """
 
     cpu: str
@@ -113,6 +115,7 @@ class Fingerprint:
     server: str
     backends: tuple[str, ...]
     at: str = ""
+    perf_analyzer: str = ""
 
     @property
     def id(self) -> str:
@@ -155,7 +158,14 @@ def _fingerprint_form() -> TypeAdapter[Fingerprint]:
 
 
 def make_fingerprint(
-    hardware: Hardware, backends: Iterable[str], *, target: str, server: str, own_backends: bool, at: str = ""
+    hardware: Hardware,
+    backends: Iterable[str],
+    *,
+    target: str,
+    server: str,
+    own_backends: bool,
+    at: str = "",
+    perf_analyzer: str = "",
 ) -> Fingerprint:
     """Return the fingerprint of a server.
 
@@ -166,11 +176,14 @@ def make_fingerprint(
         server: Version of the server, or what identifies its program or image.
         own_backends: Whether tune's own backends serve in place of the server's.
         at: Address of a server on an unknown machine; empty for a server on this machine.
+        perf_analyzer: Version of perf_analyzer or ID of its image; empty if it does not measure.
     """
     named = tuple(sorted({_versioned(name) if own_backends else name for name in backends}))
     if at:
-        return Fingerprint("", 0, hardware.gpus, target, server, named, at)
-    return Fingerprint(hardware.cpu, hardware.cpu_count, hardware.gpus, target, server, named)
+        return Fingerprint("", 0, hardware.gpus, target, server, named, at, perf_analyzer)
+    return Fingerprint(
+        hardware.cpu, hardware.cpu_count, hardware.gpus, target, server, named, perf_analyzer=perf_analyzer
+    )
 
 
 def _versioned(backend: str) -> str:

@@ -29,7 +29,7 @@ REQUEST_OPTIONS = (
     "prompt_tokens",
     "output_tokens",
 )
-COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime")
+COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
 LONGEST_VALUE, LARGEST_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
 SHA_DIGITS = 12
 WIDEST, LARGEST = 100.0, 1e6  # largest upper end of an interval over its lower end, and largest ratio; see _ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
+from optimizer.core.token_lengths import MAX_TOKENS, TokenRequests
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import LARGEST_COUNT
@@ -28,7 +31,8 @@ class FinishedRun:
     """A run as its folder describes it.
 
     ``info`` is the content of run.json. ``problem`` has bounds, objectives, space and request size, but no mix of
-    request sizes, which run.json does not hold. ``outcome`` is None if nothing was measured.
+    request sizes, which run.json does not hold. Its lengths of prompts and outputs are approximate. ``outcome`` is
+    None if nothing was measured.
     """
 
     folder: RunFolder
@@ -144,7 +148,30 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
         kind=kind,
+        tokens=_token_requests(info.get("tokens")),
     )
+
+
+def _token_requests(recorded: Mapping[str, Any] | None) -> TokenRequests | None:
+    """Return the lengths in run.json, approximately. Raises ValueError for values that no run can have."""
+    if not recorded:
+        return None
+    try:
+        prompt, output = (_approximate_lengths(**recorded[name]) for name in ("prompt", "output"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"problem.tokens: {error}") from None
+    return TokenRequests(prompt, output, prompt_input="", output_input="")
+
+
+def _approximate_lengths(*, smallest: int, mean: float, largest: int) -> SizeDistribution:
+    """Return a distribution with these ends and this mean that is uniform on both sides of the mean."""
+    if not 1 <= smallest <= mean <= largest <= MAX_TOKENS:
+        raise ValueError(f"{mean!r} is not the mean of lengths from {smallest!r} to {largest!r}")
+    middle = math.floor(mean)
+    below, above = (smallest + middle) / 2, (middle + largest) / 2
+    share = min(max((above - mean) / (above - below), 0.0), 1.0) if above > below else 1.0
+    choices = ((smallest, middle, share), (middle, largest, 1 - share))
+    return SizeDistribution(tuple(choice for choice in choices if choice[2] > 0))
 
 
 def _candidate(values: Mapping[str, Any]) -> Candidate:

@@ -1,16 +1,19 @@
-"""The models of a server that the search corrects: the simulator of the batcher, or a queueing network without it."""
+"""The models of a server that the search corrects: a simulator of its batching, or a queueing network without one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
-from optimizer.simulator import closed_network, server_model
+from optimizer.simulator import batching_fit, closed_network, server_model
+from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.closed_network import ClosedNetwork
+from optimizer.simulator.continuous_batching import compile_batching
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, Performance
 from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.simulate import compile_simulator
 
 
 class PerformanceModel(Protocol):
@@ -28,14 +31,32 @@ class PerformanceModel(Protocol):
         """Return the performance of each (candidate, concurrency)."""
 
 
+def model_type(problem: Problem) -> type[ServerModel] | type[BatchingModel] | type[ClosedNetwork]:
+    """Return the kind of model that describes the server of ``problem`` best."""
+    if problem.is_simulated:
+        return ServerModel
+    return BatchingModel if batching_fit.applies(problem) else ClosedNetwork
+
+
+def compile_model(problem: Problem, say: Callable[[str], None]) -> None:
+    """Load the compiled simulator that the model of ``problem`` needs; ``say`` so if it has to be compiled first."""
+    if model_type(problem) is ServerModel:
+        compile_simulator(say)
+    elif model_type(problem) is BatchingModel:
+        compile_batching(say)
+
+
 def fit_model(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int) -> PerformanceModel:
     """Return the model that is closest to ``points``, which are complete for the metrics ``latencies``.
 
     Raises:
         ValueError: ``points`` is empty.
     """
-    if problem.is_simulated:
+    kind = model_type(problem)
+    if kind is ServerModel:
         return server_model.fit(points, problem, latencies[0], seed)
+    if kind is BatchingModel:
+        return batching_fit.fit(points, problem, latencies, seed)
     return closed_network.fit(points, problem, latencies, seed)
 
 
@@ -43,7 +64,7 @@ def sample_models(
     model: PerformanceModel, points: Sequence[Point], problem: Problem, latencies: Sequence[str], count: int
 ) -> Sequence[PerformanceModel]:
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latencies``."""
-    if isinstance(model, ClosedNetwork):
+    if isinstance(model, ClosedNetwork | BatchingModel):
         return model.samples(count)
-    assert isinstance(model, ServerModel), "fit_model returns one of both"
+    assert isinstance(model, ServerModel), "fit_model returns one of them"
     return server_model.sample_models(model, points, problem, latencies[0], count)

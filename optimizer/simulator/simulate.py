@@ -13,14 +13,13 @@ timeout, a batch can mix shapes if an instance takes the last payload while the 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate
+from optimizer.simulator.compilation import compile_loop
 from optimizer.simulator.packing import PackedScenarios
 from optimizer.simulator.scenario import (
     RING_LENGTH,
@@ -96,13 +95,6 @@ def trace(
 
 
 def compile_simulator(say: Callable[[str], None]) -> None:
-    """Load the compiled simulator. If it has to be compiled first (about 15 s), ``say`` so."""
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    if not any(cache_folder().joinpath("compiled").glob(f"*/event_loop.*.{python}.nbi")):
-        say("compiling the simulator (once)")
+    """Load the compiled simulator; ``say`` so if it has to be compiled first."""
     smallest = Scenario(Candidate(1), ClosedLoopLoad(1), ServiceTimes(np.full((1, 1), 1e-3)))
-    pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
-    try:
-        pool.submit(simulate_many, [smallest]).result()
-    finally:
-        pool.shutdown(wait=False)
+    compile_loop("event_loop", lambda: simulate_many([smallest]), say)

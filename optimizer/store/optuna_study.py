@@ -225,8 +225,8 @@ def open_study(
     if ``shared`` says so.
 
     Raises BadInputError if the storage cannot be opened, its driver is missing, or the study was made for another
-    problem, or on another device or server than ``fingerprint``. Later errors of the storage (a lock, a lost
-    connection, a full disk) are raised by the study as EnvironmentFault. No message contains a password.
+    problem, or measured with another ``fingerprint``. Later errors of the storage (a lock, a lost connection, a full
+    disk) are raised by the study as EnvironmentFault. No message contains a password.
     """
     directions = [
         StudyDirection.MAXIMIZE if metric.better == "higher" else StudyDirection.MINIMIZE
@@ -294,7 +294,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:
-    """Raise BadInputError if the study was measured on another device or server, whose values differ."""
+    """Raise BadInputError if the study has another fingerprint, whose measurements differ."""
     if fingerprint is None:
         return
     theirs = parse_fingerprint(study.user_attrs.get(FINGERPRINT_ATTRIBUTE))
@@ -302,7 +302,7 @@ def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, sho
         study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.to_document())
     elif theirs != fingerprint:
         raise BadInputError(
-            f"{shown}: study {study.study_name!r} was measured on another device or server "
+            f"{shown}: study {study.study_name!r} was measured with another device, server or perf_analyzer "
             f"({fingerprint.differences(theirs)}), and the two are not ranked together; begin another run on this "
             "one, with --warm-start and that run"
         )

@@ -264,14 +264,15 @@ class RunFolder:
         return parse_fingerprint(self.read_info().get("fingerprint")) if self.info.exists() else None
 
     def refuse_other(self, fingerprint: Fingerprint) -> None:
-        """Raise BadInputError if the run was measured on another device or server than ``fingerprint``."""
+        """Raise BadInputError if the run was measured with another fingerprint."""
         measured_on = self.fingerprint()
         if measured_on is not None and measured_on != fingerprint:
             path = one_line(str(self.path))
             raise BadInputError(
-                f"{path}: was measured on another device or server ({fingerprint.differences(measured_on)}), and the "
-                f"two are not ranked together; begin a new run (--warm-start {path} learns from that one), or measure"
-                f" its recommendation here: `tune verify --fresh {path}`"
+                f"{path}: was measured with another device, server or perf_analyzer "
+                f"({fingerprint.differences(measured_on)}), and the two are not ranked together; begin a new run "
+                f"(--warm-start {path} learns from that one), or measure its recommendation here: "
+                f"`tune verify --fresh {path}`"
             )
 
     def read_info(self) -> Mapping[str, Any]:

@@ -149,7 +149,7 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
     "load_generator": f"`{CROSS_CHECKING}` for a measurement that checks tune's own client; empty for all others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
-    "fingerprint": "Short form of the device and server. Rows of different ones are not ranked together.",
+    "fingerprint": "Short form of device, server and perf_analyzer. Rows of different ones are not ranked together.",
     "cpu_count": "Number of CPUs of the server; empty if it serves on a GPU or the number is unknown.",
 }
 

@@ -106,7 +106,7 @@ class TrialsTable:
 
         ``cut_torn_line`` also removes that line from the file, so that the next row begins on a line of its own.
         Raises BadInputError if the table is not one of this run, has a value out of range, or a row was measured
-        on another device or server.
+        with another device, server or perf_analyzer.
         """
         if not self.path.exists():
             return []
@@ -122,9 +122,9 @@ class TrialsTable:
             if self._fingerprint and fingerprint not in ("", self._fingerprint):
                 raise table.error(
                     i,
-                    f"was measured on another device or server ({one_line(fingerprint, ID_LENGTH)}, this is "
-                    f"{self._fingerprint}), and the two are not ranked together; begin a separate run on this one "
-                    "(`tune --warm-start` learns from the other)",
+                    "was measured with another device, server or perf_analyzer "
+                    f"({one_line(fingerprint, ID_LENGTH)}, this is {self._fingerprint}), and the two are not ranked "
+                    "together; begin a separate run on this one (`tune --warm-start` learns from the other)",
                 )
         return _trials(table, read_rows(table), self._choices)
 

@@ -13,6 +13,7 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.interfaces import OutputCheck, ServerTarget, TargetSettings, Telemetry
 from optimizer.core.notes import (
     BatcherTuned,
+    ContinuousBatchingSimulated,
     GpusNotRead,
     MigInstanceUsed,
     Note,
@@ -48,8 +49,10 @@ from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
+from optimizer.simulator.batching_fit import BatchingModel
+from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.load_generators import make_load_generators
+from optimizer.study.load_generators import make_load_generators, perf_analyzer_identity
 from optimizer.study.task import Task, prepare_task
 
 NO_POWER = (
@@ -174,6 +177,7 @@ class Environment:
             server=target_factory.server_identity(self.options, self.say),
             own_backends=self.options.target == "embedded",
             at=target_factory.remote_address(self.options),
+            perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
         )
 
     def make_target(self, task: Task, folder: RunFolder) -> ServerTarget:
@@ -258,7 +262,8 @@ class Environment:
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
         if self.options.search == "simulated" and not task.problem.is_simulated:
-            notes.append(SearchedWithoutSimulator())
+            is_batching = model_type(task.problem) is BatchingModel
+            notes.append(ContinuousBatchingSimulated() if is_batching else SearchedWithoutSimulator())
         if self.hardware.gpus and not self._is_remote and not self._needs_gpus(task):
             notes.append(explain_cpu_serving(task.source.tuned_config))
         if self._needs_gpus(task) and any(gpu.mig for gpu in self.gpus.local):

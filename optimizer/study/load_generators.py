@@ -13,8 +13,9 @@ from typing import Any
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS, Stopwatch
-from optimizer.deploy import runtime
+from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
+from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import (
     MAX_SENT_ENTRIES,
@@ -98,12 +99,11 @@ def make_load_generators(
         )
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_make_own_client(options, task, own), task.unbounded)
-        length = task.sequence_length.fixed if task.sequence_length else None  # perf_analyzer has no mix of lengths
-        if task.problem.open_loop or task.source.is_streaming or (task.sequence_length and length is None):
+        if not perf_analyzer_checks(task):
             return LoadGenerators(generator, generator)
         checker = _make_perf_analyzer(options, folder, say, common)
-        if length is not None:
-            checker = replace(checker, sequence_length=length)
+        if task.sequence_length is not None:
+            checker = replace(checker, sequence_length=task.sequence_length.fixed)
         return LoadGenerators(generator, generator, cross_checking=checker)
     perf_analyzer = _make_perf_analyzer(options, folder, say, common)
     search = IndexHintLoadGenerator(
@@ -121,6 +121,24 @@ def own_client_searches(task: Task) -> bool:
     """
     is_special = task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
     return is_special or task.problem.needs_own_client is not None
+
+
+def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
+    """Return the version of the perf_analyzer that measures or checks ``task``, or the ID of its image.
+
+    The result is empty if tune's own client alone measures. Raises EnvironmentFault.
+    """
+    if own_client_searches(task) and not perf_analyzer_checks(task):
+        return ""
+    if options.perf_analyzer_image is not None:
+        return docker_engine.image_id(options.perf_analyzer_image)
+    return runtime.ensure(say).perf_analyzer_version
+
+
+def perf_analyzer_checks(task: Task) -> bool:
+    """Return whether perf_analyzer can check the own client: not in an open loop, a stream or a mix of lengths."""
+    has_mix = task.sequence_length is not None and task.sequence_length.fixed is None
+    return not (task.problem.open_loop or task.source.is_streaming or has_mix)
 
 
 def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:
@@ -142,7 +160,7 @@ def _make_perf_analyzer(
         installed.perf_analyzer_libraries,
         folder.perf_analyzer_log,
         protocol=options.protocol,
-        runner=FallbackRunner(installed.perf_analyzer_libraries, partial(runtime.older_perf_analyzer, say))
+        runner=FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, say))
         if image is None
         else PerfAnalyzerContainer(image),
         **common,

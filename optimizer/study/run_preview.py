@@ -23,6 +23,7 @@ from optimizer.results import formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.search import SMALLEST_GAIN, make_searcher
 from optimizer.search.transfer import TransferredStudy
+from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
 from optimizer.study.load_generators import own_client_searches, why_perf_analyzer
@@ -256,8 +257,11 @@ def _search(shown: RunPreview) -> str:
     options = shown.options
     if options.search == "simulated":
         gain = f"{SMALLEST_GAIN:.0%}".replace("%", " %")
-        surrogate = "" if shown.task.problem.is_simulated else " with a surrogate that is fitted to the measurements"
-        return f"simulated{surrogate}, until the expected gain of another trial is below about {gain}"
+        problem = shown.task.problem
+        model = (
+            "" if problem.is_simulated else f" with a {model_type(problem).name} that is fitted to the measurements"
+        )
+        return f"simulated{model}, until the expected gain of another trial is below about {gain}"
     if options.search == "grid":
         return "grid tries each configuration"
     return f"{options.search} proposes one after another, until the time or the space is used up"

@@ -20,6 +20,7 @@ from optimizer.core.notes import Note
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, Trial
+from optimizer.deploy.perf_analyzer_release import measuring_version
 from optimizer.machine.conditions import ConditionValue, machine_conditions
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options import server_options
@@ -29,6 +30,10 @@ from optimizer.results import summary
 from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
+from optimizer.simulator.batching_fit import BatchingModel
+from optimizer.simulator.closed_network import ClosedNetwork
+from optimizer.simulator.performance_model import model_type
+from optimizer.simulator.server_model import ServerModel
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
@@ -59,21 +64,24 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "outputs (`output`) of a model that streams; null if there are none.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
-    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}. The simulator "
-    "describes `batched` models only; for the others the search learns from measurements alone.",
+    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
+    "problem.server_model": "Model of the server that the search `simulated` fits: "
+    + ", ".join(f"`{model.name}`" for model in (ServerModel, BatchingModel, ClosedNetwork))
+    + ".",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
     "hardware": "Machine of the server:",
     "hardware.system": "Operating system.",
-    "fingerprint": "Device and server. Measurements with different ones are not ranked together:",
+    "fingerprint": "Device, server and perf_analyzer. Measurements with different ones are not ranked together:",
     "fingerprint.id": "Short hash of the other keys, as in the column `fingerprint` of trials.csv.",
     "search_ended": "`converged`, `budget`, `exhausted` (all were tried) or `interrupted`; null before it ends.",
     "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
     + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
     + "; null if tune's own client does.",
     "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
-    "versions": "Versions of Python, tritune, its main dependencies and tritonserver.",
+    "versions": "Versions of Python, tritune, its main dependencies, tritonserver, and perf_analyzer (or the ID of "
+    "its image) if it measured or checked.",
     "notes": "Notes for people; the facts in them are also keys of their own.",
     "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
     "commands": "File with the commands of all processes that the run started.",
@@ -112,10 +120,11 @@ def problem_document(task: Task) -> dict[str, Any]:
         "objectives": [metric.name for metric in problem.objectives],
         "request_batch_size": problem.request_batch_size,
         "sequence_length": task.sequence_length and str(task.sequence_length),
-        "tokens": None if task.tokens is None else _tokens_document(task.tokens),
+        "tokens": None if problem.tokens is None else _tokens_document(problem.tokens),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
         "kind": problem.kind.value,
+        "server_model": model_type(problem).name,
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,
@@ -239,7 +248,7 @@ class RunRecord:
                 "search_ended": self.search_ended,
                 "confirmed_by_perf_analyzer": self.perf_analyzer_reason and self.perf_analyzer_reason.name.lower(),
                 "confirmation_plan": self.planned or None,
-                "versions": self.versions,
+                "versions": self._all_versions(),
                 "notes": [*self.task.notes, *map(str, self.notes)],
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
@@ -247,6 +256,13 @@ class RunRecord:
                 "result": document,
             },
         )
+
+    def _all_versions(self) -> dict[str, str]:
+        """Return ``versions`` and that of the perf_analyzer that measured or checked, if one did."""
+        version = self.fingerprint.perf_analyzer
+        if version and self.environment.options.perf_analyzer_image is None:
+            version = measuring_version(version, self.versions.get("tritonserver", ""))
+        return {**self.versions, **({"perf_analyzer": version} if version else {})}
 
     def _write_derived(self, outcome: Outcome) -> None:
         summary.write_pareto_csv(self.folder.pareto, outcome)

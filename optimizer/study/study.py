@@ -14,7 +14,7 @@ from optimizer.core.notes import Note
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, Trial
 from optimizer.measure.measurer import Measurer
-from optimizer.simulator.simulate import compile_simulator
+from optimizer.simulator.performance_model import compile_model
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.candidate_measurer import TrialRunner
 from optimizer.study.confirmation import Confirmer, model_fitter
@@ -91,9 +91,9 @@ class StudySetup:
 
     def compile_simulator(self, environment: Environment) -> None:
         """Compile the simulator if the search needs it; workers and servers start meanwhile."""
-        if environment.options.search == "simulated" and self.task.problem.is_simulated:
+        if environment.options.search == "simulated":
             with environment.stopwatch.count("set_up"):
-                compile_simulator(environment.say)
+                compile_model(self.task.problem, environment.say)
 
     def budget(self, at_once: int = 1) -> Budget:
         """Return the budget. Earlier time is divided by ``at_once``, the number of parallel trials."""

@@ -44,8 +44,7 @@ class Task:
     ``token_output`` is the output whose elements are the tokens of a model that streams; empty if each response is
     one token. ``concurrent`` are the requests to models that get load at the same time. ``notes`` and
     ``request_note`` are for the user. ``on_gpu`` says whether any instance of any model runs on a GPU.
-    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models. ``tokens`` are the
-    generated prompts and outputs of a model that streams; None if there are none.
+    ``sequence_length`` are the requests in a sequence to a stateful model; None for other models.
     """
 
     source: ModelSource
@@ -63,7 +62,6 @@ class Task:
     on_gpu: bool = False
     token_output: str = ""
     sequence_length: SizeDistribution | None = None
-    tokens: TokenRequests | None = None
 
     def comparisons(self) -> list[tuple[str, Candidate]]:
         """Return the roles and configurations that are measured first; one if both behave the same."""
@@ -84,6 +82,8 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     score = profile.score if profile else None
     _check(named, score, options)
     sequence_length = _sequence_length(named, options)
+    request_options = _request_options(named, options)
+    tokens = _token_requests(named, request_options, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -97,11 +97,10 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
         kind=source.kind,
+        tokens=tokens,
     )
     _check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    request_options = _request_options(named, options)
-    tokens = _token_requests(named, request_options, options)
     requests = _requests(named, batching, request_options, tokens)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
@@ -132,7 +131,6 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         on_gpu,
         (profile.tokens.output_tensor if profile else None) or "",
         sequence_length,
-        tokens,
     )
 
 

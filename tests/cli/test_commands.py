@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from optimizer.cli import doctor
 from optimizer.cli.commands import COMMANDS, overview
-from optimizer.deploy import runtime
+from optimizer.deploy import perf_analyzer_release, runtime
 from tests.command_fixtures import RUN_SECONDS, Playground, Tune
 from tests.repositories import doubler, serialized
 
@@ -244,8 +244,8 @@ def test_doctor_reports_missing_files_of_an_unpacked_server(called_tune: Tune, p
     real = runtime.ensure(print)
     cache = playground.root / "cache"
     spoilt = runtime.Runtime(cache / real.root.name)
-    spoilt.perf_analyzer.parent.mkdir(parents=True)
-    spoilt.perf_analyzer.symlink_to(real.perf_analyzer)
+    spoilt.pinned_perf_analyzer.parent.mkdir(parents=True)
+    spoilt.pinned_perf_analyzer.symlink_to(real.pinned_perf_analyzer)
     spoilt.perf_analyzer_libraries.mkdir()
     if real.stub_packages:
         (cache / real.stub_packages.name).symlink_to(real.stub_packages)
@@ -309,7 +309,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder with the pinned wheels, as users prepare it for a machine without a network."""
     folder = tmp_path_factory.mktemp("wheels")
     numpy = runtime.NUMPY_WHEELS.get(runtime.running_python())
-    pinned = [wheel.requirement for wheel in (*runtime.WHEELS, *([numpy] if numpy else []))]
+    newer = [] if perf_analyzer_release.glibc_problem() else [perf_analyzer_release.NEWER_WHEEL]
+    pinned = [wheel.requirement for wheel in (*runtime.WHEELS, *newer, *([numpy] if numpy else []))]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     subprocess.run([*command, "--dest", str(folder), *pinned], check=True)
     yield folder

@@ -153,7 +153,8 @@ def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: 
     assert "sequences of 5..9 requests of 1 sample" in shown.stdout
     assert "tune's own client over grpc" in shown.stdout
     assert "sequence_batching.oldest.max_candidate_sequences" in shown.stdout
-    assert "then: simulated with a surrogate that is fitted to the measurements" in " ".join(shown.stdout.split())
+    words = " ".join(shown.stdout.split())
+    assert "then: simulated with a closed queueing network that is fitted to the measurements" in words
     assert "max_queue_delay_us " not in shown.stdout
     assert "dynamic_batching {}" not in shown.stdout
     shown = dry_run("--sla-p95", "50ms", "--json", "--model-repository", "models", "sums")

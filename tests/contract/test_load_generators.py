@@ -18,6 +18,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint, LoadGenerator
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
@@ -103,16 +104,32 @@ class ClosedLoopContract(LoadGeneratorContract):
         assert LOAD.request_batch_size <= result.mean_batch_size <= LOAD.request_batch_size * LOAD.concurrency
 
 
-class TestPerfAnalyzerGrpc(ClosedLoopContract):
-    @pytest.fixture
-    def generator(self, perf_analyzer: PerfAnalyzer) -> LoadGenerator:
-        return perf_analyzer
+class PerfAnalyzerContract(ClosedLoopContract):
+    """The contract of each release of perf_analyzer that starts here. ``tests/newer_glibc.sh`` starts both."""
+
+    @pytest.fixture(params=[runtime.PINNED_PERF_ANALYZER, perf_analyzer_release.NEWER_VERSION])
+    def release(self, request: pytest.FixtureRequest, perf_analyzer: PerfAnalyzer) -> PerfAnalyzer:
+        """Return perf_analyzer in one version, which the runtime of the fixture does not choose."""
+        if request.param == runtime.PINNED_PERF_ANALYZER:
+            return replace(perf_analyzer, binary=runtime.ensure(print).pinned_perf_analyzer)
+        perf_analyzer_release.ensure_newer(print)
+        if problem := perf_analyzer_release.newer_problem():
+            pytest.skip(f"no perf_analyzer {request.param}: {problem}")
+        binary = perf_analyzer_release.newer_perf_analyzer()
+        assert binary is not None
+        return replace(perf_analyzer, binary=binary)
 
 
-class TestPerfAnalyzerHttp(ClosedLoopContract):
+class TestPerfAnalyzerGrpc(PerfAnalyzerContract):
     @pytest.fixture
-    def generator(self, perf_analyzer: PerfAnalyzer) -> LoadGenerator:
-        return replace(perf_analyzer, protocol="http")
+    def generator(self, release: PerfAnalyzer) -> LoadGenerator:
+        return release
+
+
+class TestPerfAnalyzerHttp(PerfAnalyzerContract):
+    @pytest.fixture
+    def generator(self, release: PerfAnalyzer) -> LoadGenerator:
+        return replace(release, protocol="http")
 
 
 class TestClosedLoop(ClosedLoopContract):

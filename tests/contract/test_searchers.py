@@ -25,6 +25,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.options.run_options import SEARCHERS
 from optimizer.search import make_searcher
@@ -388,6 +390,25 @@ class TestSimulatedWithoutASimulator(SearcherContract):
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
         tracker = CandidateTracker(problem, study)
         return SimulatedSearcher(replace(problem, kind=ModelKind.STREAMING), tracker, smallest_gain=-1)
+
+
+class TestSimulatedContinuousBatching(SmokeContract):
+    """The search of a model that generates tokens, with the simulator of continuous batching."""
+
+    forecasts = True
+    deployments = MAX_DEPLOYMENTS
+    many = 5
+    large = MIDDLE
+
+    @pytest.fixture
+    def method(self) -> str:
+        return "simulated"
+
+    def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
+        """Return a searcher that continues although no improvement is expected."""
+        lengths = SizeDistribution(((16, 64, 1.0),))
+        of_tokens = replace(problem, tokens=TokenRequests(lengths, lengths, "INPUT_IDS", "MAX_TOKENS"))
+        return TestSimulatedWithoutASimulator().make(method, of_tokens, seed, storage)
 
 
 class TestTpeWithTransfer(SmokeContract):

@@ -233,6 +233,8 @@ def test_run_json_has_the_options_and_the_times(steady_run: Run) -> None:
     assert undocumented_keys(info) == []
     assert info["options"]["sla_ms"] == {"p95": SLA_MS}
     assert info["versions"]["tritonserver"] == runtime.TRITON_VERSION
+    version = runtime.ensure(print).perf_analyzer_version
+    assert info["versions"]["perf_analyzer"] == info["fingerprint"]["perf_analyzer"] == version
     times = info["times"]
     waited = sum(times[f"{kind}_seconds"] for kind in ("server", "load_generator", "set_up", "search"))
     assert times["own_seconds"] + waited == pytest.approx(times["wall_seconds"], abs=0.01)

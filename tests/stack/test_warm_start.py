@@ -36,7 +36,7 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     refused = tune("--resume", "moved")
     assert refused.code == 2
     (line,) = refused.complaints
-    assert "moved: was measured on another device or server (cpu count " in line
+    assert "moved: was measured with another device, server or perf_analyzer (cpu count " in line
     assert "begin a new run (--warm-start moved learns from that one)" in line
 
 

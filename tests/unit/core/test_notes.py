@@ -32,6 +32,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.DisturbedCells(1, 8, 0.2),
     notes.SearchConverged(0.02),
     notes.SearchedWithoutSimulator(),
+    notes.ContinuousBatchingSimulated(),
     notes.WarmStarted(12, "an earlier run", "another machine"),
     notes.OtherModelTransferred("an earlier run", "dlrm"),
     notes.TransferLeftOut(1, "measurement", "an earlier run"),

@@ -14,7 +14,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import file_lock
 from optimizer.deploy.cache import REMOVABLE, check_unused, find_removable, read_cache, remove_cached
-from optimizer.deploy.runtime import DRAFT, LOCK, Runtime
+from optimizer.deploy.runtime import Runtime
+from optimizer.deploy.wheels import DRAFT, LOCK
 from optimizer.model.onnx_file import read_bare_onnx
 from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests
 from tests.repositories import doubler, serialized

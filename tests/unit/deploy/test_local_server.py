@@ -13,7 +13,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.deploy.embedded_target import Installation
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.managed_target import load_limit_seconds
-from optimizer.deploy.server_process import is_too_old
+from optimizer.deploy.server_process import OLDEST, is_older
 from optimizer.measure import server_health
 
 HELP = """\
@@ -137,7 +137,7 @@ def test_a_load_takes_no_longer_than_the_budget(budget: float, limit: float) -> 
     ("version", "old"), [("2.29.0", True), ("1.15.0", True), ("2.30.0", False), ("2.51.0", False), ("", False)]
 )
 def test_versions(version: str, old: bool) -> None:
-    assert is_too_old(version) is old
+    assert is_older(version, OLDEST) is old
 
 
 @pytest.mark.parametrize(

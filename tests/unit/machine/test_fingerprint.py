@@ -41,6 +41,7 @@ FINGERPRINTS = st.builds(
     TEXTS,
     st.lists(TEXTS, max_size=2).map(tuple),
     TEXTS,
+    TEXTS,
 )
 
 
@@ -48,7 +49,7 @@ FINGERPRINTS = st.builds(
 
 
 def test_the_short_form_is_the_same_whenever_and_wherever() -> None:
-    assert HERE.id == "79c6a2a2e9aa"
+    assert HERE.id == "d8f5fd368206"
     assert len(THERE.id) == ID_LENGTH
     assert THERE.id != HERE.id
 
@@ -71,6 +72,8 @@ def test_text_that_is_no_fingerprint_is_refused(document: object) -> None:
 def test_the_difference_of_two_fingerprints_is_described() -> None:
     assert HERE.differences(THERE) == "cpu count 4 there, 2 here; server 2.50.0 there, 2.51.0 here"
     assert HERE.differences(replace(HERE, gpus=("A100", "A100"))) == "gpus A100, A100 there, none here"
+    measured = replace(HERE, perf_analyzer="2.60.0")
+    assert measured.differences(replace(HERE, perf_analyzer="2.51.0")) == "perf analyzer 2.51.0 there, 2.60.0 here"
 
 
 def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> None:
@@ -102,7 +105,8 @@ def test_a_table_with_rows_of_another_is_not_gone_on_with(tmp_path: Path) -> Non
     append(path, THERE, concurrency=2)
     assert len(table(path, THERE).read()[0].measurements) == 2
     assert len(table(path, None).read()[0].measurements) == 2, "to verify a run elsewhere is no ranking"
-    with pytest.raises(BadInputError, match=rf":2: was measured on another device or server \({THERE.id}, this is "):
+    refused = rf":2: was measured with another device, server or perf_analyzer \({THERE.id}, this is "
+    with pytest.raises(BadInputError, match=refused):
         table(path, HERE).read()
 
 
@@ -126,8 +130,8 @@ def test_a_run_of_another_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(BadInputError) as refused:
         folder.refuse_other(HERE)
     assert str(refused.value) == (
-        f"{tmp_path}: was measured on another device or server (cpu count 4 there, 2 here; server 2.50.0 there, "
-        "2.51.0 here), and the two are not ranked together; begin a new run (--warm-start "
+        f"{tmp_path}: was measured with another device, server or perf_analyzer (cpu count 4 there, 2 here; "
+        "server 2.50.0 there, 2.51.0 here), and the two are not ranked together; begin a new run (--warm-start "
         f"{tmp_path} learns from that one), or measure its recommendation here: `tune verify --fresh {tmp_path}`"
     )
     folder.write_info(RunOptions("m"), {})
@@ -142,8 +146,8 @@ def test_a_shared_study_of_another_is_refused(tmp_path: Path, storage: str) -> N
         study = open_study(where, "s", problem, RandomSampler(), THERE)
     assert study.user_attrs["fingerprint"]["id"] == THERE.id
     assert study.user_attrs["fingerprint"]["server"] == "2.50.0"
-    measured_elsewhere = r"study 's' was measured on another device or server \(cpu count 4 there, 2 here; server "
-    with pytest.raises(BadInputError, match=measured_elsewhere):
+    refused = r"study 's' was measured with another device, server or perf_analyzer \(cpu count 4 there, 2 here; "
+    with pytest.raises(BadInputError, match=refused):
         open_study(where, "s", problem, RandomSampler(), HERE)
 
 

@@ -166,6 +166,10 @@ def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:
     assert problem.kind is ModelKind.STREAMING
     assert problem.space.is_streaming
     assert not problem.is_simulated
+    assert problem.tokens is not None
+    assert problem.tokens.prompt.fixed == 64
+    output = problem.tokens.output
+    assert (output.smallest, output.mean, output.largest) == (16, 39.5, 63)
     info = json.loads((folder / "run.json").read_text())
     info["problem"]["kind"] = "dreaming"
     (folder / "run.json").write_text(json.dumps(info))

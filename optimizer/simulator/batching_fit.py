@@ -1,0 +1,227 @@
+"""A model of a server with continuous batching: the simulator with parameters that are fitted to a few measurements.
+
+Its prior covers models on CPUs and GPUs. Busy instances and threads slow each other down as in
+``fitted_parameters.Contention``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from objectives.metrics import METRICS
+from optimizer.config.search_space import ModelKind, Problem
+from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
+from optimizer.simulator.continuous_batching import (
+    LATENCY_COLUMNS,
+    LATENCY_METRICS,
+    TOKENS_PER_S,
+    BatchingPerformance,
+    BatchingScenario,
+    PassTimes,
+    RequestLengths,
+    simulate_batching,
+    simulated_rows,
+)
+from optimizer.simulator.fitted_parameters import THREADS, Contention, execution_settings, relative_duration
+from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
+from optimizer.simulator.scenario import Array
+
+ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # of forecasts of tinygpt, without the largest ones
+# Medians and standard deviations of the prior: the log of the time of a pass of one sequence, relative to a guess;
+# the log-odds of the share of it that is fixed; the exponent of the running sequences; the log of the time of a token
+# of a prompt, relative to that of a sequence; the log of the time outside of the instance, relative to a pass; the
+# log of the slowdown by each further instance; the exponents of oversubscription and of threads in ``Contention``.
+MEDIANS = np.array([-0.3, 0.0, 0.85, -1.7, 0.0, math.log(0.07), 1.5, 0.5])
+DEVIATIONS = np.array([0.5, 0.7, 0.12, 0.6, 0.7, 0.8, 0.3, 0.2])
+FIELD_DEVIATION = 0.3  # of the log of the speed with another choice of any other field
+# log of the ratio of a measured latency to that of the simulation, whose passes all take their mean time
+TAILS: Mapping[str, float] = {"avg": 0.0, "p50": 0.0, "p90": 0.05, "p95": 0.1, "p99": 0.15}
+TAIL_DEVIATION = 0.1
+POINT_ERROR = 0.15  # standard deviation of the log of a measurement around the model
+INDEPENDENT = 2  # points of one candidate share the model's error, so more of them count as this many
+ROBUST = 2.0  # standard deviations beyond which an error counts linearly
+FARTHEST = 4.0  # standard deviations of the prior from its median
+DIFFERENCE = 0.4  # standard deviations of the prior, larger in effect than the random error of a simulation
+EVALUATIONS = 20  # steps of the fit
+FIT_THREADS = max(1, min(4, os.cpu_count() or 1))
+SEQUENCES = "max_num_seqs"  # key of vLLM's model.json: the most running sequences
+USUAL_SEQUENCES = 256  # if it is not set
+
+
+@dataclass(frozen=True, eq=False)
+class BatchingModel:
+    """The simulator with the parameters ``place``, in standard deviations of the prior from its medians.
+
+    Attributes:
+        problem: The search problem.
+        latencies: The metrics that the model is fitted to.
+        lengths: Lengths of the simulated requests.
+        pass_s: Scale of the time of a pass.
+        place: The parameters.
+        spread: A square root of the posterior covariance of ``place``.
+    """
+
+    name: ClassVar[str] = "simulator of continuous batching"
+
+    problem: Problem
+    latencies: tuple[str, ...]
+    lengths: RequestLengths
+    pass_s: float
+    place: Array
+    spread: Array
+    seed: int = 0
+    errors: ModelErrors = ERRORS
+
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[BatchingPerformance]:
+        """Return the performance of each (candidate, concurrency)."""
+        results = simulate_batching(self._scenarios(cells, self.place), self.lengths, threads)
+        tails = dict(zip(self.latencies, np.exp(self._log_tails(self.place)).tolist(), strict=True))
+        factors = [tails.get(metric, 1.0) for metric in LATENCY_METRICS]
+        return [
+            replace(result, latencies_s=tuple(map(float.__mul__, result.latencies_s, factors))) for result in results
+        ]
+
+    def fitted(self, points: Sequence[Point]) -> BatchingModel:
+        """Return the model that is closest to ``points`` and the prior, by a robust loss."""
+        from scipy.optimize import least_squares
+
+        cells = [(point.candidate, point.load.concurrency) for point in points]
+        measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, 1)
+        counts = Counter(candidate for candidate, _ in cells)
+        weights = np.array([min(1.0, INDEPENDENT / counts[candidate]) for candidate, _ in cells]) ** 0.5 / POINT_ERROR
+
+        def residuals(places: Array) -> Array:
+            """Return the residuals [places, residuals]."""
+            errors = [
+                (with_tails(logs, cells, 1) - measured) * weights[:, None] for logs in self._logs(cells, places)
+            ]
+            return np.concatenate([np.reshape(errors, (len(places), -1)), places], axis=1)
+
+        def jacobian(place: Array) -> Array:
+            steps = DIFFERENCE * np.eye(len(place))
+            before, after = np.split(residuals(np.concatenate([place - steps, place + steps])), 2)
+            return np.asarray((after - before).T / (2 * DIFFERENCE))
+
+        found = least_squares(
+            lambda place: residuals(place[None])[0],
+            np.zeros(len(self.place)),
+            jacobian,
+            bounds=(-FARTHEST, FARTHEST),
+            loss="soft_l1",
+            f_scale=ROBUST,
+            ftol=1e-3,
+            xtol=1e-2,
+            max_nfev=EVALUATIONS,
+        )
+        precision = found.jac.T @ found.jac
+        return replace(self, place=found.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
+
+    def samples(self, count: int) -> list[BatchingModel]:
+        """Return ``count`` samples of the posterior (Laplace's approximation)."""
+        draws = np.random.default_rng(self.seed).standard_normal((count, len(self.place)))
+        places = [np.clip(self.place + self.spread @ draw, -FARTHEST, FARTHEST) for draw in draws]
+        return [replace(self, place=place) for place in places]
+
+    def _logs(self, cells: Sequence[ConfigurationLoad], places: Array) -> Array:
+        """Return log requests/s and log latencies [places, cells, 1 + latencies]."""
+        scenarios = [scenario for place in places for scenario in self._scenarios(cells, place)]
+        rows = simulated_rows(scenarios, self.lengths, FIT_THREADS)
+        logs = np.log(rows[:, [TOKENS_PER_S, *(LATENCY_COLUMNS[metric] for metric in self.latencies)]])
+        logs[:, 0] -= math.log(self.lengths.outputs.mean())
+        logs = logs.reshape(len(places), len(cells), -1)
+        logs[:, :, 1:] += np.array([self._log_tails(place) for place in places])[:, None]
+        return np.asarray(logs)
+
+    def _log_tails(self, place: Array) -> Array:
+        """Return the log factors on the simulated ``latencies``."""
+        medians = np.array([TAILS[METRICS[metric].statistic] for metric in self.latencies])
+        return np.asarray(medians + TAIL_DEVIATION * place[len(place) - len(self.latencies) :])
+
+    def _scenarios(self, cells: Sequence[ConfigurationLoad], place: Array) -> list[BatchingScenario]:
+        values = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
+        scale, odds, power, prompt, outside, slowdown, oversubscription, gain = values.tolist()
+        pass_s, fixed = self.pass_s * math.exp(scale), 1 / (1 + math.exp(-odds))
+        sequence_s = pass_s * (1 - fixed)
+        times = PassTimes(
+            fixed_s=pass_s * fixed,
+            sequence_s=sequence_s,
+            prompt_s=sequence_s * math.exp(prompt),
+            round_trip_s=pass_s * math.exp(outside),
+            power=max(power, 0.0),
+        )
+        contention = Contention(math.exp(slowdown), oversubscription, gain, unknown=math.exp(slowdown))
+        choices = _further_choices(self.problem)
+        of_fields = FIELD_DEVIATION * place[len(MEDIANS) : len(MEDIANS) + len(choices)]
+        speeds = dict(zip(choices, of_fields.tolist(), strict=True))
+
+        @functools.cache
+        def factors(candidate: Candidate) -> tuple[float, ...]:
+            settings = execution_settings(candidate)
+            slowness = math.exp(-sum(speeds.get(field, 0.0) for field in candidate.fields))
+            busy = range(1, candidate.instances + 1)
+            return tuple(slowness * relative_duration(settings, k, self.problem, contention) for k in busy)
+
+        return [
+            BatchingScenario(
+                slots(candidate),
+                concurrency,
+                times,
+                factors(candidate),
+                candidate.max_queue_delay_us / 1e6,
+                min(candidate.preferred_batch_sizes, default=max(1, candidate.max_batch_size)),
+            )
+            for candidate, concurrency in cells
+        ]
+
+
+def applies(problem: Problem) -> bool:
+    """Return whether the simulator describes the model of ``problem``.
+
+    It streams the tokens of one prompt a request, and the lengths and the slots of an instance are known. The slots
+    are ``max_batch_size``, or vLLM's ``max_num_seqs`` if the search varies it.
+    """
+    if problem.kind is not ModelKind.STREAMING or problem.tokens is None or problem.request_batch_size != 1:
+        return False
+    has_slots = min(problem.space.max_batch_size) > 0 or MODEL_JSON_PREFIX + SEQUENCES in problem.space.fields
+    return has_slots and problem.tokens.output.largest > 1
+
+
+def slots(candidate: Candidate) -> int:
+    """Return the most running sequences of an instance."""
+    return int(candidate.model_json.get(SEQUENCES) or candidate.max_batch_size or USUAL_SEQUENCES)
+
+
+def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int = 0) -> BatchingModel:
+    """Return the model that is closest to ``points``, which are complete for the metrics ``latencies``.
+
+    It has to apply to ``problem``.
+
+    Raises:
+        ValueError: ``points`` is empty.
+    """
+    if not points:
+        raise ValueError("no measured points to fit the model to")
+    assert problem.tokens is not None, "the model applies"
+    lengths = RequestLengths.of(problem.tokens, seed)
+    requests_s = [
+        point.load.concurrency / (point.measurement.throughput_infer_per_sec or math.inf) for point in points
+    ]
+    pass_s = min(requests_s) / float(lengths.outputs.mean())
+    size = len(MEDIANS) + len(_further_choices(problem)) + len(latencies)
+    unfitted = BatchingModel(problem, tuple(latencies), lengths, pass_s, np.zeros(size), np.eye(size), seed)
+    return unfitted.fitted(points)
+
+
+def _further_choices(problem: Problem) -> list[tuple[str, FieldValue]]:
+    """Return all choices but the first one of each field whose effect on the speed is unknown."""
+    known = (THREADS, SEQUENCES)
+    fields = [(path, values) for path, values in problem.space.fields.items() if not any(n in path for n in known)]
+    return [(path, value) for path, values in fields for value in values[1:]]

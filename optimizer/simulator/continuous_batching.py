@@ -1,0 +1,176 @@
+"""A simulator of continuous batching by iterations: the performance of a server in a closed loop.
+
+Each instance has slots for sequences. It computes the prompts of newly admitted requests in one pass, and then one
+token of each running sequence in another. A sequence that ends frees its slot. Triton hands the requests to the
+instances in turn, after the queue delay. Then they wait in the queue of their instance for a slot.
+
+The prompts of a pass are filled up to the same length. A pass takes a fixed time, and a time that grows with the
+running sequences or with the tokens of the prompts. Equal input gives equal output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from objectives.metrics import STATISTICS
+from optimizer.core.token_lengths import TokenRequests
+from optimizer.simulator.compilation import compile_loop
+from optimizer.simulator.scenario import Array, Ints
+
+RING = 1024  # lengths that are drawn
+# A simulation is as long as a measurement of the load client in the search, because the order in which requests of
+# equal length began affects it to its end: it begins when as many requests have ended as are in flight.
+FEWEST_REQUESTS, REQUESTS_IN_FLIGHT = 60, 3
+MOST_REPEATS, ENOUGH_REQUESTS, ENOUGH_TOKENS = 5, 320, 8000  # of simulations with other requests
+# Responses of a pass are sent one after another, so requests that end together begin their successors one by one.
+SEND_SHARE = 0.5  # of the time of a sequence
+RANDOM_SHARE = 0.1  # of the requests that are not taken in turn, because other threads wake first
+LATENCY_METRICS = tuple(f"{kind}-{statistic}" for kind in ("ttft", "itl", "latency") for statistic in STATISTICS)
+# columns of the results
+TOKENS_PER_S, TOGETHER, OCCUPIED = range(3)
+LATENCY_COLUMNS = {metric: 3 + place for place, metric in enumerate(LATENCY_METRICS)}
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """The times of an instance.
+
+    Attributes:
+        fixed_s: Time of any pass.
+        sequence_s: Further time of a pass for one running sequence.
+        prompt_s: Further time of a pass for each token of the prompts that it computes, with the filling.
+        round_trip_s: Mean time of a request outside of its instance, half of it before the request is queued.
+        power: Exponent of the number of running sequences, by which ``sequence_s`` grows.
+        prompt_limit: The most tokens of several prompts in a pass, with the filling; 0: no limit.
+        kv_tokens: The most tokens of the prompts and outputs of the running sequences; 0: no limit.
+    """
+
+    fixed_s: float
+    sequence_s: float
+    prompt_s: float
+    round_trip_s: float = 0.0
+    power: float = 1.0
+    prompt_limit: int = 0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingScenario:
+    """A configuration under a load.
+
+    Attributes:
+        slots: The most running sequences of an instance.
+        concurrency: Requests in flight.
+        times: The times of an instance while no other one is busy, before ``factors``.
+        factors: Factors [instances] on the time of a pass that begins while 1, 2, … instances are busy.
+        delay_s: Time that a prompt waits in Triton's batcher for others.
+        full: Number of prompts at which they wait no longer.
+    """
+
+    slots: int
+    concurrency: int
+    times: PassTimes
+    factors: tuple[float, ...] = (1.0,)
+    delay_s: float = 0.0
+    full: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class RequestLengths:
+    """Tokens of the prompts and outputs of successive requests, and ``delays`` of mean 1 on their way to the server.
+
+    Each array [RING] is used cyclically.
+    """
+
+    prompts: Ints
+    outputs: Ints
+    delays: Array
+
+    @classmethod
+    def of(cls, tokens: TokenRequests, seed: int = 0) -> RequestLengths:
+        """Return random lengths of the distributions of ``tokens``, and exponentially distributed delays."""
+        rng = np.random.default_rng(seed)
+        return cls(tokens.prompt.draw(RING, rng), tokens.output.draw(RING, rng), rng.exponential(1.0, RING))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingPerformance:
+    """The performance of a configuration at a load.
+
+    ``mean_batch_size`` is the mean number of running sequences of a pass, ``utilization`` the share of the slots that
+    run a sequence. ``latencies_s`` are those of LATENCY_METRICS.
+    """
+
+    throughput_infer_per_s: float
+    tokens_per_s: float
+    mean_batch_size: float
+    utilization: float
+    latencies_s: tuple[float, ...]
+
+    def latency_s(self, metric: str) -> float:
+        """Return the latency of one of LATENCY_METRICS; NaN if no output has several tokens and it is between two."""
+        return self.latencies_s[LATENCY_METRICS.index(metric)]
+
+
+def simulate_batching(
+    scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1
+) -> list[BatchingPerformance]:
+    """Return the performance of each scenario, simulated in ``threads``."""
+    if not scenarios:
+        return []
+    mean_output = float(lengths.outputs.mean())
+    return [
+        BatchingPerformance(tokens / mean_output, tokens, together, occupied, tuple(latencies_s))
+        for tokens, together, occupied, *latencies_s in simulated_rows(scenarios, lengths, threads).tolist()
+    ]
+
+
+def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1) -> Array:
+    """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
+    from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
+
+    mean_output = float(lengths.outputs.mean())
+    rows = np.array([_row(scenario, mean_output) for scenario in scenarios])
+    factors = np.ones((len(scenarios), max(len(scenario.factors) for scenario in scenarios)))
+    for row, scenario in zip(factors, scenarios, strict=True):
+        row[: len(scenario.factors)] = scenario.factors
+    results = np.empty((len(scenarios), iteration_loop.RESULTS))
+
+    def simulate(start: int) -> None:  # neighbors take about the same time, so the scenarios are dealt out in turn
+        own, own_factors = (np.ascontiguousarray(array[start::threads]) for array in (rows, factors))
+        of_part = np.empty((len(own), results.shape[1]))
+        iteration_loop.simulate_scenarios(own, own_factors, lengths.prompts, lengths.outputs, lengths.delays, of_part)
+        results[start::threads] = of_part
+
+    if threads == 1:
+        simulate(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(simulate, range(threads)))
+    return results
+
+
+def compile_batching(say: Callable[[str], None]) -> None:
+    """Load the compiled simulator; ``say`` so if it has to be compiled first."""
+    one = np.ones(1, np.int64)
+    smallest = BatchingScenario(1, 1, PassTimes(1e-3, 0.0, 0.0))
+    compile_loop("iteration_loop", lambda: simulated_rows([smallest], RequestLengths(one, one, np.ones(1))), say)
+
+
+def _row(scenario: BatchingScenario, mean_output: float) -> tuple[float, ...]:
+    """Return the columns of ``iteration_loop``."""
+    times, load = scenario.times, scenario.concurrency
+    wanted = max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load)
+    enough = min(ENOUGH_REQUESTS, ENOUGH_TOKENS / mean_output)
+    repeats = min(MOST_REPEATS, math.ceil(enough / (load + wanted)))
+    return (
+        *(scenario.slots, len(scenario.factors), load, scenario.delay_s, scenario.full),
+        *(times.fixed_s, times.sequence_s, times.power, times.prompt_s, times.round_trip_s),
+        *(times.prompt_limit, times.kv_tokens, SEND_SHARE * times.sequence_s, RANDOM_SHARE),
+        *(load, wanted, repeats),
+    )
