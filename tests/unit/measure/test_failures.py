@@ -15,9 +15,9 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
-from optimizer.measure.load_client.failures import OTHER, REJECTED, TIMED_OUT, failure_kind
+from optimizer.measure.load_client.failures import OTHER, REJECTED, TIMED_OUT, failure_kind, split_failures
 from optimizer.measure.load_client.judgement import CLOSED_LOOP_LEAD_IN_SECONDS, judge_closed_loop, judge_open_loop
-from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord
+from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendPlan, SendRecord
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
 EXPIRED = "[request id: <id_unknown>] Request timeout expired"
@@ -113,6 +113,22 @@ def test_the_client_counts_failures_by_message_but_those_of_the_warm_up_are_erro
     strict = ClosedLoopClient(replace(plan, counts_failures=False), [b""])
     strict._note_failure(9, FULL)
     assert (strict._error, strict._failures) == (FULL, {})
+
+
+def test_responses_of_failed_requests_are_left_out() -> None:
+    """Of three requests with 2, 0 and 3 responses the first and the second one fail."""
+    messages = (b"a", b"b", b"c", b"d", b"e")
+    responses = ResponseRecord(np.array([0, 2, 2, 5]), np.arange(5) * MS, messages, 0, 10 * MS)
+    times = np.array([0, 1, 2]) * MS
+    happened = SendRecord(times, times, times + 9 * MS, 20 * MS, responses=responses, failures={FULL: [0, 1, 1]})
+    served, sizes, failed = split_failures(happened, SIZES)
+    assert served.responses is not None
+    assert served.responses.messages == (b"c", b"d", b"e")
+    assert served.responses.offsets.tolist() == [0, 3]
+    assert served.responses.arrived_ns.tolist() == [2 * MS, 3 * MS, 4 * MS]
+    assert sizes.tolist() == [2]
+    assert failed is not None
+    assert failed.kinds.tolist() == [REJECTED, REJECTED]
 
 
 def test_without_counts_the_error_rate_is_unknown() -> None:
