@@ -1,4 +1,4 @@
-"""Measure high percentiles with both load generators, and what a limited queue gains within an error rate.
+"""Measure high percentiles with both load generators, and the gain of a limited queue within an error rate.
 
     python benchmarks/bounds.py [--rounds 6] [--seconds 4] [--smoke]
 
