@@ -96,6 +96,7 @@ def options(draw: st.DrawFn) -> RunOptions:
         objectives=objectives,
         min_throughput=draw(st.sampled_from([None, "4000/s", "0.5 req/s", " 7"])),
         max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),
+        max_error_percent=draw(st.sampled_from([None, 0.1, 0.001, 99.5])),
         budget_seconds=draw(st.integers(1, 10**9)) / 1000,
         max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
         search=search,
