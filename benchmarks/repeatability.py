@@ -197,7 +197,7 @@ def _measure(
 ) -> tuple[list[Measurement], float]:
     """Return the windows on a fresh server, as the confirmation takes them, and the speed probe in ms."""
     known = Measurement(entrant.throughput_infer_per_sec)
-    planned = confirmation_candidate(Point(0, entrant.candidate, entrant.load, known), entrant.load)
+    planned = confirmation_candidate(Point(0, entrant.candidate, entrant.load, known), entrant.load, None)
     with target.deploy_fresh(entrant.candidate) as endpoint:
         probe_ms = 1000 * speed.probe()
         generator.warm_up(endpoint, entrant.load)

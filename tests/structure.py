@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("study",),
     ("replay",),
     ("plan", "explain", "emit"),
-    ("api",),
+    ("api", "watch"),
     ("cli",),
 )
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
@@ -37,7 +37,7 @@ SLA_NAMES = re.compile(r"Sla([A-Z]\w*)?|Constraint(Verdict)?|sla_ms|slas|latency
 SLA_QUESTIONS = re.compile("is_met|missed|violation|share_of_bound")
 # What `tune run` does not use: other commands, and steps after a run.
 OTHER_COMMANDS = re.compile(
-    r"optimizer\.(replay|plan|explain|emit|api|study\.batch|study\.sweep|results\.verification|cli(?!\.run))\b"
+    r"optimizer\.(replay|plan|explain|emit|api|watch|study\.batch|study\.sweep|results\.verification|cli(?!\.run))\b"
 )
 
 Imports = dict[str, set[str]]

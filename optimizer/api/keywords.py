@@ -43,8 +43,9 @@ class RunKeywords(TypedDict, total=False):
     model_warmup: bool
     from_model_analyzer: str | Path
     load: Literal["concurrency", "rate"]
-    request_distribution: Literal["poisson", "constant"]
+    request_distribution: str
     request_intervals: str | Path
+    request_trace: str | Path
     request_batch_size: str | int
     sequence_length: str | int
     input_data: str | Path

@@ -24,6 +24,7 @@ _GROUPS: Final = {  # each command is the module of its name in this package
         "explain": "explain what limits the throughput, and what would help",
         "plan": "compute the replicas for a request rate, and their cost",
         "emit": "write files for Docker, Kubernetes, Helm, KServe",
+        "watch": "say whether a run still fits a server in production",
         "runs": "list the runs in results/, or delete some",
     },
     "Set up": {
@@ -39,7 +40,6 @@ _OVERVIEW: Final = """\
 Find the Triton configuration with the most throughput within a latency bound.
   tune --sla-p95 20ms dlrm                                a built-in model
   tune --sla-p99 50ms --model-repository models my_model  a model of your own
-  tune --resume results/dlrm/20261120-231154              continue a run
 
 {commands}
 

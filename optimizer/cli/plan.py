@@ -18,6 +18,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
+from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
@@ -77,6 +78,7 @@ class PlanArguments:
         note: A remark on the recorded traffic; may be empty.
         as_json: Print one JSON document.
         sla: The latency bounds as option values by name.
+        names_traffic: Whether the traffic was given, rather than taken as Poisson.
     """
 
     names: tuple[str, ...]
@@ -85,6 +87,7 @@ class PlanArguments:
     note: str
     as_json: bool
     sla: Mapping[str, object]
+    names_traffic: bool
 
 
 def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
@@ -127,7 +130,10 @@ def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
         autoscaler=autoscaler,
     )
     note = trace.note if trace else ""
-    return PlanArguments(tuple(arguments.names), arguments.results, question, note, arguments.json, sla)
+    names_traffic = arguments.traffic is not None or arguments.trace is not None
+    return PlanArguments(
+        tuple(arguments.names), arguments.results, question, note, arguments.json, sla, names_traffic
+    )
 
 
 def build_parser() -> Parser:
@@ -254,6 +260,8 @@ def main(words: list[str]) -> int:
     """Run ``tune plan`` and return its exit code. Raises TuneError."""
     arguments = read_plan_arguments(words)
     runs = _runs(arguments)
+    if not arguments.names_traffic:
+        _refuse_shapes(runs)
     if arguments.note:
         _say(arguments.note)
     answer = _plan(arguments.question, runs)
@@ -268,6 +276,17 @@ def main(words: list[str]) -> int:
 
         print_plan(Console(), answer)
     return EXIT_CODES[answer.verdict.value]
+
+
+def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:
+    """Raise BadInputError if a run was measured with a load shape: steady traffic would need fewer replicas."""
+    for run in runs:
+        times = run.problem.request_times
+        if times is not None and times.distribution not in STEADY_DISTRIBUTIONS:
+            raise BadInputError(
+                f"{run.folder.path}: measured with the load {one_line(times.distribution, 60)}, and a plan for "
+                "Poisson traffic has no such bursts; give the traffic, with --trace FILE.csv or --traffic poisson"
+            )
 
 
 def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:

@@ -27,6 +27,7 @@ from optimizer.config.batching import (
     resolve_policy,
 )
 from optimizer.core.errors import ParameterError
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import (
@@ -374,6 +375,7 @@ class Problem:
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
         client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
         kind: Kind of the model.
+        request_times: When an open loop sends; None for a closed loop.
         tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
     """
 
@@ -390,6 +392,7 @@ class Problem:
     request_mix: SizeDistribution | None = None
     client_shares_cpus: bool = False
     kind: ModelKind = ModelKind.BATCHED
+    request_times: RequestTimes | None = None
     tokens: TokenRequests | None = None
 
     @property

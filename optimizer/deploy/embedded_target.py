@@ -195,7 +195,8 @@ class ServerSettings(TypedDict, total=False):
     """Optional settings of an installed server.
 
     ``load_timeout_seconds`` limits a load. With ``gpus`` (the default) it sees the GPUs that this process sees.
-    Without, it sees none, and a model without a fixed device is served on the CPU.
+    Without, it sees none, and a model without a fixed device is served on the CPU. With ``metrics`` it exports those
+    of its models; by default it does so only if a model exports some itself.
     """
 
     stopwatch: Stopwatch | None
@@ -203,12 +204,13 @@ class ServerSettings(TypedDict, total=False):
     choose_port: Callable[[], int]
     cpus: frozenset[int] | None
     gpus: bool
+    metrics: bool
 
 
 class InstalledTarget(ManagedTarget):
     """Serves candidates on a tritonserver of this machine; ``log`` gets its output.
 
-    The server's metrics are off unless a model exports some, because NVML provides the same GPU data.
+    By default the server's metrics are off unless a model exports some: NVML provides the same GPU data.
     """
 
     def __init__(
@@ -228,7 +230,7 @@ class InstalledTarget(ManagedTarget):
                 choose_port=settings.get("choose_port", free_port),
                 cpus=settings.get("cpus"),
                 gpus=gpus,
-                metrics=exports_metrics(source),
+                metrics=settings.get("metrics", exports_metrics(source)),
             )
             super().__init__(
                 source,

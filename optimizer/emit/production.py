@@ -177,6 +177,7 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
     lines = [
         f"{recommended.model}, as tuned by {tritune}: run {recommended.run}, written {recommended.written}",
         f"measured: {formatting.performance(recommended.point, recommended.latency)} ({samples}){memory}",
+        *([f"load: {recommended.sending}"] if recommended.sending else []),
         f"bound: {recommended.goal or 'none'}",
         f"verdict: {recommended.verdict}",
         f"on: {recommended.hardware}, Triton {recommended.triton}",

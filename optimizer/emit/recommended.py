@@ -9,11 +9,13 @@ from typing import Any
 
 from optimizer.config import model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
+from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
 from optimizer.core.trial import VARIANT, Point
 from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, read_gpus
 from optimizer.options import server_options
+from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.values import parse_cpus
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun
@@ -34,7 +36,8 @@ class Recommendation:
     fractional under a CPU quota; ``device`` is the name of its GPU, or else of its CPU. Both are None if it ran on
     another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
     ``load_seconds`` is the time that loading the configuration took. ``undecided`` says why the verdict is UNDECIDED
-    and which command continues the test; it is empty for PASS.
+    and which command continues the test; it is empty for PASS. ``sending`` says how a load shape or a recording was
+    sent; it is empty for other loads.
     """
 
     run: str
@@ -58,6 +61,7 @@ class Recommendation:
     shared_memory_bytes: int = 1 << 30
     load_seconds: float | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    sending: str = ""
 
     @property
     def memory_bytes(self) -> float | None:
@@ -126,9 +130,17 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
             shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
             load_seconds=next((trial.deploy_seconds for trial in run.trials if trial.number == point.trial), None),
             files=files,
+            sending=_sending(run.problem, point),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
+
+def _sending(problem: Problem, point: Point) -> str:
+    times = problem.request_times
+    if times is None or times.distribution in STEADY_DISTRIBUTIONS:
+        return ""
+    return formatting.sending(point.load.request_rate, times)
 
 
 def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:

@@ -41,12 +41,20 @@ def read_gpu_metrics(address: str) -> dict[str, GpuReading]:
 
 def read_metrics_page(address: str) -> str:
     """Return the Prometheus metrics of a server at ``host:port``; an empty text if they cannot be read."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{address}/metrics", timeout=CALL_SECONDS) as response:
-            return str(response.read(MAX_BYTES).decode(errors="replace"))
+        return fetch_metrics_page(f"http://{address}/metrics")
     except (OSError, ValueError, HTTPException):
         return ""
+
+
+def fetch_metrics_page(url: str) -> str:
+    """Return the text of a metrics page. Proxies are not used.
+
+    Raises OSError (HTTPError for a status that is no success), ValueError or HTTPException if it cannot be read.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=CALL_SECONDS) as response:
+        return str(response.read(MAX_BYTES).decode(errors="replace"))
 
 
 def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:

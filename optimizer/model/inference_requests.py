@@ -84,12 +84,14 @@ def stream_requests(
         yield _join(source, list(islice(samples, size)))
 
 
-def to_message(model: str, inputs: Mapping[str, Array]) -> bytes:
-    """Return the serialized ModelInferRequest."""
+def to_message(model: str, inputs: Mapping[str, Array], priority: int = 0) -> bytes:
+    """Return the serialized ModelInferRequest; a ``priority`` of 0 is the default level of the model."""
     from tritonclient.grpc.service_pb2 import ModelInferRequest
     from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
     request = ModelInferRequest(model_name=model)
+    if priority:
+        request.parameters["priority"].uint64_param = priority
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
         strings = array.dtype == np.object_

@@ -90,6 +90,7 @@ LARGEST_PORT = 65535
 LOCAL_CLUSTER, RAY_SCHEME, RAY_PORT = "auto", "ray://", 10001
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _URL = re.compile(rf"(?:(grpc|grpcs|http|https)://)?({_HOST}:([0-9]{{1,5}}))/?", re.ASCII)
+_METRICS_URL = re.compile(rf"(?:(https?)://)?({_HOST}:([0-9]{{1,5}}))(/[!-~]*)?", re.ASCII)
 _RAY_URL = re.compile(rf"ray://({_HOST})(?::([0-9]{{1,5}}))?/?", re.ASCII)
 
 
@@ -116,6 +117,14 @@ def parse_metrics_address(text: str) -> str:
     if match is None or match[2] != text or not 0 < int(match[3]) <= LARGEST_PORT:
         raise ValueError("write host:port alone, such as triton:8002")
     return text
+
+
+def parse_metrics_url(text: str) -> str:
+    """Return the URL of a metrics page; ``host:port`` stands for ``http://host:port/metrics``. Raises ValueError."""
+    match = _METRICS_URL.fullmatch(text)
+    if match is None or not 0 < int(match[3]) <= LARGEST_PORT:
+        raise ValueError("write the URL of Triton's metrics, such as http://triton:8002/metrics")
+    return f"{match[1] or 'http'}://{match[2]}{match[4] or '/metrics'}"
 
 
 def parse_cluster_address(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from objectives.sla import CONFIDENCE
+from optimizer.core.load_shapes import SHAPES, is_shape
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
@@ -21,7 +22,19 @@ SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args
 THROUGHPUT = ("throughput",)
 # objectives of `simulated`; lengths do not depend on the configuration, so tokens are proportional to requests
 RANKED_BY_THROUGHPUT = ("throughput", "output-throughput")
-DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
+STEADY_DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
+DISTRIBUTIONS: Final = (*STEADY_DISTRIBUTIONS, *SHAPES)
+TRACE_ENDING: Final = ".csv"
+
+
+def is_distribution(arrivals: str) -> bool:
+    """Return whether ``RunOptions.arrivals`` names a distribution, rather than a file."""
+    return arrivals in STEADY_DISTRIBUTIONS or is_shape(arrivals)
+
+
+def is_trace(arrivals: str) -> bool:
+    """Return whether ``RunOptions.arrivals`` is a file with the time of each request, rather than with intervals."""
+    return not is_distribution(arrivals) and arrivals.lower().endswith(TRACE_ENDING)
 
 
 def default_search(objectives: tuple[str, ...]) -> SearchName:
@@ -88,7 +101,7 @@ class RunOptions:
     prompt_tokens: str | None = None  # see optimizer.core.token_lengths
     output_tokens: str | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
-    arrivals: str = DISTRIBUTIONS[0]  # or constant, or a file of intervals; only with load "rate"
+    arrivals: str = DISTRIBUTIONS[0]  # or another distribution, or a file; only with load "rate"
     server_cpus: str | None = None  # such as 0-3
     client_cpus: str | None = None
     cluster: str | None = None  # auto, or ray://host:port

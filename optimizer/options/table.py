@@ -27,7 +27,16 @@ from optimizer.options.addresses import (
     server_address,
 )
 from optimizer.options.option import Option, ValueType
-from optimizer.options.run_options import DISTRIBUTIONS, LOGS, SEARCHERS, SLA_METRICS, TARGETS, SlaMetric, TargetName
+from optimizer.options.run_options import (
+    LOGS,
+    SEARCHERS,
+    SLA_METRICS,
+    TARGETS,
+    SlaMetric,
+    TargetName,
+    is_distribution,
+    is_trace,
+)
 
 SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load", "Server", "Search", "Output"
 GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)
@@ -313,11 +322,11 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "request-distribution",
-            _CHOICE,
-            "Distribution of the requests of --load rate over time",
+            ValueType("NAME", values.parse_distribution),
+            "Distribution of the requests of --load rate over time: poisson, constant, or a load shape: spike, ramp, "
+            "diurnal, with values such as diurnal:1.5x:10s",
             stored_as="arrivals",
-            is_for=lambda options: options.arrivals in DISTRIBUTIONS,
-            choices=DISTRIBUTIONS,
+            is_for=lambda options: is_distribution(options.arrivals),
             from_model_analyzer=True,
         ),
         Option(
@@ -325,8 +334,16 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             ValueType("FILE", values.parse_intervals, annotation="str | Path", move=values.move_arrivals),
             "File of the intervals between the requests of --load rate in µs, in place of a distribution",
             stored_as="arrivals",
-            is_for=lambda options: options.arrivals not in DISTRIBUTIONS,
+            is_for=lambda options: not is_distribution(options.arrivals) and not is_trace(options.arrivals),
             from_model_analyzer=True,
+        ),
+        Option(
+            "request-trace",
+            ValueType("FILE.csv", values.parse_trace, annotation="str | Path", move=values.move_arrivals),
+            "File with the time of each request of --load rate, and its samples and priority, in place of a "
+            "distribution: columns time_s, batch_size, priority",
+            stored_as="arrivals",
+            is_for=lambda options: is_trace(options.arrivals),
         ),
         Option(
             "request-batch-size",

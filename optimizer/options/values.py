@@ -16,11 +16,19 @@ from objectives.metrics import METRICS
 from objectives.quantiles import parse_percentile
 from objectives.sla import metric_name, parse_duration_ms
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import is_shape, parse_shape
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.token_lengths import names_file
-from optimizer.options.run_options import DISTRIBUTIONS, RunOptions
+from optimizer.options.run_options import (
+    DISTRIBUTIONS,
+    STEADY_DISTRIBUTIONS,
+    TRACE_ENDING,
+    RunOptions,
+    is_distribution,
+    is_trace,
+)
 from optimizer.options.server_options import check_option_name
 
 MovePath: TypeAlias = Callable[[Path, str, RunOptions], str]
@@ -49,8 +57,8 @@ def move_program(folder: Path, path: str, _: RunOptions) -> str:
 
 
 def move_arrivals(folder: Path, arrivals: str, _: RunOptions) -> str:
-    """Return the name of a distribution, or a file of intervals."""
-    return arrivals if arrivals in DISTRIBUTIONS else str(folder / arrivals)
+    """Return a distribution, or a file of intervals or of a trace."""
+    return arrivals if is_distribution(arrivals) else str(folder / arrivals)
 
 
 def move_input_data(folder: Path, input_data: str, _: RunOptions) -> str:
@@ -299,11 +307,33 @@ def parse_path(text: str) -> str:
     return text
 
 
+def parse_distribution(text: str) -> str:
+    """Return the name of a distribution, or a load shape."""
+    if is_shape(text):
+        parse_shape(text)
+    elif text not in STEADY_DISTRIBUTIONS:
+        raise ValueError(f"choose from {', '.join(DISTRIBUTIONS)}; a shape may have values, such as spike:4x:10%:1s")
+    return text
+
+
 def parse_intervals(text: str) -> str:
     """Return the path of a file of intervals between requests."""
     if not text.strip():
         raise ValueError("write a file of intervals in microseconds")
-    if text in DISTRIBUTIONS:
+    if is_trace(text):
+        raise ValueError("give a CSV file with the time of each request as --request-trace")
+    return _not_distribution(text)
+
+
+def parse_trace(text: str) -> str:
+    """Return the path of a file with the time of each request."""
+    if not text.lower().endswith(TRACE_ENDING):
+        raise ValueError("write a CSV file whose name ends in .csv; intervals are given as --request-intervals")
+    return _not_distribution(text)
+
+
+def _not_distribution(text: str) -> str:
+    if is_distribution(text):
         raise ValueError(f"give a distribution with --request-distribution, or a file of this name as ./{text}")
     return text
 

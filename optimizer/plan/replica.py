@@ -54,6 +54,7 @@ SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that 
 FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
 CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
+FEWEST_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 FULLEST = 4  # batches in flight per instance; more do not raise the throughput
 FITS = 2  # the second one sees all deployments at their usual speed, as the first one has estimated it
@@ -84,6 +85,16 @@ class Replica:
         load = OpenLoopLoad(as_samples(arrivals_s, self.request_batch_size / self.model.request_batch_size))
         return self._simulate(load, slowdown)
 
+    def serve_closed_loop(self, concurrency: int, slowdown: Slowdown) -> SimulationResult:
+        """Return the simulated behaviour in a closed loop; ``concurrency`` counts requests of the space's size."""
+        return self._simulate(ClosedLoopLoad(concurrency), slowdown)
+
+    @property
+    def fullest_concurrency(self) -> int:
+        """The concurrency beyond which the throughput does not rise."""
+        samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
+        return max(1, min(FULLEST * samples // self.model.request_batch_size, 4096))
+
     def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
         """Return the latency ``metric`` of ``simulated`` in ms, with ``tail`` and ``lateness``."""
         return 1e3 * self.tail * lateness * simulated.latency_s(metric)
@@ -94,9 +105,8 @@ class Replica:
 
     def capacity(self, slowdown: Slowdown) -> float:
         """Return the highest throughput in requests per second, regardless of latency."""
-        samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
-        full = ClosedLoopLoad(max(1, min(FULLEST * samples // self.model.request_batch_size, 4096)))
-        return self._simulate(full, slowdown).throughput_infer_per_s / self.request_batch_size
+        full = self.serve_closed_loop(self.fullest_concurrency, slowdown)
+        return full.throughput_infer_per_s / self.request_batch_size
 
     def _simulate(self, load: SimulatedLoad, slowdown: Slowdown) -> SimulationResult:
         model = self.model
@@ -259,7 +269,9 @@ class _Speeds:
     def _load(self, load: LoadPoint) -> SimulatedLoad:
         if load.concurrency:
             return ClosedLoopLoad(load.concurrency)
-        planned = self._evidence.arrivals.plan(load.request_rate, RATE_REQUESTS / load.request_rate, seed=0)
+        arrivals, rate = self._evidence.arrivals, load.request_rate
+        seconds = max(RATE_REQUESTS / rate, FEWEST_PERIODS * arrivals.times.period_at(rate))
+        planned = arrivals.plan(rate, arrivals.times.whole_periods(seconds, rate), seed=0)
         return OpenLoopLoad(as_samples(planned, self._each))
 
 

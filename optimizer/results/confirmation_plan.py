@@ -36,6 +36,7 @@ from objectives.verdict import (
     throughput_ratio,
 )
 from optimizer.config.search_space import Problem
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.simulator.metrics import Performance
@@ -246,11 +247,13 @@ def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, f
 
 
 def confirmation_candidate(
-    point: Point, load: LoadPoint, error: float = 0.0, sla: Sla | None = None
+    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0, sla: Sla | None = None
 ) -> ConfirmationCandidate:
-    """Return the plan for the candidate of ``point`` at ``load``.
+    """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
 
-    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow.
+    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow. If the
+    times of the requests repeat, a window has whole periods. So all windows have the same load, and their differences
+    are those of the server.
     """
     served = point.throughput_infer_per_sec / load.request_batch_size
     requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
@@ -260,6 +263,9 @@ def confirmation_candidate(
         latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3
         start_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
     seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+    if times is not None:
+        start_seconds += times.lead_in_at(load.request_rate)
+        seconds = times.whole_periods(seconds, load.request_rate)
     return ConfirmationCandidate(point.trial, point.candidate, load, seconds, error, start_seconds=start_seconds)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import MAX_TOKENS, TokenRequests
@@ -148,6 +149,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
         kind=kind,
+        request_times=_request_times(info) if options.load == "rate" else None,
         tokens=_token_requests(info.get("tokens")),
     )
 
@@ -172,6 +174,19 @@ def _approximate_lengths(*, smallest: int, mean: float, largest: int) -> SizeDis
     share = min(max((above - mean) / (above - below), 0.0), 1.0) if above > below else 1.0
     choices = ((smallest, middle, share), (middle, largest, 1 - share))
     return SizeDistribution(tuple(choice for choice in choices if choice[2] > 0))
+
+
+def _request_times(info: Mapping[str, Any]) -> RequestTimes:
+    """Return the times of the requests in the problem of run.json. Raises ValueError or TypeError."""
+    times = RequestTimes(**info.get("request_times", {}))
+    _check_whole("requests", times.recorded_requests)
+    if not isinstance(times.distribution, str):
+        raise ValueError("request_times.distribution is not a name")
+    if is_shape(times.distribution):
+        parse_shape(times.distribution)
+    if type(times.period_seconds) not in (int, float) or not 0 <= times.period_seconds <= MOST_SECONDS:
+        raise ValueError(f"request_times.period_seconds {times.period_seconds!r} is not from 0 to {MOST_SECONDS:g}")
+    return times
 
 
 def _candidate(values: Mapping[str, Any]) -> Candidate:

@@ -16,6 +16,7 @@ from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
+from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, Candidate, LoadPoint, Point, model_of_field, short_path
 from optimizer.options import server_options
@@ -233,6 +234,17 @@ def performance(point: Point, latency: str) -> str:
 def load(point: LoadPoint) -> str:
     """Return a load: ``24`` requests in flight, or ``3,000 req/s``."""
     return f"{exact(point.request_rate)} req/s" if point.request_rate else f"{point.concurrency:,}"
+
+
+def sending(rate: float, times: RequestTimes | None) -> str:
+    """Return how an open loop sends at a mean of ``rate`` requests per second."""
+    text = "open loop: sent independently of responses"
+    if times is None:
+        return text
+    if is_shape(times.distribution):
+        highest = approximate(rate * parse_shape(times.distribution).peak)
+        return f"{text}; mean of {times.distribution}, at most {highest} req/s"
+    return f"{text}; as in {one_line(times.distribution, 60)}" if times.recorded_requests else text
 
 
 def configuration(candidate: Candidate) -> str:

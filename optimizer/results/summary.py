@@ -234,7 +234,7 @@ def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str,
         throughput += f" = {requests} req/s of {size}"
     served = f"concurrency {formatting.load(load)} (requests in flight)"
     if load.request_rate:
-        served = f"{formatting.load(load)} (open loop: sent independently of responses)"
+        served = f"{formatting.load(load)} ({formatting.sending(load.request_rate, problem.request_times)})"
     if measurement.mean_batch_size is not None:
         served += f", mean batch {formatting.number(measurement.mean_batch_size)} samples"
     lines = [("throughput", throughput), *_time_lines(outcome, point), ("load", served)]

@@ -53,9 +53,10 @@ def verification_candidates(
 ) -> list[ConfirmationCandidate]:
     """Return the recommendation at its own load, which is tested, then the runners-up for comparison."""
     rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
+    times = problem.request_times
     return [
-        confirmation_candidate(recommended, recommended.load, 1 - problem.confidence, problem.sla),
-        *(confirmation_candidate(point, point.load) for point in finalists(rest, problem, RUNNERS_UP)),
+        confirmation_candidate(recommended, recommended.load, times, 1 - problem.confidence, problem.sla),
+        *(confirmation_candidate(point, point.load, times) for point in finalists(rest, problem, RUNNERS_UP)),
     ]
 
 

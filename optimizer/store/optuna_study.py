@@ -24,6 +24,7 @@ from optuna.study import StudyDirection
 
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.safe_text import one_line
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
 from optimizer.options.addresses import redact
@@ -264,6 +265,7 @@ def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
         "parameters": {name: list(choices) for name, choices in problem.space.parameters().items()},
         "request_batch_size": problem.request_batch_size,
         **({"request_mix": problem.request_mix.choices} if problem.request_mix else {}),
+        **({"request_times": _times_of(problem.request_times)} if problem.request_times else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": list(map(str, problem.sla)),
     }
@@ -279,6 +281,11 @@ def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
             f"{shown}: study {study.study_name!r} differs in {differences}; use the options that it "
             "was started with, or another study name"
         )
+
+
+def _times_of(times: RequestTimes) -> str:
+    """Return the distribution, or the size of a recording, whose path differs between machines."""
+    return f"{times.recorded_requests} recorded" if times.recorded_requests else times.distribution
 
 
 def _difference(theirs: Any, ours: Any) -> str:

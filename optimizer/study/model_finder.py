@@ -18,13 +18,15 @@ from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
+from optimizer.measure.load_client.arrivals import RecordedArrivals
+from optimizer.measure.load_client.request_trace import SIZE
 from optimizer.model.default_space import DeviceAssignment
 from optimizer.model.instance_limit import instance_count, too_many_instances
 from optimizer.model.onnx_file import ENDINGS, read_bare_onnx
 from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
 from optimizer.model.repository import read_source, refuse_unmeasurable
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import RunOptions, is_trace
 from optimizer.options.values import parse_cpus, quote, usable_cpus
 
 DEFAULT_LARGEST_BATCH = 64
@@ -80,6 +82,22 @@ def undeclared_models(source: ModelSource) -> list[str]:
     return [name for name, config in source.models.items() if not (config.input and config.output)]
 
 
+def trace_sizes(options: RunOptions) -> SizeDistribution | None:
+    """Return the sizes of the requests in the trace of ``options``; None if there are none. Raises BadInputError."""
+    if options.load != "rate" or not is_trace(options.arrivals):
+        return None
+    kinds = RecordedArrivals.read_trace(Path(options.arrivals)).kinds
+    return None if kinds is None else kinds.sizes
+
+
+def sizes_given_twice(size: int | str, options: RunOptions) -> BadInputError:
+    """Return the error about a size of requests beside a trace with sizes."""
+    return BadInputError(
+        f"--request-batch-size {size}: {one_line(options.arrivals)} has the size of each request; leave the option "
+        f"or the column {SIZE} out"
+    )
+
+
 def names_profile(options: RunOptions) -> bool:
     """Return whether ``options`` name a profile, rather than a model of a repository or a file."""
     is_model = _is_model_folder(options.model) or options.model.endswith(ENDINGS)
@@ -97,6 +115,10 @@ def _bare(file: Path, largest_batch: int, serving: DeviceAssignment) -> ModelSou
 
 
 def _batch(options: RunOptions, default: int | str = 1) -> SizeDistribution:
+    if (recorded := trace_sizes(options)) is not None:
+        if options.request_batch_size is not None:
+            raise sizes_given_twice(options.request_batch_size, options)
+        return recorded
     return parse_size_distribution(str(options.request_batch_size or default))
 
 

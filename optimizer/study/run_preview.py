@@ -18,7 +18,7 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import RunOptions, is_distribution
 from optimizer.results import formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.search import SMALLEST_GAIN, make_searcher
@@ -232,7 +232,10 @@ def _load(shown: RunPreview) -> str:
     each += " on average" if problem.request_mix else ""
     data = f"{Path(shown.task.input_data).name} as input data"
     if problem.open_loop:
-        return f"tune's own client, at {options.arrivals} request rates; {each}, {data}"
+        times = f"at {options.arrivals} request rates"
+        if not is_distribution(options.arrivals):
+            times = f"at request rates, as in {Path(options.arrivals).name}"
+        return f"tune's own client, {times}; {each}, {data}"
     if length := shown.task.sequence_length:
         each = f"sequences of {length} {each}"
     generator = "tune's own client over grpc"

@@ -68,6 +68,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.server_model": "Model of the server that the search `simulated` fits: "
     + ", ".join(f"`{model.name}`" for model in (ServerModel, BatchingModel, ClosedNetwork))
     + ".",
+    "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
+    "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -125,6 +127,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "candidates": len(problem.space),
         "kind": problem.kind.value,
         "server_model": model_type(problem).name,
+        "request_times": problem.request_times and asdict(problem.request_times),
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,

@@ -34,6 +34,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.candidate_measurer import CandidateMeasurer, CrashRetry
 from optimizer.study.environment import Environment
+from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task
 
@@ -235,6 +236,8 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
         [LoadPoint(size, concurrency) for size in sizes for concurrency in request.concurrency]
         + [LoadPoint(size, request_rate=rate) for size in sizes for rate in request.request_rate]
     )
+    if request.request_batch_size and trace_sizes(options) is not None:
+        raise sizes_given_twice(request.request_batch_size[0], options)
     mix = None if request.request_batch_size else task.problem.request_mix
     plan = SweepPlan(candidates, loads, request.repeat, mix.largest if mix else 0)
     largest = max(candidate.max_batch_size for candidate in candidates)

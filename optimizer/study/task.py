@@ -18,6 +18,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
+from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
@@ -27,6 +28,7 @@ from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
+from optimizer.study.trace_check import check_recorded_kinds
 
 MAX_CONCURRENCY = 256
 DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
@@ -80,6 +82,9 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     on_gpu = bool(hardware.gpus)
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
+    arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None
+    if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
+        check_recorded_kinds(arrivals.name, arrivals.kinds, source, space)
     _check(named, score, options)
     sequence_length = _sequence_length(named, options)
     request_options = _request_options(named, options)
@@ -97,6 +102,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
         cpu_count=None if hardware.gpus else hardware.cpu_count,
         kind=source.kind,
+        request_times=arrivals.times if arrivals else None,
         tokens=tokens,
     )
     _check_own_client(named, options, problem)

@@ -20,6 +20,7 @@ from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
+from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import to_json
@@ -174,6 +175,24 @@ class TestOpenLoop(LoadGeneratorContract):
         assert result.throughput_infer_per_sec == pytest.approx(2 * 200, rel=0.2)
         assert result.mean_batch_size is not None
         assert result.mean_batch_size >= 2
+
+
+class TestShapedOpenLoop(TestOpenLoop):
+    """The same contract with a load shape: the sent rate is the mean of whole periods."""
+
+    @pytest.fixture
+    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
+        return OpenLoopGenerator(
+            log=tmp_path / "client.log",
+            input_data=str(mlp.input_data),
+            sla=Sla.from_bounds({"p95": 1000.0}),
+            arrivals=parse_arrivals("spike:4x:10%:1s"),
+        )
+
+    def test_windows_are_whole_periods(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
+        windows = generator.measure_windows(endpoint, self.load, 0.1, 3)
+        assert len(windows) == 3
+        assert all(window.requests == pytest.approx(200, rel=0.4) for window in windows)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
 from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.measure.load_client.request_trace import RecordedKinds, read_trace
+from optimizer.options.run_options import is_trace
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -22,20 +25,33 @@ LONGEST_US = 10**12  # longest interval between two requests: eleven days
 class Arrivals(Protocol):
     """An arrival process."""
 
+    @property
+    def times(self) -> RequestTimes:
+        """Return a description of the send times."""
+
     def plan(self, rate: float, seconds: float, seed: int) -> Floats:
-        """Return ascending send times in [0, ``seconds``), ``rate`` of them a second on average."""
+        """Return ascending send times in [0, ``seconds``), ``rate`` of them a second on average.
+
+        The period of a load shape ends at ``seconds``. So a lead-in before whole periods has the end of a period.
+        """
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Return the arrival process for ``constant``, ``poisson`` or the path of a recording. Raises BadInputError."""
+    """Return the arrival process for a distribution or the path of a recording. Raises BadInputError."""
     if text == "constant":
         return ConstantArrivals()
-    return PoissonArrivals() if text == "poisson" else RecordedArrivals.read(Path(text))
+    if text == "poisson":
+        return PoissonArrivals()
+    if is_shape(text):
+        return ShapedArrivals(complete_shape(text), parse_shape(text))
+    return RecordedArrivals.read_trace(Path(text)) if is_trace(text) else RecordedArrivals.read(Path(text))
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantArrivals:
     """A request every 1 / rate seconds."""
+
+    times = RequestTimes("constant")
 
     def plan(self, rate: float, seconds: float, seed: int) -> Floats:
         return np.arange(_count(rate, seconds)) / rate
@@ -48,15 +64,54 @@ class PoissonArrivals:
     The number of requests is the expected one: given their number, the arrivals of a Poisson process are uniform.
     """
 
+    times = RequestTimes("poisson")
+
     def plan(self, rate: float, seconds: float, seed: int) -> Floats:
         return np.sort(np.random.default_rng(seed).uniform(0, seconds, _count(rate, seconds)))
 
 
+@dataclass(frozen=True, slots=True)
+class ShapedArrivals:
+    """Independent requests whose rate follows a load shape: a Poisson process that is not homogeneous.
+
+    A uniform share of all requests is turned into a time by the inverse of the cumulative rate (inversion: Çinlar
+    1975, "Introduction to Stochastic Processes", section 4.7). The number of requests is the expected one.
+    """
+
+    text: str
+    shape: LoadShape
+
+    @property
+    def times(self) -> RequestTimes:
+        return RequestTimes(self.text, self.shape.seconds)
+
+    def plan(self, rate: float, seconds: float, seed: int) -> Floats:
+        period = self.shape.seconds
+        whole = math.ceil(seconds / period - 1e-6)
+        cut = max(0.0, whole * period - seconds)  # of the first period, whose end alone is planned
+        first = whole and float(np.interp(cut / period, self.shape.edges, self.shape.shares))
+        count = max(1, round(rate * period * (whole - first)))
+        shares = np.sort(np.random.default_rng(seed).uniform(first, whole, count))
+        begun = np.floor(shares)
+        within = np.interp(shares - begun, self.shape.shares, self.shape.edges)
+        return np.clip(period * (begun + within) - cut, 0.0, np.nextafter(seconds, 0.0))
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedArrivals:
-    """Recorded intervals, scaled to the rate and repeated; the seed selects the interval to start with."""
+    """Recorded intervals, scaled to the rate and repeated; the seed selects the interval to start with.
+
+    ``kinds`` are the size and the priority of the request before each interval; None if all requests are alike.
+    ``name`` is the file.
+    """
 
     intervals: Floats
+    kinds: RecordedKinds | None = None
+    name: str = "recorded"
+
+    @property
+    def times(self) -> RequestTimes:
+        return RequestTimes(self.name, recorded_requests=len(self.intervals))
 
     @classmethod
     def read(cls, path: Path) -> RecordedArrivals:
@@ -76,12 +131,27 @@ class RecordedArrivals:
         intervals = np.array(lines, dtype=np.float64)
         if not intervals.any():
             raise BadInputError(f"{name}: no interval is above 0; write the microseconds between requests")
-        return cls(intervals)
+        return cls(intervals, name=name)
+
+    @classmethod
+    def read_trace(cls, path: Path) -> RecordedArrivals:
+        """Read a file with the time of each request, see ``request_trace``. Raises BadInputError."""
+        trace = read_trace(path)
+        intervals = np.diff(trace.seconds)
+        # the last request is followed by the first one after the mean interval
+        return cls(np.append(intervals, intervals.mean()), trace.kinds, one_line(str(path)))
+
+    def kinds_of(self, count: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return the number of the kind of each of the ``count`` requests that ``plan`` returns for ``seed``."""
+        assert self.kinds is not None
+        return self.kinds.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]
+
+    def _start(self, seed: int) -> int:
+        return int(np.random.default_rng(seed).integers(len(self.intervals)))
 
     def plan(self, rate: float, seconds: float, seed: int) -> Floats:
         # measurements start at different intervals, so that together they cover the whole recording
-        start = np.random.default_rng(seed).integers(len(self.intervals))
-        intervals = np.roll(self.intervals, -start) / (self.intervals.mean() * rate)
+        intervals = np.roll(self.intervals, -self._start(seed)) / (self.intervals.mean() * rate)
         repeats = math.ceil(seconds / intervals.sum()) + 1
         times = np.concatenate(([0.0], np.cumsum(np.tile(intervals, repeats))))
         return times[: np.searchsorted(times, seconds)]

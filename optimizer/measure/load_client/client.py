@@ -37,14 +37,20 @@ class OverloadDetector:
 
     ``acceptable_seconds`` is the latency bound, or the latency of a request that is sent alone if that is longer. An
     answer that takes longer than ``patience_seconds`` is not worth waiting for.
+
+    A load whose rate changes is an overload only if the queue never got short enough in a whole ``period_seconds``:
+    a burst may exceed the capacity, if the server catches up until the next one. Changes within GROWTH_STEP_SECONDS
+    make no difference.
     """
 
-    def __init__(self, acceptable_seconds: float) -> None:
+    def __init__(self, acceptable_seconds: float, period_seconds: float = 0.0) -> None:
         self.patience_seconds = max(SHORTEST_PATIENCE_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
         self._grown_seconds = max(SHORTEST_GROWN_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
         self._answered: deque[tuple[float, int]] = deque()  # (time, answers) of the last patience_seconds
         self._ages: deque[float] = deque(maxlen=GROWTH_STEPS + 1)  # GROWTH_STEP_SECONDS apart
         self._next_step = 0.0
+        self._period_seconds = period_seconds if period_seconds >= GROWTH_STEP_SECONDS else 0.0
+        self._waits: deque[tuple[float, float]] = deque()  # (time, wait) of the last period, the waits ascending
 
     def reason(self, now: float, sent: int, answered: int, age: float) -> str:
         """Return why the server is overloaded; an empty string if it is not. Call it about 20 times a second.
@@ -54,7 +60,10 @@ class OverloadDetector:
         """
         unanswered = sent - answered
         wait = min(age, self._backlog_seconds(now, unanswered, answered))
-        grew = self._has_grown(now, age)
+        if self._period_seconds:
+            wait, grew = self._shortest_wait(now, wait), False
+        else:
+            grew = self._has_grown(now, age)
         many = unanswered > UNANSWERED_SHARE * sent
         if many and (wait > self.patience_seconds or (grew and wait > self._grown_seconds)):
             return f"overloaded: {unanswered:,} requests unanswered after {now:.1f} s, the oldest for {age:.2f} s"
@@ -68,6 +77,16 @@ class OverloadDetector:
         then, answered_then = self._answered[0]
         recently = answered - answered_then
         return unanswered * (now - then) / recently if recently else math.inf
+
+    def _shortest_wait(self, now: float, wait: float) -> float:
+        """Return the shortest wait of the last period; 0 before the first one has ended."""
+        waits = self._waits
+        while waits and waits[-1][1] >= wait:
+            waits.pop()
+        waits.append((now, wait))
+        while waits[0][0] < now - self._period_seconds:
+            waits.popleft()
+        return waits[0][1] if now >= self._period_seconds else 0.0
 
     def _has_grown(self, now: float, age: float) -> bool:
         """Return whether the age has grown at each of the last steps; always false between two steps."""
@@ -120,7 +139,7 @@ class LoadClient:
         """Apply the load and write the record to ``folder``; failures are fields of the record."""
         try:
             with connect(self._plan.address, self._plan.tls) as self._socket:
-                detector = OverloadDetector(self._acceptable_seconds())
+                detector = OverloadDetector(self._acceptable_seconds(), self._plan.period_seconds)
                 gc.collect()
                 gc.freeze()
                 gc.disable()

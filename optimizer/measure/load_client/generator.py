@@ -21,7 +21,7 @@ from optimizer.core.timing import (
     WINDOW_STRETCH,
 )
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals
+from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals
 from optimizer.measure.load_client.judgement import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     LEAD_IN_SECONDS,
@@ -30,8 +30,9 @@ from optimizer.measure.load_client.judgement import (
     judge_closed_loop,
     judge_open_loop,
 )
-from optimizer.measure.load_client.launcher import LoadClientGenerator
+from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
+from optimizer.measure.load_client.request_trace import RecordedKinds
 from optimizer.model.input_data import count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
@@ -45,21 +46,32 @@ class OpenLoopGenerator(LoadClientGenerator):
     """Sends ``request_rate`` requests a second; latency counts from the planned send time, also if one is late.
 
     ``arrivals`` is the arrival process. Each measurement has its own arrivals, which depend on ``seed`` and its
-    number.
+    number. If their times repeat, each window has whole periods.
     """
 
     arrivals: Arrivals = field(default_factory=PoissonArrivals)
     window_ms: int = RATE_WINDOW_MS
 
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Return a short measurement; None if it would show a part of a period, whose lead-in warms the server up."""
+        if self.arrivals.times.period_at(load.request_rate) > WARM_UP_SECONDS:
+            return None
+        return super().warm_up(endpoint, load)
+
     def _seconds(self, load: LoadPoint) -> float:
         """Return the duration of a measurement with at least REQUESTS_PER_WINDOW requests per window."""
         window_ms = max(WINDOW_STRETCH * self.window_ms, 1000 * REQUESTS_PER_WINDOW / load.request_rate)
-        return MIN_WINDOWS * min(window_ms, MAX_WINDOW_MS) / 1000
+        seconds = min(window_ms, MAX_WINDOW_MS) / 1000
+        return MIN_WINDOWS * self.arrivals.times.whole_periods(seconds, load.request_rate)
 
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
-        lead_in_seconds = MAX_LEAD_IN_SECONDS if self.streams else LEAD_IN_SECONDS
+        period_seconds = self.arrivals.times.period_at(load.request_rate)
+        seconds = parts * self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
+        lead_in_seconds = max(LEAD_IN_SECONDS, self.arrivals.times.lead_in_at(load.request_rate))
+        if self.streams:
+            lead_in_seconds = MAX_LEAD_IN_SECONDS
         if load.request_rate * (seconds + lead_in_seconds) > MAX_PLANNED:
             raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
         seeds = np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(2)
@@ -67,13 +79,42 @@ class OpenLoopGenerator(LoadClientGenerator):
         if self.streams:  # the client decides how many of these it sends, so the others are planned on their own
             lead_in_ns = self._plan(load, lead_in_seconds, int(seeds[1]))
         else:
-            seconds += LEAD_IN_SECONDS
+            seconds += lead_in_seconds
 
         def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
-            return judge_open_loop(record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output)
+            return judge_open_loop(
+                record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output, lead_in_seconds
+            )
 
-        planned_ns = lead_in_ns + self._plan(load, seconds, int(seeds[0]))
-        return self._launch(endpoint, load, judge, seconds, planned_ns, lead_in_requests=len(lead_in_ns))
+        planned_ns = self._plan(load, seconds, int(seeds[0]))
+        numbers = np.empty(0, dtype=np.int64)
+        if self._recorded_kinds:
+            assert isinstance(self.arrivals, RecordedArrivals)
+            numbers = self.arrivals.kinds_of(len(planned_ns), int(seeds[0]))
+        return self._launch(
+            endpoint,
+            load,
+            judge,
+            seconds,
+            lead_in_ns + planned_ns,
+            lead_in_requests=len(lead_in_ns),
+            period_seconds=period_seconds,
+            kinds=numbers,
+        )
+
+    @property
+    def _recorded_kinds(self) -> RecordedKinds | None:
+        return self.arrivals.kinds if isinstance(self.arrivals, RecordedArrivals) else None
+
+    def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
+        """Return requests of each recorded kind, ordered by kind, and more of the frequent kinds."""
+        recorded = self._recorded_kinds
+        if recorded is None:
+            return super()._request_kinds(load, count)
+        each = np.maximum(1, np.round(count * recorded.counts / recorded.counts.sum())).astype(np.int64)
+        sizes, priorities = np.repeat(np.array(recorded.kinds), each, axis=0).T
+        sizes = np.where(sizes == 0, round(load.request_batch_size), sizes)
+        return RequestKinds(sizes, priorities, np.repeat(np.arange(len(each)), each))
 
     def _plan(self, load: LoadPoint, seconds: float, seed: int) -> list[int]:
         """Return the planned times in nanoseconds."""

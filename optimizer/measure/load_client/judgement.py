@@ -87,6 +87,7 @@ class SentRequests:
         seconds: float,
         sizes: Sizes = ONE_SAMPLE,
         streamed: StreamedRequests | None = None,
+        lead_in_seconds: float = LEAD_IN_SECONDS,
     ) -> SentRequests:
         """Return the counted requests of ``record``.
 
@@ -94,7 +95,7 @@ class SentRequests:
         ``streamed`` are the responses of a model that streams, whose client chose the time that counts.
         """
         planned, ended_ns, answered = record.planned_ns, record.ended_ns, record.answered_ns
-        begin_ns, end_ns = LEAD_IN_SECONDS * 1e9, min(ended_ns, seconds * 1e9)
+        begin_ns, end_ns = lead_in_seconds * 1e9, min(ended_ns, seconds * 1e9)
         if record.responses:
             begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
             if record.overload:  # perhaps just after the beginning, when hardly any request has been sent
@@ -188,13 +189,15 @@ def judge_open_loop(
     parts: int = 1,
     sizes: Sizes = ONE_SAMPLE,
     token_output: str = "",
+    lead_in_seconds: float = LEAD_IN_SECONDS,
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
 
-    Requests were planned for ``seconds``. ``sla`` has the latency bounds; ``sizes`` are the samples of
-    the requests, in turn. A measurement is not stable if the server was overloaded, or if thirds of the time disagree
-    by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are judged without
-    lateness, since they show whether the server is in a steady state. ``token_output`` is explained in ``responses``.
+    Requests were planned for ``seconds``, of which ``lead_in_seconds`` do not count. ``sla`` has the latency bounds;
+    ``sizes`` are the samples of the requests, in turn. A measurement is not stable if the server was overloaded, or
+    if thirds of the time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound.
+    These thirds are judged without lateness, since they show whether the server is in a steady state.
+    ``token_output`` is explained in ``responses``.
 
     A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
     estimated from the first responses.
@@ -207,7 +210,7 @@ def judge_open_loop(
         )
     record, sizes, failed = split_failures(record, sizes)
     streamed = StreamedRequests.decode(record.responses, token_output) if record.responses else None
-    requests = SentRequests.of(record, seconds, sizes, streamed)
+    requests = SentRequests.of(record, seconds, sizes, streamed, lead_in_seconds)
 
     def with_failures(measurements: list[Measurement]) -> list[Measurement]:
         begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds

@@ -48,15 +48,38 @@ SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
 STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
 PACKAGES = Path(__file__).parents[3]
 
+IN_TURN: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64]], list[Measurement]]"
 
 
 @dataclass(frozen=True, eq=False)
+class RequestKinds:
+    """The samples and the priority of each of several requests, and the number of its kind in a trace."""
+
+    sizes: npt.NDArray[np.int64]
+    priorities: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Messages:
-    """Serialized requests, which are sent in turn, and the number of samples of each."""
+    """Serialized requests, the number of samples of each, and the number of its kind in a trace.
+
+    They are sent in turn, or in the order of a trace.
+    """
 
     serialized: list[bytes]
     sizes: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int64] = field(default_factory=lambda: IN_TURN)
+
+    def order(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which message to send for each request, by the number of its kind; those of a kind in turn."""
+        counts = np.bincount(self.kinds)
+        first, place = np.cumsum(counts) - counts, np.empty(len(numbers), dtype=np.int64)
+        by_kind = np.argsort(numbers, kind="stable")
+        own = np.bincount(numbers, minlength=len(counts))
+        place[by_kind] = np.arange(len(numbers)) - np.repeat(np.cumsum(own) - own, own)
+        return first[numbers] + place % counts[numbers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +186,16 @@ class LoadClientGenerator:
         *,
         lead_in_requests: int = 0,
         parts: int = 1,
+        period_seconds: float = 0.0,
+        kinds: npt.NDArray[np.int64] = IN_TURN,
     ) -> list[Measurement]:
         """Apply a load for ``seconds`` and return what ``judge`` makes of the record and the requests' samples.
 
-        The other arguments are those of SendPlan and StreamPlan.
+        ``kinds`` are the numbers of the kinds of the requests in a trace; IN_TURN without one. The other arguments
+        are those of SendPlan and StreamPlan.
         """
         messages = self._messages_for(endpoint, load)
+        order = messages.order(kinds) if len(kinds) else IN_TURN
         before = self._statistics(endpoint)
         stream = StreamPlan(
             first_response_bound_ms=min(self.sla.bounds_ms(TTFT), default=0.0),
@@ -181,17 +208,18 @@ class LoadClientGenerator:
             self.sla.latency_bound_ms(default=0.0),
             concurrency=concurrency,
             seconds=seconds,
+            period_seconds=period_seconds,
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
             counts_failures=self.counts_failures,
         )
-        record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns)
+        record, client_seconds = self._run_client(endpoint, plan, messages.serialized, planned_ns, order.tolist())
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
         fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
         if record.hangs or fatal:
             raise ServerCrashed(without_traceback(fatal or record.error))
-        measurements = judge(record, messages.sizes)
+        measurements = judge(record, messages.sizes[order] if len(order) else messages.sizes)
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)
         return [
@@ -200,7 +228,12 @@ class LoadClientGenerator:
         ]
 
     def _run_client(
-        self, endpoint: Endpoint, plan: SendPlan, messages: list[bytes], planned_ns: Sequence[int]
+        self,
+        endpoint: Endpoint,
+        plan: SendPlan,
+        messages: list[bytes],
+        planned_ns: Sequence[int],
+        order: Sequence[int],
     ) -> tuple[SendRecord, float]:
         """Return the client's record and how long it ran in seconds.
 
@@ -221,7 +254,7 @@ class LoadClientGenerator:
         try:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
-                replace(plan, tls=tls_files).write(folder, messages, planned_ns)
+                replace(plan, tls=tls_files).write(folder, messages, planned_ns, order)
                 with (self.stopwatch or Stopwatch()).count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
@@ -248,6 +281,13 @@ class LoadClientGenerator:
         """Return how many distinct requests are sent in turn, if they are not too large."""
         return MAX_MESSAGES
 
+    def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
+        """Return about ``count`` requests of the load."""
+        sizes = np.full(count, round(load.request_batch_size))
+        if self.request_mix is not None:
+            sizes = self.request_mix.draw(count, np.random.default_rng(self.seed))
+        return RequestKinds(sizes, np.zeros_like(sizes), np.zeros_like(sizes))
+
     def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
         """Return the requests of this load (cached). Raises BadInputError, MeasurementError."""
         max_batch_size = endpoint.largest_request
@@ -259,7 +299,7 @@ class LoadClientGenerator:
                 kind = MeasurementError if is_alive(endpoint) else ServerCrashed
                 raise kind(str(error)) from error
 
-            def make(sizes: Sequence[int]) -> list[bytes]:
+            def make(sizes: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
                 inputs = stream_requests(
                     metadata,
                     max_batch_size,
@@ -268,16 +308,16 @@ class LoadClientGenerator:
                     request_batch_sizes=sizes,
                     seed=self.seed,
                 )
-                return [to_message(endpoint.model, tensors) for tensors in inputs]
+                pairs = zip(inputs, priorities, strict=True)
+                return [to_message(endpoint.model, tensors, priority) for tensors, priority in pairs]
 
             mix = self.request_mix
-            (largest,) = make([mix.largest if mix else round(load.request_batch_size)])
+            (largest,) = make([mix.largest if mix else round(load.request_batch_size)], [0])
             fewest = 1 if mix is None else MIN_MIXED_MESSAGES
             count = min(self._wanted_messages(load), max(fewest, MAX_MESSAGE_BYTES // len(largest)))
-            sizes = np.full(count, round(load.request_batch_size))
-            if mix is not None:
-                sizes = mix.draw(count, np.random.default_rng(self.seed))
-            self._messages[key] = Messages(make(sizes.tolist()), sizes)
+            kinds = self._request_kinds(load, count)
+            serialized = make(kinds.sizes.tolist(), kinds.priorities.tolist())
+            self._messages[key] = Messages(serialized, kinds.sizes, kinds.numbers)
         return self._messages[key]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HEADERS = "TRITUNE_HEADERS"  # environment variable of the client: the headers of each request as a JSON object
 NEVER = -1  # instead of a time: the request was not sent or not answered
 MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # of models that stream
-PLAN, MESSAGES, PLANNED = "plan.json", "messages.bin", "planned.bin"
+PLAN, MESSAGES, PLANNED, ORDER = "plan.json", "messages.bin", "planned.bin", "order.bin"
 FACTS, TIMES = "record.json", "times.bin"
 RESPONSE_TIMES, RESPONSES = "response_times.bin", "responses.bin"
 WRITE_BYTES = 2**18  # of messages are written at once, which takes about 0.1 ms
@@ -57,6 +57,7 @@ class SendPlan:
 
     Attributes:
         stream: The part for a model that streams; None for other models.
+        period_seconds: The planned times of an open loop repeat after this time; 0 if they do not.
         sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
             which are in flight.
         counts_failures: Whether the load continues after a request that failed, and the record has all of them.
@@ -68,11 +69,18 @@ class SendPlan:
     concurrency: int = 0
     seconds: float = 0.0
     stream: StreamPlan | None = None
+    period_seconds: float = 0.0
     sequence_lengths: tuple[int, ...] = ()
     counts_failures: bool = False
 
-    def write(self, folder: Path, messages: Sequence[bytes], planned_ns: Iterable[int] = ()) -> None:
-        """Write the plan; the serialized ``messages`` are sent in turn.
+    def write(
+        self,
+        folder: Path,
+        messages: Sequence[bytes],
+        planned_ns: Iterable[int] = (),
+        order: Iterable[int] = (),
+    ) -> None:
+        """Write the plan; the serialized ``messages`` are sent in turn, or those with the numbers in ``order``.
 
         In an open loop they are sent ``planned_ns`` after the start.
         """
@@ -80,17 +88,20 @@ class SendPlan:
         folder.joinpath(PLAN).write_text(json.dumps({"plan": asdict(self), "sizes": sizes}))
         folder.joinpath(MESSAGES).write_bytes(b"".join(messages))
         folder.joinpath(PLANNED).write_bytes(array("q", planned_ns).tobytes())
+        folder.joinpath(ORDER).write_bytes(array("q", order).tobytes())
 
     @classmethod
     def read(cls, folder: Path) -> tuple[SendPlan, list[bytes], list[int]]:
-        """Return the plan, its messages and its planned times in nanoseconds."""
+        """Return the plan, the messages as they are sent in turn, and the planned times in nanoseconds."""
         document = json.loads(folder.joinpath(PLAN).read_text())
         messages, start = list[bytes](), 0
-        data, planned = folder.joinpath(MESSAGES).read_bytes(), array("q")
+        data, planned, order = folder.joinpath(MESSAGES).read_bytes(), array("q"), array("q")
         for size in document["sizes"]:
             messages.append(data[start : start + size])
             start += size
         planned.frombytes(folder.joinpath(PLANNED).read_bytes())
+        order.frombytes(folder.joinpath(ORDER).read_bytes())
+        messages = [messages[number] for number in order] or messages
         plan = cls(**document["plan"])
         stream = document["plan"]["stream"]
         plan = replace(plan, stream=stream and StreamPlan(**stream), sequence_lengths=tuple(plan.sequence_lengths))

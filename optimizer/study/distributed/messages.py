@@ -21,7 +21,7 @@ from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_values import MetricFunction
 from optimizer.model.requests import GENERATED_DATA
-from optimizer.options.run_options import DISTRIBUTIONS, RunOptions
+from optimizer.options.run_options import RunOptions, is_distribution
 from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.study.task import Task
 
@@ -235,7 +235,7 @@ def pack(task: Task, options: RunOptions) -> TaskBundle:
     source = task.source
     models = {MODELS / name: source.folder(name) for name in source.models}
     moved = replace(_moved(task, place, MODELS), problem=replace(task.problem, objectives=()))
-    arrivals = options.arrivals if options.arrivals in DISTRIBUTIONS else str(place(Path(options.arrivals)))
+    arrivals = options.arrivals if is_distribution(options.arrivals) else str(place(Path(options.arrivals)))
     files = models | {name: path for path, name in names.items()}
     return TaskBundle(moved, arrivals, tuple(metric.name for metric in task.problem.objectives), _tar(files))
 
@@ -255,7 +255,7 @@ def unpack(bundle: TaskBundle, folder: Path) -> tuple[Task, str]:
         ) from error
     problem = replace(bundle.task.problem, objectives=tuple(METRICS[name] for name in bundle.objectives))
     task = replace(_moved(bundle.task, lambda path: folder / path, folder / MODELS), problem=problem)
-    return task, bundle.arrivals if bundle.arrivals in DISTRIBUTIONS else str(folder / bundle.arrivals)
+    return task, bundle.arrivals if is_distribution(bundle.arrivals) else str(folder / bundle.arrivals)
 
 
 def _moved(task: Task, place: Relocate, repository: Path) -> Task:

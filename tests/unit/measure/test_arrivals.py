@@ -1,4 +1,4 @@
-"""Test the arrival processes: mean rate, distribution of the intervals, and recordings."""
+"""Test the arrival processes: mean rate, distribution of the intervals, load shapes, recordings and traces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 from scipy import stats
 
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import DEFAULTS, RequestTimes
 from optimizer.measure.load_client.arrivals import (
     LONGEST_US,
     Arrivals,
     ConstantArrivals,
     PoissonArrivals,
     RecordedArrivals,
+    ShapedArrivals,
     parse_arrivals,
 )
 
@@ -114,3 +116,150 @@ def test_an_invalid_recording_is_reported_with_its_line(
 def test_a_missing_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read"):
         parse_arrivals(str(tmp_path / "missing.txt"))
+
+
+def shaped(text: str) -> ShapedArrivals:
+    arrivals = parse_arrivals(text)
+    assert isinstance(arrivals, ShapedArrivals)
+    return arrivals
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("rate", [0.4, 7.0, 3000.0])
+def test_the_mean_rate_of_whole_periods_is_the_given_rate(name: str, rate: float) -> None:
+    times = shaped(name).plan(rate, 30.0, seed=1)
+    assert np.all(np.diff(times) >= 0)
+    assert times[0] >= 0
+    assert times[-1] < 30
+    assert len(times) == pytest.approx(rate * 30, abs=1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("factor", "percent"), [(2, 50), (4, 10), (10, 1), (100, 1)])
+def test_a_burst_has_its_share_of_the_requests(seed: int, factor: float, percent: float) -> None:
+    times = shaped(f"spike:{factor}x:{percent}%:2s").plan(2000.0, 20.0, seed)
+    share = percent / 100
+    in_burst = np.abs(times % 2.0 - 1.0) <= share
+    expected = factor * share / (factor * share + 1 - share)
+    assert in_burst.mean() == pytest.approx(expected, abs=4 * (expected * (1 - expected) / len(times)) ** 0.5)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_arrivals_within_a_shape_are_a_poisson_process(name: str) -> None:
+    """The cumulative rate turns the times into those of a homogeneous process."""
+    arrivals = shaped(name)
+    times = arrivals.plan(1000.0, 10.0, seed=3)
+    periods = np.floor(times / arrivals.shape.seconds)
+    within = times / arrivals.shape.seconds - periods
+    unit = 1000 * arrivals.shape.seconds * (periods + np.interp(within, arrivals.shape.edges, arrivals.shape.shares))
+    assert stats.kstest(np.diff(unit), "expon").pvalue > 0.01
+    assert np.array_equal(times, arrivals.plan(1000.0, 10.0, seed=3))
+    assert not np.array_equal(times, arrivals.plan(1000.0, 10.0, seed=4))
+
+
+@pytest.mark.parametrize("lead_in", [0.0, 0.2, 0.5, 1.0, 1.7])
+def test_a_lead_in_is_the_end_of_a_period(lead_in: float) -> None:
+    """Any whole period after it has the same burst, half a period after its beginning."""
+    times = shaped("spike:50x:10%:1s").plan(2000.0, 3 + lead_in, seed=0) - lead_in
+    in_burst = np.abs(times % 1.0 - 0.5) <= 0.05
+    assert in_burst[times >= 0].mean() == pytest.approx(5 / 5.9, abs=0.02)
+    if lead_in in (0.2, 0.5):  # without a whole burst
+        assert (times < 0).sum() == pytest.approx(2000 * (0.2 / 5.9 if lead_in == 0.2 else 2.95 / 5.9), rel=0.3)
+
+
+def test_even_a_short_part_of_a_shape_plans_one_request() -> None:
+    assert len(shaped("spike").plan(0.001, 0.1, seed=0)) == 1
+
+
+def test_the_times_are_described() -> None:
+    assert parse_arrivals("poisson").times == RequestTimes()
+    assert parse_arrivals("constant").times == RequestTimes("constant")
+    assert parse_arrivals("ramp:1..2:3s").times == RequestTimes("ramp:1..2:3s", period_seconds=3.0)
+    assert RecordedArrivals(np.ones(7), name="i.txt").times == RequestTimes("i.txt", recorded_requests=7)
+
+
+def trace(folder: Path, content: str) -> Path:
+    path = folder / "trace.csv"
+    path.write_text(content)
+    return path
+
+
+def test_a_trace_has_times_sizes_and_priorities(tmp_path: Path) -> None:
+    path = trace(tmp_path, "\ufeffpriority, time_s ,batch_size\r\n2,10.0,1\r\n1,10.1,8\r\n\r\n2,10.4,1\r\n")
+    arrivals = parse_arrivals(str(path))
+    assert isinstance(arrivals, RecordedArrivals)
+    assert arrivals.intervals == pytest.approx([0.1, 0.3, 0.2])  # the last one is the mean
+    assert arrivals.kinds is not None
+    assert arrivals.kinds.kinds == ((1, 2), (8, 1))
+    assert arrivals.kinds.first_lines == (2, 3)
+    assert arrivals.kinds.counts.tolist() == [2, 1]
+    assert str(arrivals.kinds.sizes) == "1*2|8*1"
+    assert arrivals.times == RequestTimes(str(path), recorded_requests=3)
+
+
+def test_each_planned_request_has_the_kind_of_its_row(tmp_path: Path) -> None:
+    arrivals = parse_arrivals(str(trace(tmp_path, "time_s,batch_size\n0,1\n1,2\n3,3\n")))
+    assert isinstance(arrivals, RecordedArrivals)
+    assert arrivals.kinds is not None
+    starts = set()
+    for seed in range(30):
+        times, kinds = arrivals.plan(3.0, 4.0, seed), arrivals.kinds_of(12, seed)
+        sizes = [arrivals.kinds.kinds[kind][0] for kind in kinds]
+        intervals = {1: 1.0, 2: 2.0, 3: 1.5}
+        expected = np.array([intervals[size] for size in sizes[:-1]]) / 4.5
+        assert np.diff(times)[:11] == pytest.approx(expected)
+        starts.add(sizes[0])
+    assert starts == {1, 2, 3}
+
+
+def test_a_trace_of_times_alone_has_no_kinds(tmp_path: Path) -> None:
+    arrivals = parse_arrivals(str(trace(tmp_path, "time_s\n5\n6\n8\n")))
+    assert isinstance(arrivals, RecordedArrivals)
+    assert arrivals.kinds is None
+
+
+def test_a_trace_of_priorities_has_no_sizes(tmp_path: Path) -> None:
+    arrivals = parse_arrivals(str(trace(tmp_path, "time_s,priority\n5,1\n6,0\n")))
+    assert isinstance(arrivals, RecordedArrivals)
+    assert arrivals.kinds is not None
+    assert arrivals.kinds.kinds == ((0, 1), (0, 0))
+    assert arrivals.kinds.sizes is None
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "reason"),
+    [
+        ("", ":1: ", "time_s is needed"),
+        ("1.0\n2.0\n", ":1: ", "'1.0' is not a header"),
+        ("time_s,size\n1,2\n2,2\n", ":1: ", "time_s, batch_size, priority"),
+        ("time_s,time_s\n1,2\n2,2\n", ":1: ", "is not a header"),
+        ("batch_size\n1\n", ":1: ", "time_s is needed"),
+        ("time_s\n1\n", ": ", "no two requests"),
+        ("time_s\n1\n1\n", ": ", "no two requests"),
+        ("time_s\n1\n3\n2\n4\n", ":4: ", "sort the rows"),
+        ("time_s\n1\nx\n", ":3: ", "'x' is not a number of seconds"),
+        ("time_s\n1\nnan\n", ":3: ", "'nan' is not a number of seconds"),
+        ("time_s\n1\n1e400\n", ":3: ", "is not a number of seconds"),
+        ("time_s,batch_size\n1,1\n2,0\n", ":3: ", "batch_size '0' is not a whole number from 1"),
+        ("time_s,batch_size\n1,1\n2,1.5\n", ":3: ", "batch_size '1.5'"),
+        ("time_s,batch_size\n1,1\n2,\n", ":3: ", "batch_size ''"),
+        ("time_s,batch_size\n1,1\n2\n", ":3: ", "has 1 cells"),
+        ("time_s,priority\n1,1\n2,-1\n", ":3: ", "priority '-1' is not a whole number from 0"),
+        ("time_s,priority\n1,1\n2," + "9" * 5000 + "\n", ":3: ", "priority"),
+        ("time_s,batch_size\n" + "".join(f"{i},{i + 1}\n" for i in range(65)), ": ", "65 different sizes"),
+    ],
+)
+def test_an_invalid_trace_is_reported_with_its_line(tmp_path: Path, content: str, where: str, reason: str) -> None:
+    path = trace(tmp_path, content)
+    with pytest.raises(BadInputError) as caught:
+        parse_arrivals(str(path))
+    assert str(caught.value).startswith(f"{path}{where}")
+    assert reason in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_trace_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInputError, match="not a CSV file"):
+        parse_arrivals(str(path))

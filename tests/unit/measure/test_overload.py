@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.client import OverloadDetector
 
 Floats = npt.NDArray[np.float64]
@@ -22,9 +23,11 @@ def answer_times(planned: Floats, service_seconds: float, pause: tuple[float, fl
     return answered
 
 
-def first_told(planned: Floats, answered: Floats, acceptable_seconds: float) -> tuple[float, str]:
+def first_told(
+    planned: Floats, answered: Floats, acceptable_seconds: float, period_seconds: float = 0.0
+) -> tuple[float, str]:
     """Return when the detector, called 20 times a second, first reports an overload; inf if never."""
-    watch = OverloadDetector(acceptable_seconds)
+    watch = OverloadDetector(acceptable_seconds, period_seconds)
     for now in np.arange(0, answered[np.isfinite(answered)].max(initial=0) + 5, 0.05):
         sent = planned <= now
         waiting = sent & (answered > now)
@@ -77,3 +80,35 @@ def test_a_slow_model_is_not_an_overload() -> None:
     """Each request takes 2 s and all run in parallel, so even old requests are no overload."""
     planned = np.arange(0, 8, 1 / 50)
     assert first_told(planned, planned + 2.0, acceptable_seconds=2.0)[0] == np.inf
+
+
+def spikes(rate: float, seconds: float, seed: int = 0) -> Floats:
+    arrivals = parse_arrivals(f"spike:8x:20%:{PERIOD:g}s")
+    return arrivals.plan(rate, seconds, seed)
+
+
+PERIOD = 4.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_burst_that_the_server_recovers_from_is_not_an_overload(seed: int) -> None:
+    """In the burst of 0.8 s the rate is 1.87 times the capacity, and the queue grows to 0.7 s."""
+    planned = spikes(560, 20, seed)
+    answered = answer_times(planned, 1e-3)
+    assert 0.6 < (answered - planned).max() < 0.9
+    assert first_told(planned, answered, 0.02, PERIOD)[0] == np.inf
+    assert first_told(planned, answered, 0.02)[0] < np.inf, "a steady load with this queue is overloaded"
+
+
+@pytest.mark.parametrize(("load", "by_seconds"), [(1.3, 12.0), (2.0, 6.5), (10.0, 4.8)])
+def test_a_mean_rate_above_the_capacity_is_an_overload(load: float, by_seconds: float) -> None:
+    planned = spikes(1000, 40)
+    told, reason = first_told(planned, answer_times(planned, load / 1000), 0.02, PERIOD)
+    assert told <= by_seconds
+    assert reason.startswith("overloaded: ")
+
+
+def test_a_stopped_server_is_an_overload_after_a_period() -> None:
+    planned = spikes(500, 30)
+    answered = np.where(planned < 5, planned + 0.001, np.inf)
+    assert 5 + PERIOD < first_told(planned, answered, 0.02, PERIOD)[0] < 5 + PERIOD + 1

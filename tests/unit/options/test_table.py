@@ -104,7 +104,14 @@ def test_options_with_the_same_field_are_written_by_its_value() -> None:
     given = {"target": "remote", "url": "https://h:1", "ssl-https-ca-certificates-file": "c"}
     assert written_values(run_options("m", given)).items() >= given.items()
     assert run_options("m", given).tls_ca == "c"
-    for values in ({"request-distribution": "constant"}, {"request-intervals": "i.txt"}):
+    for values in (
+        {"request-distribution": "constant"},
+        {"request-distribution": "spike:4x:10%:2s"},
+        {"request-intervals": "i.txt"},
+        {"request-intervals": "./spike"},
+        {"request-trace": "trace.CSV"},
+        {"request-trace": "./ramp:1..2.csv"},
+    ):
         assert written_values(run_options("m", {"load": "rate", **values})).items() >= values.items()
 
 

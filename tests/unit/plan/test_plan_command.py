@@ -368,3 +368,18 @@ def test_a_useless_recording_is_refused(tmp_path: Path, text: str, message: str)
     with pytest.raises(BadInputError, match=message) as caught:
         read_trace(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_with_a_load_shape_needs_the_traffic(run: Path) -> None:
+    """Poisson traffic at the same mean rate would need fewer replicas."""
+    times = {"distribution": "spike:4x:10%:1s", "period_seconds": 1.0, "recorded_requests": 0}
+    shaped = edited(run, "shaped", problem={"request_times": times}, options={"load": "rate"})
+    with pytest.raises(BadInputError, match=r"measured with the load spike:4x:10%:1s, .* --traffic poisson$"):
+        main([str(shaped), "--rate", "9/s"])
+
+
+def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:
+    rows = "".join(f"{i / 50},{1 + i % 3},{i % 2}\n" for i in range(200))
+    path = tmp_path / "trace.csv"
+    path.write_text(f"time_s,batch_size,priority\n{rows}")
+    assert read_trace(path).traffic.rate == pytest.approx(50)

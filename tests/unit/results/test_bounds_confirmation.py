@@ -30,11 +30,11 @@ def test_no_load_above_the_best_one_is_tested_if_only_measurements_show_its_limi
 
 
 def test_windows_are_long_enough_for_a_high_percentile() -> None:
-    usual = confirmation_candidate(POINT, POINT.load, sla=Sla.from_bounds({"p95": 20.0}))
-    assert usual.seconds == confirmation_candidate(POINT, POINT.load).seconds == 0.5
+    usual = confirmation_candidate(POINT, POINT.load, None, sla=Sla.from_bounds({"p95": 20.0}))
+    assert usual.seconds == confirmation_candidate(POINT, POINT.load, None).seconds == 0.5
     slow = replace(POINT, measurement=measurement(100.0, 10.0))
     (bound,) = high = Sla.from_bounds({"p99.9": 20.0})
-    requests = LOOKS[0] * WINDOWS * 100.0 * confirmation_candidate(slow, POINT.load, sla=high).seconds
+    requests = LOOKS[0] * WINDOWS * 100.0 * confirmation_candidate(slow, POINT.load, None, sla=high).seconds
     assert requests == pytest.approx(needed_requests(bound))
-    longest = confirmation_candidate(slow, POINT.load, sla=Sla.from_bounds({"p99.99": 20.0}))
+    longest = confirmation_candidate(slow, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
     assert longest.seconds == LONGEST_SECONDS

@@ -202,7 +202,7 @@ def test_streams_need_time_before_and_after_their_windows() -> None:
     measurement = Measurement(2.0, latency_avg_ms=4000.0, responses_per_sec=30.0, stable=True)
     point = Point(0, FAST, LoadPoint(1, 8), measurement)
     batched = replace(point, measurement=replace(measurement, responses_per_sec=None))
-    seconds = [confirmation_candidate(own, own.load).server_seconds for own in (batched, point)]
+    seconds = [confirmation_candidate(own, own.load, None).server_seconds for own in (batched, point)]
     assert seconds[1] - seconds[0] == pytest.approx(2 * 4.0)
 
 

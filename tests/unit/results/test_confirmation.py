@@ -22,12 +22,14 @@ from objectives.sla import Constraint, Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.confirmation_plan import (
     COMPARED_SERVERS,
+    START_SECONDS,
     WINDOWS,
     Confirmed,
     LoadLadder,
@@ -518,7 +520,7 @@ def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_
     server = Drawing()
     measured = searched(server, LOADS)
     point = Point(2, FASTER, *measured[2].measurements[0])
-    enough = (LOOKS[0] + 0.5) * confirmation_candidate(point, point.load).server_seconds
+    enough = (LOOKS[0] + 0.5) * confirmation_candidate(point, point.load, None).server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert set(server.deployed[: LOOKS[0]]) == {FASTER}
     assert server.deployed[LOOKS[0] + COMPARED_SERVERS :], "the server takes less time than planned"
@@ -529,7 +531,7 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
     server = Drawing(served={**SERVED, other: 1100.0})
     measured = searched(server, {**LOADS, other: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
-    enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load).server_seconds
+    enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load, None).server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
 
@@ -600,3 +602,24 @@ def test_a_rising_time_to_first_response_shows_that_the_queue_grows(rise_ms: flo
     (confirmed,) = judge_confirmations([trial], replace(problem, open_loop=True))
     assert confirmed.judged.verdict is expected
     assert ("time to first response rose" in confirmed.judged.reason) == (expected is Verdict.UNDECIDED)
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        (None, 0.5),
+        (RequestTimes(), 0.5),
+        (RequestTimes("spike:2s", period_seconds=2.0), 2.0),
+        (RequestTimes("spike:0.2s", period_seconds=0.2), 0.6),
+        (RequestTimes("spike:30s", period_seconds=30.0), 30.0),
+        (RequestTimes("trace.csv", recorded_requests=3000), 3.0),
+        (RequestTimes("trace.csv", recorded_requests=20_000), 0.5),
+    ],
+)
+def test_a_window_has_whole_periods(times: RequestTimes | None, seconds: float) -> None:
+    load = LoadPoint(1, request_rate=1000.0)
+    point = Point(0, FAST, load, Measurement(1000.0))
+    planned = confirmation_candidate(point, load, times)
+    assert planned.seconds == pytest.approx(seconds)
+    lead_in = min(times.period_at(1000.0), 2.0) if times else 0.0
+    assert planned.server_seconds == pytest.approx(START_SECONDS + lead_in + WINDOWS * seconds)

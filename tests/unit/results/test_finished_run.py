@@ -14,6 +14,7 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, Sla
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import latest_points
 from optimizer.results.confirmation_plan import first_compared_load, load_ladder
 from optimizer.results.finished_run import read_run
@@ -152,6 +153,31 @@ def test_a_value_of_the_record_that_no_run_has_is_refused(run: Path, path: str, 
     with pytest.raises(BadInputError, match=message) as caught:
         read_run(run)
     assert str(caught.value).startswith(f"{run}/run.json: not the record of a run (")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ({"distribution": 7}, "request_times.distribution is not a name"),
+        ({"distribution": "spike:x"}, "write spike:FACTORx:SHARE%:DURATION"),
+        ({"period_seconds": 1e9}, "request_times.period_seconds 1000000000.0 is not from 0 to 60"),
+        ({"recorded_requests": -1}, "requests -1 is not a whole number"),
+        ({"recorded_requests": "many"}, "requests 'many' is not a whole number"),
+        ({"other": 1}, "other"),
+    ],
+)
+def test_times_of_requests_that_no_run_has_are_refused(run: Path, times: dict[str, object], message: str) -> None:
+    info = json.loads((run / "run.json").read_text())
+    info["options"]["load"] = "rate"
+    whole = {"distribution": "spike:2s", "period_seconds": 2.0, "recorded_requests": 0}
+    info["problem"]["request_times"] = whole
+    (run / "run.json").write_text(json.dumps(info))
+    assert read_run(run).problem.request_times == RequestTimes("spike:2s", 2.0)
+    info["problem"]["request_times"] = {**whole, **times}
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_run(run)
     assert "\n" not in str(caught.value)
 
 

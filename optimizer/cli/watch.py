@@ -1,0 +1,129 @@
+"""``tune watch RUN --url URL``: whether the recommendation of a run still fits a server in production."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from objectives.sla import parse_duration_ms
+from optimizer.cli.main import EXIT_CODES
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.options.addresses import parse_metrics_url
+from optimizer.options.command_line import RUN_HELP, Parser, add_results
+from optimizer.options.values import parse_value, whole_number
+
+DEFAULT_INTERVAL, DEFAULT_SAMPLES = "5s", 12
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 86400.0
+FEWEST_SAMPLES, MOST_SAMPLES = 2, 1000
+MOST_SERVERS = 1000
+EPILOG = """\
+It reads the metrics of Triton and never changes anything. The first line is the
+answer. docs/watch.md states each check with its threshold.
+
+exit codes: 0 the recommendation fits, 1 it no longer fits, 2 bad input, such as a
+server without this model, 3 a server cannot be read, 4 too few requests to judge,
+130 interrupted
+
+examples:
+  tune watch dlrm --url http://triton:8002/metrics
+  tune watch results/dlrm/20261121-072139 --url a:8002 --url b:8002 --interval 60s
+  tune watch dlrm --url triton:8002 --follow --json
+"""
+
+
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="tune watch",
+        usage="[options] RUN --url URL",
+        description="Compare load, batch sizes, times and failures of servers in production with those of a run, "
+        "and say whether its recommendation still fits.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    servers = parser.add_argument_group("Servers")
+    servers.add_argument(
+        "--url",
+        action="append",
+        metavar="URL",
+        help="Triton's page of metrics: http://host:8002/metrics, or host:8002; repeatable: replicas, whose load is "
+        "summed",
+    )
+    servers.add_argument("--model", metavar="NAME", help="Name of the model there (default: that of the run)")
+    sampling = parser.add_argument_group("Samples")
+    sampling.add_argument(
+        "--interval",
+        default=DEFAULT_INTERVAL,
+        metavar="TIME",
+        help=f"Time between two readings (default: {DEFAULT_INTERVAL})",
+    )
+    sampling.add_argument(
+        "--samples",
+        default=str(DEFAULT_SAMPLES),
+        metavar="N",
+        help=f"Number of intervals that are judged together, {FEWEST_SAMPLES} or more (default: {DEFAULT_SAMPLES})",
+    )
+    sampling.add_argument(
+        "--follow",
+        action="store_true",
+        help="Continue until Ctrl-C: judge the newest samples after each interval, in one line each",
+    )
+    add_results(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="Print one JSON document on standard output; one a line with --follow"
+    )
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune watch`` and return its exit code. Raises TuneError."""
+    arguments = build_parser().read(words)
+    if not arguments.url:
+        raise BadInputError("nothing to watch: give --url with the metrics of the server, such as triton:8002")
+    urls = list(dict.fromkeys(parse_value("--url", url, parse_metrics_url) for url in arguments.url))
+    if len(urls) > MOST_SERVERS:
+        raise BadInputError(f"--url: given {len(urls):,} times; give at most {MOST_SERVERS:,}")
+    interval_seconds = parse_value("--interval", arguments.interval, _parse_interval)
+    count = parse_value("--samples", arguments.samples, whole_number(FEWEST_SAMPLES, MOST_SAMPLES))
+    from optimizer.results import formatting
+    from optimizer.results.finished_run import read_run
+    from optimizer.simulator.simulate import compile_simulator
+    from optimizer.watch.expectation import expectation
+    from optimizer.watch.fit_check import judge
+    from optimizer.watch.sampling import samples
+    from optimizer.watch.watch_report import document, line, print_judgement
+
+    compile_simulator(_say)
+    expected = expectation(read_run(arguments.run, arguments.results))
+    if not arguments.json:
+        of_servers = formatting.count(len(urls), "server")
+        _say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
+    judgement = None
+    for newest in samples(urls, arguments.model or expected.model, interval_seconds, count):
+        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+        if arguments.json:
+            indent = None if arguments.follow else 2
+            print(json.dumps(document(judgement, urls), indent=indent, allow_nan=False), flush=True)
+        elif arguments.follow:
+            print(line(judgement, time.strftime("%H:%M:%S")), flush=True)
+        else:
+            from rich.console import Console
+
+            print_judgement(Console(), judgement)
+        if not arguments.follow:
+            break
+    assert judgement is not None, "there was at least one judgement"
+    return EXIT_CODES[judgement.verdict.value]
+
+
+def _parse_interval(text: str) -> float:
+    seconds = parse_duration_ms(text, example="5s") / 1e3
+    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+        raise ValueError(f"write a time from {SHORTEST_SECONDS * 1000:g}ms to {LONGEST_SECONDS / 3600:g}h")
+    return seconds
+
+
+def _say(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)

@@ -1,0 +1,170 @@
+"""Load shapes: how the request rate of an open loop changes within a period that repeats, as users write them.
+
+    spike[:FACTORx][:SHARE%][:DURATION]    a burst of FACTOR times the other rate, for this SHARE of the time
+    ramp[:FROM..TO][:DURATION]             a rate that rises (or falls) linearly, in proportion FROM to TO
+    diurnal[:PEAKx][:DURATION]             a sine wave whose peak is PEAK times the mean
+
+DURATION is the length of the period. The mean rate over a period is the rate of the load.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from objectives.sla import parse_duration_ms
+
+DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
+SHAPES = tuple(DEFAULTS)
+STEPS = 200  # the rate of a ramp or a wave is constant for this part of the period
+LEAST_SECONDS, MOST_SECONDS = 0.1, 60.0
+MOST_FACTOR = 100.0
+LONGEST_LEAD_IN_SECONDS = 2.0
+LONGEST_RECORDING_SECONDS = 10.0  # a longer recording is measured in parts
+_NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
+_PARTS = {  # values of a shape; a part of another form is the duration
+    "factor": re.compile(rf"({_NUMBER})x"),
+    "share": re.compile(rf"({_NUMBER})%"),
+    "range": re.compile(rf"({_NUMBER})\.\.({_NUMBER})"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShape:
+    """A rate that changes within a period.
+
+    Attributes:
+        seconds: Length of the period.
+        edges: Points of time as shares of the period, ascending from 0 to 1. The rate is constant between two.
+        shares: The share of the requests of a period that is due before each of ``edges``.
+    """
+
+    seconds: float
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def peak(self) -> float:
+        """The highest rate as a multiple of the mean."""
+        steps = range(1, len(self.edges))
+        return max((self.shares[i] - self.shares[i - 1]) / (self.edges[i] - self.edges[i - 1]) for i in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Describes the times at which an open loop sends.
+
+    Attributes:
+        distribution: ``poisson``, ``constant``, a load shape as it was given, or the name of a recording.
+        period_seconds: Length of the period of a load shape; 0 for others.
+        recorded_requests: Number of requests of a recording, which is scaled to each rate; 0 for others.
+    """
+
+    distribution: str = "poisson"
+    period_seconds: float = 0.0
+    recorded_requests: int = 0
+
+    def period_at(self, rate: float) -> float:
+        """Return the seconds after which the times repeat at ``rate`` requests per second.
+
+        It is 0 if they do not, or only after LONGEST_RECORDING_SECONDS.
+        """
+        if self.recorded_requests and self.recorded_requests <= LONGEST_RECORDING_SECONDS * rate:
+            return self.recorded_requests / rate
+        return self.period_seconds
+
+    def lead_in_at(self, rate: float) -> float:
+        """Return for how many seconds the end of a period is sent before the time that counts; 0 without a period."""
+        return min(self.period_at(rate), LONGEST_LEAD_IN_SECONDS)
+
+    def whole_periods(self, seconds: float, rate: float) -> float:
+        """Return the shortest time of at least ``seconds`` that consists of whole periods."""
+        period = self.period_at(rate)
+        return period * max(1, math.ceil(seconds / period - 1e-6)) if period else seconds
+
+
+def is_shape(text: str) -> bool:
+    """Return whether ``text`` names a load shape, whatever follows its name."""
+    return text.partition(":")[0] in SHAPES
+
+
+def parse_shape(text: str) -> LoadShape:
+    """Return the load shape in ``text``, such as ``spike:4x:10%:1s``. Raises ValueError with an example."""
+    name, *parts = text.split(":")
+    values = _values(name, DEFAULTS[name].split(":")[1:]) | _values(name, parts)
+    (seconds,) = values["duration"]
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise ValueError(f"a period takes {LEAST_SECONDS:g} to {MOST_SECONDS:g} s")
+    return LoadShape(seconds, *_MAKE[name](values))
+
+
+def complete_shape(text: str) -> str:
+    """Return a valid load shape with all its values, such as ``spike:4x:10%:9s`` for ``spike:9s``."""
+    name, *parts = text.split(":")
+    given = {_kind(part): part for part in parts}
+    return ":".join([name, *(given.get(_kind(part), part) for part in DEFAULTS[name].split(":")[1:])])
+
+
+def _kind(part: str) -> str:
+    return next((kind for kind, pattern in _PARTS.items() if pattern.fullmatch(part)), "duration")
+
+
+def _values(name: str, parts: list[str]) -> dict[str, tuple[float, ...]]:
+    values: dict[str, tuple[float, ...]] = {}
+    for part in parts:
+        kind = _kind(part)
+        if kind in values or (kind != "duration" and kind not in _USED[name]):
+            raise ValueError(f"write {_SYNTAX[name]}, such as {DEFAULTS[name]}")
+        if kind == "duration":
+            try:
+                values[kind] = (parse_duration_ms(part, "1s") / 1000,)
+            except ValueError:
+                raise ValueError(f"write {_SYNTAX[name]}, such as {DEFAULTS[name]}") from None
+        else:
+            match = _PARTS[kind].fullmatch(part)
+            assert match is not None
+            values[kind] = tuple(map(float, match.groups()))
+    return values
+
+
+Profile = tuple[tuple[float, ...], tuple[float, ...]]  # edges and shares of a LoadShape
+
+
+def _spike(values: dict[str, tuple[float, ...]]) -> Profile:
+    (factor,), (percent,) = values["factor"], values["share"]
+    if not 1 < factor <= MOST_FACTOR or not 0.1 <= percent <= 90:
+        raise ValueError(f"a spike has 1 to {MOST_FACTOR:g} times the other rate, for 0.1 to 90 % of the time")
+    share = percent / 100
+    begin = (1 - share) / 2
+    before = begin / (1 + (factor - 1) * share)
+    return (0.0, begin, begin + share, 1.0), (0.0, before, 1 - before, 1.0)
+
+
+def _ramp(values: dict[str, tuple[float, ...]]) -> Profile:
+    first, last = values["range"]
+    if max(first, last) > MOST_FACTOR or first == last:
+        raise ValueError(f"a ramp begins and ends with different rates, from 0 to {MOST_FACTOR:g}")
+    return _in_steps(lambda x: (first * x + (last - first) * x * x / 2) / ((first + last) / 2))
+
+
+def _diurnal(values: dict[str, tuple[float, ...]]) -> Profile:
+    (peak,) = values["factor"]
+    if not 1 < peak <= 2:
+        raise ValueError("the peak of a day is more than 1 and at most 2 times the mean")
+    return _in_steps(lambda x: x - (peak - 1) * math.sin(2 * math.pi * x) / (2 * math.pi))
+
+
+def _in_steps(share_before: Callable[[float], float]) -> Profile:
+    edges = tuple(step / STEPS for step in range(STEPS + 1))
+    return edges, (*map(share_before, edges[:-1]), 1.0)
+
+
+_MAKE = {"spike": _spike, "ramp": _ramp, "diurnal": _diurnal}
+_USED = {"spike": ("factor", "share"), "ramp": ("range",), "diurnal": ("factor",)}
+_SYNTAX = {
+    "spike": "spike:FACTORx:SHARE%:DURATION",
+    "ramp": "ramp:FROM..TO:DURATION",
+    "diurnal": "diurnal:PEAKx:DURATION",
+}

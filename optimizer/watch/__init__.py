@@ -1,0 +1,1 @@
+"""Compares the metrics of servers in production with a finished run."""

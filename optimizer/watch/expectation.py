@@ -1,0 +1,374 @@
+"""The expectations of a finished run for its recommendation in production: highest rate, and times at a rate.
+
+How requests arrive in production is unknown. So the values at a rate lie between those of two kinds of traffic:
+requests that arrive independently of each other (Poisson), and a closed loop, whose clients wait for each answer. The
+simulator that the run has fitted computes both, for a fast and for a slow server.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import special
+
+from objectives.confidence import ServerSpread, pool_server_spread
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
+from optimizer.options.run_options import STEADY_DISTRIBUTIONS
+from optimizer.plan.evidence import (
+    DEVIATIONS,
+    EXPECTED,
+    Slowdown,
+    SlownessEstimate,
+    forecast_errors,
+    planned_configurations,
+)
+from optimizer.plan.fleet import Fleet, sustainable_rate
+from optimizer.plan.measured_capacity import measured_capacity
+from optimizer.plan.replica import RATE_REQUESTS, Replica, replica
+from optimizer.plan.traffic import PoissonTraffic
+from optimizer.results import summary
+from optimizer.results.confirmation_plan import confirmed_spreads, usable_windows
+from optimizer.results.finished_run import FinishedRun, unfinished
+from optimizer.simulator.fitted_parameters import execution_settings
+from optimizer.simulator.scenario import SimulationResult
+
+SEED = 1
+LARGEST_LOG = 300.0  # of a value that a damaged table could hold
+PIPELINE = "the run has the batches of a step of the ensemble, which the metrics of the ensemble do not show"
+SHAPED = "the load of the run had a shape, and the simulator has steady traffic only"
+NOT_SIMULATED = "the simulator does not describe models that stream or keep state"
+NO_BATCH_TIMES = "the run did not measure how long batches take"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that are expected, from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedAtRate:
+    """The expected values of a server at a rate: samples per execution, and mean times of a request in ms.
+
+    ``meets`` says whether the SLA is met there by a slow server with independent requests.
+    """
+
+    mean_batch_size: Range
+    queue_ms: Range
+    compute_ms: Range
+    meets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerValues:
+    """A value of the confirmed load on each fresh server (its log), with the variance between servers."""
+
+    logs: tuple[float, ...]
+    spread: ServerSpread
+
+    def interval(self, error: float) -> Range | None:
+        """Return the confidence interval of the mean on a fresh server; each end is wrong with ``error``."""
+        return self._around_mean(1 / len(self.logs), error) if self.logs else None
+
+    def predicted(self, servers: int, error: float) -> Range | None:
+        """Return the prediction interval of the mean over ``servers`` further ones; each end is wrong with ``error``.
+
+        It is Student's t interval. None without a measurement.
+        """
+        return self._around_mean(1 / len(self.logs) + 1 / servers, error) if self.logs else None
+
+    def _around_mean(self, share: float, error: float) -> Range:
+        deviation = math.sqrt(self.spread.variance * share)
+        half, middle = -float(special.stdtrit(self.spread.freedom, error)) * deviation, float(np.mean(self.logs))
+        low, high = (min(max(end, -LARGEST_LOG), LARGEST_LOG) for end in (middle - half, middle + half))
+        return Range(math.exp(low), math.exp(high))
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """The expectations of ``run`` for its recommendation.
+
+    Attributes:
+        run: The run.
+        point: The recommended configuration at its confirmed load.
+        model: Name of the model that clients send requests to.
+        rate: Requests per second of a server at that load.
+        queue_ms: Mean time of a request in the queue at that load.
+        server_ms: Mean time in the queue and in the execution.
+        requests: Requests that the fresh servers answered, none of which failed.
+        safe_rate: Highest rate of a server at which independent requests safely meet the SLA; None if it is unknown.
+        replica: The simulated server; None if ``why_not_simulated`` says why there is none.
+        batch_size_error: Relative error of the simulated batch size on the run.
+    """
+
+    run: FinishedRun
+    point: Point
+    model: str
+    rate: ServerValues
+    queue_ms: ServerValues
+    server_ms: ServerValues
+    requests: int
+    safe_rate: float | None
+    replica: Replica | None = None
+    why_not_simulated: str = ""
+    batch_size_error: float = 0.0
+
+    @property
+    def sla(self) -> Sla:
+        """The SLA of the run."""
+        return self.run.problem.sla
+
+    @property
+    def request_samples(self) -> float:
+        """The mean number of samples of a request in the run."""
+        return self.run.problem.request_batch_size
+
+    @property
+    def largest_batch(self) -> float:
+        """The largest batch in samples."""
+        return max(1.0, float(self.point.candidate.max_batch_size))
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the model streams its responses: Triton's duration of a request then ends before the last one."""
+        return self.point.measurement.is_streamed
+
+    @property
+    def overlap(self) -> int:
+        """The factor by which executions can have slowed each other in the run.
+
+        Executions of several instances overlap, and a load generator on the server's CPUs takes time from them. At a
+        lower load this happens less often, so that executions are faster by up to this factor.
+        """
+        return self.point.candidate.instances * (2 if self.run.problem.client_shares_cpus else 1)
+
+    def at(self, rate: float, servers: int, error: float) -> ExpectedAtRate | None:
+        """Return the expectation for the mean of ``servers`` that get ``rate`` requests per second each.
+
+        Each end of a range is wrong with about ``error``. None without a simulator.
+        """
+        if self.replica is None or rate <= 0:
+            return None
+        estimate = of_servers(self.replica.slowness_estimate, servers)
+        slow, fast = estimate.quantile(1 - error), estimate.quantile(error)
+        simulated = [one for slowdown in (fast, slow) for one in closed_loops(self.replica, rate, slowdown)]
+        independent = [poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
+        results = [*simulated, *independent]
+        time_error = estimate.forecast.latency
+        errors = (self.batch_size_error, time_error, time_error)
+        margins = [math.exp(-float(special.ndtri(error)) * own) for own in errors]
+        network_s = self.replica.model.overheads.network_s
+        batch, queue, compute = (
+            Range(min(values) / margin, max(values) * margin)
+            for values, margin in zip(
+                (
+                    [result.mean_batch_size for result in results],
+                    [1e3 * result.queue_avg_s for result in results],
+                    [compute_ms(result, network_s) for result in results],
+                ),
+                margins,
+                strict=True,
+            )
+        )
+        smallest = min(self.request_samples, self.largest_batch)
+        return ExpectedAtRate(
+            Range(min(max(batch.low, smallest), self.largest_batch), min(batch.high, self.largest_batch)),
+            Range(0.0, math.inf if any(result.overloaded for result in independent) else queue.high),
+            Range(compute.low / self.overlap, min(compute.high, self._longest_execution_ms(slow) * margins[-1])),
+            self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
+        )
+
+    def _longest_execution_ms(self, slowdown: Slowdown) -> float:
+        """Return the longest mean time of an execution: of an overloaded server it cannot be computed otherwise."""
+        assert self.replica is not None, "there is a simulation"
+        times = self.replica.model.times(execution_settings(self.replica.candidate))
+        rows = math.ceil(self.largest_batch / times.step)
+        return 1e3 * float(times.seconds[:rows].max()) * slowdown.slowness
+
+
+def compute_ms(result: SimulationResult, network_s: float) -> float:
+    """Return the mean time of the execution that a request was part of."""
+    return 1e3 * max(result.latency_avg_s - result.queue_avg_s - network_s, 0.0)
+
+
+def of_servers(estimate: SlownessEstimate, servers: int) -> SlownessEstimate:
+    """Return the distribution of the mean slowness of further ``servers``, which differ from those of the run."""
+    variance = DEVIATIONS**2 * (1 / servers + 1 / estimate.deployments)
+    return replace(estimate, errors=np.sqrt(variance + estimate.forecast.throughput**2))
+
+
+def poisson(served_by: Replica, rate: float, slowdown: Slowdown) -> SimulationResult:
+    """Return the simulated behaviour for requests that arrive independently."""
+    return served_by.serve(PoissonTraffic().of_replica(rate, 1, "random", RATE_REQUESTS, SEED), slowdown)
+
+
+def closed_loops(served_by: Replica, rate: float, slowdown: Slowdown) -> list[SimulationResult]:
+    """Return the simulated behaviour with the two concurrencies whose throughputs enclose ``rate``.
+
+    It is that of a single client if this sends more, and that of the fullest closed loop if this serves less.
+    """
+    known: dict[int, SimulationResult] = {}
+
+    def serves(concurrency: int) -> bool:
+        known[concurrency] = served_by.serve_closed_loop(concurrency, slowdown)
+        return known[concurrency].throughput_infer_per_s >= rate * served_by.request_batch_size
+
+    low, high = 0, served_by.fullest_concurrency
+    if not serves(high):
+        return [known[high]]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if serves(middle) else (middle, high)
+    return [known[concurrency] for concurrency in (low, high) if concurrency in known]
+
+
+def expectation(run: FinishedRun) -> Expectation:
+    """Return what ``run`` leads to expect.
+
+    Raises BadInputError, in one line, if it has not ended, or recommends nothing.
+    """
+    path = one_line(str(run.folder.path))
+    if reason := unfinished(run):
+        raise BadInputError(
+            f"{path}: {reason} and has no recommendation to watch; give a run that has ended "
+            f"(`tune --resume {path}` continues this one)"
+        )
+    outcome = run.outcome
+    if outcome is None or outcome.recommended is None:
+        raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
+    point, confirmed = outcome.recommended, outcome.confirmed
+    servers = usable_windows(confirmed, run.trials) if confirmed else []
+    windows = [] if is_pipeline(run) else servers or [[point.measurement]]
+    spread = confirmed_spreads(run.trials, run.problem)["throughput"]
+    size = run.problem.request_batch_size
+    served_by, why_not = _fitted_replica(run)
+    return Expectation(
+        run,
+        point,
+        str(dict(point.candidate.fields).get(VARIANT, run.problem.model)),
+        _values(servers or [[point.measurement]], lambda m: (m.throughput_infer_per_sec or 0.0) / size, spread),
+        _values(windows, lambda m: m.queue_ms),
+        _values(windows, time_in_server_ms),
+        sum(window.requests or 0 for own in servers for window in own) or point.measurement.requests or 0,
+        _safe_rate(run, served_by),
+        served_by,
+        why_not,
+        _batch_size_error(served_by, point.candidate, run) if served_by else 0.0,
+    )
+
+
+def is_pipeline(run: FinishedRun) -> bool:
+    """Return whether the model of ``run`` calls others: best/ then has a configuration for each of them."""
+    return len(list(run.folder.best.glob("*/config.pbtxt"))) > 1 + len(run.options.concurrent_models)
+
+
+def is_shaped(run: FinishedRun) -> bool:
+    """Return whether ``run`` was measured with a load shape or a recording: its rate is a mean over bursts."""
+    times = run.problem.request_times
+    return times is not None and times.distribution not in STEADY_DISTRIBUTIONS
+
+
+def time_in_server_ms(measured: Measurement) -> float | None:
+    """Return the mean time of a request in the queue and in the execution; None if it is unknown."""
+    executed = execution_ms(measured)
+    return None if measured.queue_ms is None or executed is None else measured.queue_ms + executed
+
+
+def execution_ms(measured: Measurement) -> float | None:
+    """Return the mean time of the execution that a request was part of; None if it is unknown."""
+    if measured.compute_infer_ms is None:
+        return None
+    return (measured.compute_input_ms or 0.0) + measured.compute_infer_ms + (measured.compute_output_ms or 0.0)
+
+
+def _values(
+    servers: Sequence[Sequence[Measurement]],
+    value: Callable[[Measurement], float | None],
+    spread: ServerSpread | None = None,
+) -> ServerValues:
+    """Return a value on each of ``servers``.
+
+    ``spread`` is the variance between servers; without one it is estimated from these servers.
+    """
+    known = (
+        np.array([math.log(own) for window in windows if 0 < (own := value(window) or 0.0) < math.inf])
+        for windows in servers
+    )
+    logs = [own for own in known if len(own)]
+    return ServerValues(tuple(float(own.mean()) for own in logs), spread or pool_server_spread([logs]))
+
+
+def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
+    """Return the simulated server of the recommendation, or why there is none."""
+    if not run.problem.is_simulated:
+        return None, NOT_SIMULATED
+    if is_pipeline(run):
+        return None, PIPELINE
+    if is_shaped(run):
+        return None, SHAPED
+    latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
+    source = planned_configurations([run], latencies)[0][0]
+    try:
+        return replica(source.evidence, latencies), ""
+    except ValueError:
+        return None, NO_BATCH_TIMES
+
+
+def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
+    """Return the rate of one server that `tune plan` calls safe; None if it is unknown."""
+    if not run.problem.sla.latencies or is_shaped(run):
+        return None
+    if served_by is not None:
+        return sustainable_rate(Fleet(served_by, PoissonTraffic(), "random"), 1).safe
+    if run.problem.is_simulated:
+        return None
+    try:
+        return measured_capacity(run).safe
+    except BadInputError:
+        return None
+
+
+def _batch_size_error(served_by: Replica, candidate: Candidate, run: FinishedRun) -> float:
+    """Return the relative error of the simulated batch size at the loads of the run.
+
+    Its prior is that of a simulated latency, see ``forecast_errors``.
+    """
+    slowdown = served_by.slowness_estimate.quantile(EXPECTED)
+    each = served_by.request_batch_size / served_by.model.request_batch_size
+    by_load = defaultdict[LoadPoint, list[float]](list)
+    for measured, load in _own_measurements(candidate, run):
+        size = measured.mean_batch_size
+        if size is not None and 0 < size < math.inf:
+            by_load[load].append(math.log(size))
+    logs = []
+    for load, measured_logs in by_load.items():
+        if load.concurrency:
+            result = served_by.serve_closed_loop(max(1, round(load.concurrency * each)), slowdown)
+        else:
+            result = poisson(served_by, load.request_rate, slowdown)
+        logs.append(statistics.fmean(measured_logs) - math.log(result.mean_batch_size))
+    return forecast_errors([], logs).latency
+
+
+def _own_measurements(candidate: Candidate, run: FinishedRun) -> Iterable[tuple[Measurement, LoadPoint]]:
+    """Yield the measurements of ``candidate`` that are not overloaded or lost, with their loads."""
+    for trial in run.trials:
+        if trial.candidate != candidate:
+            continue
+        for load, measured in trial.measurements:
+            if measured.throughput_infer_per_sec and not measured.overloaded:
+                yield measured, load
+        for window in trial.confirmations:
+            if not window.is_lost and not window.measurement.overloaded:
+                yield window.measurement, window.load

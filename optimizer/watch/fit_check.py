@@ -1,0 +1,374 @@
+"""The checks of metrics of production against the expectations of a run. Pure functions.
+
+Each check compares two intervals: that of the value in production, and that of the values that are expected. Together
+all checks of a judgement raise a false alarm with the error probability of the run, if its assumptions hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from scipy import special
+
+from objectives.confidence import Verdict
+from objectives.metrics import LATENCY, METRICS, TTFT
+from objectives.sla import Constraint
+from objectives.verdict import QUANTILE_LEVELS
+from optimizer.results import formatting
+from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
+from optimizer.watch.server_metrics import ServedLoad, sum_failures, sum_first_responses
+
+Status: TypeAlias = Literal["fits", "near", "differs", "unknown"]
+CHECKS = 8  # at most, which share the error probability
+USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
+ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value in production, with a confidence interval from the differences between the samples."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: Name of the check.
+        status: ``differs`` if the recommendation no longer fits, ``near`` if the rate is close to the capacity,
+            ``unknown`` if nothing can be said.
+        unit: Unit of the values; empty for a plain number.
+        measured: The value in production; None if there is none.
+        expected: The values that the run leads to expect; None if they are unknown.
+        explanation: The meaning of a difference, or why nothing is known; empty for ``fits``.
+    """
+
+    name: str
+    status: Status
+    unit: str = ""
+    measured: Estimate | None = None
+    expected: Range | None = None
+    explanation: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement on samples of production metrics.
+
+    ``loads`` are the samples, the sum over the servers in each. ``lost`` counts the samples of a server that was
+    restarted or could not be read. ``totals`` has the requests, failed requests by reason, and seconds.
+    """
+
+    expected: Expectation
+    servers: int
+    loads: tuple[ServedLoad, ...]
+    lost: int
+    checks: tuple[Check, ...]
+    fewest_requests: int
+    failures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> float:
+        """The requests that were served."""
+        return sum(load.requests for load in self.loads)
+
+    @property
+    def seconds(self) -> float:
+        """The observed time."""
+        return sum(load.seconds for load in self.loads)
+
+    @property
+    def differing(self) -> tuple[Check, ...]:
+        """The checks that found that the recommendation no longer fits."""
+        return tuple(check for check in self.checks if check.status == "differs")
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL: the recommendation no longer fits. UNDECIDED: there were too few requests to say that it fits."""
+        if self.differing:
+            return Verdict.FAIL
+        return Verdict.PASS if self.requests >= self.fewest_requests else Verdict.UNDECIDED
+
+
+def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost: int = 0) -> Judgement:
+    """Return the judgement on ``loads``, at least two samples of ``servers`` together."""
+    confidence = expected.run.problem.confidence
+    error = (1 - confidence) / CHECKS
+    failures = sum_failures(loads)
+    checks: list[Check] = []
+    if any(load.requests or load.failures for load in loads):
+        rate = _ratio(loads, lambda load: load.requests / servers, lambda load: load.seconds, error)
+        size = _ratio(loads, lambda load: load.samples, lambda load: load.requests, error)
+        sizes = _check_request_size(expected, size, 1 - confidence)
+        at_rate = expected.at(rate.value, servers, error) if sizes.status != "differs" else None
+        checks = [
+            _check_failures(expected, sum(load.requests for load in loads), failures, error),
+            _check_rate(expected, rate, servers, error),
+            sizes,
+            _check_batches(expected, loads, at_rate, error, sizes),
+            _check_queue(expected, loads, at_rate, servers, error),
+            _check_compute(expected, loads, at_rate, error, sizes),
+            _check_time_in_server(expected, loads, at_rate, servers, error),
+            *_check_bounds(expected, loads, error),
+        ]
+    return Judgement(
+        expected, servers, tuple(loads), lost, tuple(checks), _fewest_requests(expected, confidence), failures
+    )
+
+
+def _fewest_requests(expected: Expectation, confidence: float) -> int:
+    """Return the number of requests below which a bound that all of them meet could still be missed."""
+    shares = [1 - level for bound in expected.sla if (level := QUANTILE_LEVELS.get(bound.metric))]
+    return math.ceil(math.log(1 - confidence) / math.log(1 - min(shares, default=USUAL_SHARE)))
+
+
+def _ratio(
+    loads: Sequence[ServedLoad],
+    numerator: Callable[[ServedLoad], float],
+    denominator: Callable[[ServedLoad], float],
+    error: float,
+) -> Estimate:
+    """Return the ratio of two sums over the samples; each end of its interval is wrong with ``error``.
+
+    The samples are batch means: requests within one influence each other, those of different samples hardly do. The
+    standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques", section 6.4), the interval
+    Student's t. It is (nan, -inf, inf) without a denominator.
+    """
+    above = np.array([numerator(load) for load in loads])
+    below = np.array([denominator(load) for load in loads])
+    if below.sum() <= 0:
+        return Estimate(math.nan, -math.inf, math.inf)
+    value = float(above.sum() / below.sum())
+    count = len(loads)
+    if count < 2:
+        return Estimate(value, -math.inf, math.inf)
+    squares = float(((above - value * below) ** 2).sum()) * count / (count - 1)
+    half = -float(special.stdtrit(count - 1, error)) * math.sqrt(squares) / float(below.sum())
+    return Estimate(value, value - half, value + half)
+
+
+def _check_failures(expected: Expectation, requests: float, failures: Mapping[str, float], error: float) -> Check:
+    """Compare the share of failed requests with the largest one that the run, where none failed, leaves possible."""
+    failed = sum(failures.values())
+    low, high = share_interval(failed, requests + failed, error)
+    most = share_interval(0.0, float(expected.requests), error)[1]
+    measured = Estimate(failed / (requests + failed), low, high)
+    reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in failures.items())
+    is_more = low > most
+    return Check(
+        "failed requests",
+        "differs" if is_more else "fits",
+        "%",
+        _scaled(measured, 100),
+        Range(0.0, 100 * most),
+        f"requests fail ({reasons}), and none of {expected.requests:,} did in the run" if is_more else "",
+    )
+
+
+def share_interval(hits: float, count: float, error: float) -> tuple[float, float]:
+    """Return the exact binomial bounds of a share (Clopper and Pearson 1934); each is wrong with ``error``."""
+    if count <= 0:
+        return 0.0, 1.0
+    low = float(special.betaincinv(hits, count - hits + 1, error)) if hits > 0 else 0.0
+    high = float(special.betaincinv(hits + 1, count - hits, 1 - error)) if hits < count else 1.0
+    return low, high
+
+
+def _check_rate(expected: Expectation, rate: Estimate, servers: int, error: float) -> Check:
+    """Compare the requests per second and server with the confirmed throughput on further servers."""
+    name, unit = "requests/s per server", "/s"
+    confirmed = expected.rate.predicted(servers, error)
+    if confirmed is None:
+        return Check(name, "unknown", unit, rate, None, "the run has no throughput")
+    within = Range(0.0, confirmed.high)
+    if rate.low > confirmed.high:
+        return Check(name, "differs", unit, rate, within, "the rate is above the confirmed throughput of a server")
+    safe = expected.safe_rate
+    if safe is not None and rate.value > safe:
+        explanation = (
+            f"near the capacity: if requests arrive independently, {formatting.bounds(expected.sla)} is safe up to "
+            f"{formatting.number(safe)} requests/s per server"
+        )
+        return Check(name, "near", unit, rate, within, explanation)
+    return Check(name, "fits", unit, rate, within)
+
+
+def _check_request_size(expected: Expectation, size: Estimate, error: float) -> Check:
+    """Compare the mean request size with that of the run, within the uncertainty of its throughput.
+
+    A request of another size changes the throughput in requests per second at most in proportion. A change below the
+    confidence interval of the throughput has no effect that the run could show.
+    """
+    own = expected.request_samples
+    throughput = expected.rate.interval(error)
+    factor = math.sqrt(throughput.high / throughput.low) if throughput else 1.0
+    allowed = Range(own / factor, own * factor)
+    return _compared(
+        "samples per request",
+        "",
+        size,
+        allowed,
+        f"requests have {formatting.number(size.value)} samples, and those of the run had {own:g}",
+    )
+
+
+def _check_batches(
+    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, error: float, sizes: Check
+) -> Check:
+    """Compare the samples per execution with those of the simulator at the same rate."""
+    name = "samples per execution"
+    measured = _ratio(loads, lambda load: load.samples, lambda load: load.executions, error)
+    if at_rate is None:
+        return Check(name, "unknown", "", _known(measured), None, _why_unknown(expected, sizes))
+    smaller = measured.high < at_rate.mean_batch_size.low
+    meaning = (
+        "batches are smaller than at this rate in the run: is the recommended config.pbtxt deployed?"
+        if smaller
+        else "batches are larger than at this rate in the run: requests arrive in bursts, or the server is slower"
+    )
+    return _compared(name, "", _wide(measured, loads, expected, error), at_rate.mean_batch_size, meaning)
+
+
+def _wide(measured: Estimate, loads: Sequence[ServedLoad], expected: Expectation, error: float) -> Estimate:
+    """Return ``measured`` with at least the uncertainty of so few executions.
+
+    The variance of a size between ``smallest`` and ``largest`` with a given mean is at most the product of its
+    distances from both (Bhatia and Davis 2000).
+    """
+    executions = sum(load.executions for load in loads)
+    if not executions:
+        return measured
+    smallest = min(expected.request_samples, expected.largest_batch)
+    most = max(0.0, (measured.value - smallest) * (expected.largest_batch - measured.value))
+    half = -float(special.ndtri(error)) * math.sqrt(most / executions)
+    return Estimate(
+        measured.value, min(measured.low, measured.value - half), max(measured.high, measured.value + half)
+    )
+
+
+def _check_queue(
+    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, servers: int, error: float
+) -> Check:
+    """Compare the queue time with the longest one at the confirmed load, or at this rate if the SLA is met there."""
+    measured = _ratio(loads, lambda load: load.queue_ms, lambda load: load.requests, error)
+    longest = expected.queue_ms.predicted(servers, error)
+    limit = _longest(longest, at_rate.queue_ms.high if at_rate and at_rate.meets else 0.0)
+    meaning = "requests wait longer than at the highest load that met the SLA"
+    return _at_most("queue time", "ms", measured, limit, meaning)
+
+
+def _check_compute(
+    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, error: float, sizes: Check
+) -> Check:
+    """Compare the time of an execution with that of the simulator at the same rate."""
+    name = "execution time"
+    measured = _ratio(loads, lambda load: load.compute_ms, lambda load: load.requests, error)
+    if at_rate is None:
+        return Check(name, "unknown", "ms", _known(measured), None, _why_unknown(expected, sizes))
+    is_longer = measured.low > at_rate.compute_ms.high
+    meaning = (
+        f"executions take {'longer' if is_longer else 'less time'} than at this rate in the run: the model, the "
+        "hardware or its speed differs"
+    )
+    return _compared(name, "ms", measured, at_rate.compute_ms, meaning)
+
+
+def _check_time_in_server(
+    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, servers: int, error: float
+) -> Check:
+    """Compare queue and execution time together with the longest ones at the confirmed load, or at this rate."""
+    measured = _ratio(loads, lambda load: load.queue_ms + load.compute_ms, lambda load: load.requests, error)
+    longest = expected.server_ms.predicted(servers, error)
+    here_ms = at_rate.queue_ms.high + at_rate.compute_ms.high if at_rate and at_rate.meets else 0.0
+    limit = _longest(longest, here_ms)
+    meaning = "requests take longer in the server than at the highest load that met the SLA"
+    return _at_most("time in the server", "ms", measured, limit, meaning)
+
+
+def _check_bounds(expected: Expectation, loads: Sequence[ServedLoad], error: float) -> list[Check]:
+    """Compare the latencies that the server reports itself with the bounds of the run."""
+    checks = []
+    for bound in expected.sla.latencies:
+        timing, level = METRICS[bound.metric].timing, QUANTILE_LEVELS.get(bound.metric)
+        if timing is TTFT and level is not None:
+            checks.append(_check_first_response(bound, level, loads, error))
+        elif timing is LATENCY and not expected.is_streamed:
+            checks.append(_check_latency(bound, level, loads, error))
+    return [check for check in checks if check is not None]
+
+
+def _check_latency(bound: Constraint, level: float | None, loads: Sequence[ServedLoad], error: float) -> Check | None:
+    """Compare a quantile of the server's own latency with its bound; without one, the mean."""
+    within = Range(0.0, bound.bound)
+    name = f"{bound.metric.removeprefix('latency-')} in the server"
+    values = [own for load in loads if level is not None and (own := load.latencies_ms.get(level))]
+    if values:
+        # each value is that of the server's last minute, so that neighboring ones are not independent
+        measured = Estimate(float(np.median(values)), min(values), max(values))
+        return _at_most(name, "ms", measured, within, f"the server's own latency misses {formatting.bound(bound)}")
+    mean = _ratio(loads, lambda load: load.request_ms, lambda load: load.requests, error)
+    meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"
+    return _at_most("mean in the server", "ms", mean, within, meaning)
+
+
+def _check_first_response(bound: Constraint, level: float, loads: Sequence[ServedLoad], error: float) -> Check | None:
+    """Compare the share of requests whose first response was later than the bound with the permitted share.
+
+    The server counts them by a few limits. The smallest limit that is not below the bound gives the least share.
+    """
+    counts = sum_first_responses(loads)
+    total = counts.get(math.inf, 0.0)
+    limits = [limit for limit in counts if bound.bound <= limit < math.inf]
+    if not total or not limits:
+        return None
+    late = total - counts[min(limits)]
+    low, high = share_interval(late, total, error)
+    measured = _scaled(Estimate(late / total, low, high), 100)
+    meaning = f"the first responses miss {formatting.bound(bound)}"
+    return _at_most("late first responses", "%", measured, Range(0.0, 100 * (1 - level)), meaning)
+
+
+# -- one comparison --------------------------------------------------------------------------------------------------
+
+
+def _compared(name: str, unit: str, measured: Estimate, expected: Range, meaning: str) -> Check:
+    """Return the check of a value that should be within a range."""
+    if math.isnan(measured.value):
+        return Check(name, "unknown", unit, None, expected, "no request was served")
+    tolerance = ROUNDING * abs(measured.value)
+    differs = measured.low > expected.high + tolerance or measured.high < expected.low - tolerance
+    return Check(name, "differs" if differs else "fits", unit, measured, expected, meaning if differs else "")
+
+
+def _at_most(name: str, unit: str, measured: Estimate, expected: Range | None, meaning: str) -> Check:
+    """Return the check of a value that should not be too high."""
+    if expected is None:
+        return Check(name, "unknown", unit, _known(measured), None, "the run lacks the times of this model")
+    return _compared(name, unit, measured, expected, meaning)
+
+
+def _longest(confirmed: Range | None, at_rate: float) -> Range | None:
+    """Return the range up to the longer one of two times; None without the confirmed one."""
+    return None if confirmed is None else Range(0.0, max(confirmed.high, at_rate))
+
+
+def _why_unknown(expected: Expectation, sizes: Check) -> str:
+    return expected.why_not_simulated or (
+        "requests of another size form other batches" if sizes.status == "differs" else "no request was served"
+    )
+
+
+def _known(measured: Estimate) -> Estimate | None:
+    return None if math.isnan(measured.value) else measured
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(factor * estimate.value, factor * estimate.low, factor * estimate.high)

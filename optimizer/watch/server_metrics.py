@@ -1,0 +1,203 @@
+"""The counters of one model on Triton's metrics page, and the load that a server served between two readings.
+
+Triton adds the time of each request to its duration counters. So the compute counters divided by the requests are the
+mean time of the execution that a request was part of, as the compute times of a ``Measurement``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+PREFIX = "nv_inference_"
+SUCCESSES = f"{PREFIX}request_success"
+FAILURES = f"{PREFIX}request_failure"
+COMPUTE = tuple(f"{PREFIX}compute_{part}_duration_us" for part in ("input", "infer", "output"))
+REQUEST_SUMMARY = f"{PREFIX}request_summary_us"  # with --metrics-config=summary_latencies=true
+FIRST_RESPONSE_BUCKETS = f"{PREFIX}first_response_histogram_ms_bucket"  # of newer servers
+ANY_REASON = "any reason"  # of a failure: older servers do not tell reasons apart
+Key = TypeVar("Key", str, float)
+_LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]{0,199})\{([^\n]{0,999})\} ([0-9.eE+-]{1,40}|\+?Inf|Nan|NaN)")
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCounters:
+    """The counters of one model at one moment, summed over its versions and GPUs. Times are in microseconds.
+
+    ``at_seconds`` is monotonic time. ``versions`` are those that the server has counted. ``failures`` is by reason.
+    ``latencies_us`` holds the server's own quantiles of the time of a request by level, ``first_responses`` the
+    requests whose first response came within a time in ms; both are empty if the server does not export them.
+    """
+
+    at_seconds: float
+    versions: tuple[str, ...]
+    requests: float
+    failures: Mapping[str, float]
+    samples: float
+    executions: float
+    request_us: float
+    queue_us: float
+    compute_us: float
+    pending: float = 0.0
+    latencies_us: Mapping[float, float] = field(default_factory=dict)
+    first_responses: Mapping[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLoad:
+    """The load that one or more servers served within ``seconds``. Times are sums over the requests, in milliseconds.
+
+    ``failures`` is by reason, without reasons that did not occur. ``pending`` counts the requests that waited at the
+    end. ``latencies_ms`` holds the largest quantile of any server by level. ``first_responses`` is as in
+    ``ModelCounters``, for the requests within the time.
+    """
+
+    seconds: float
+    requests: float
+    failures: Mapping[str, float]
+    samples: float
+    executions: float
+    request_ms: float
+    queue_ms: float
+    compute_ms: float
+    pending: float = 0.0
+    latencies_ms: Mapping[float, float] = field(default_factory=dict)
+    first_responses: Mapping[float, float] = field(default_factory=dict)
+
+
+Page = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def parse_page(text: str) -> Page:
+    """Return the values of each series of a metrics page with their labels; lines that are no values are left out."""
+    page: Page = {}
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line.strip()):
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            page.setdefault(match[1], []).append((dict(_LABEL.findall(match[2])), value))
+    return page
+
+
+def is_triton(text: str) -> bool:
+    """Return whether ``text`` is a metrics page of Triton, also of one without models."""
+    return re.search(r"^(# HELP )?nv_[a-z_]+[ {]", text, re.MULTILINE) is not None
+
+
+def models_of(page: Page) -> list[str]:
+    """Return the names of the models on a metrics page, sorted."""
+    return sorted({labels["model"] for labels, _ in page.get(SUCCESSES, ()) if "model" in labels})
+
+
+def read_counters(page: Page, model: str, at_seconds: float) -> ModelCounters | None:
+    """Return the counters of ``model``; None if the server does not serve it."""
+    own = {
+        name: [(labels, value) for labels, value in values if labels.get("model") == model and math.isfinite(value)]
+        for name, values in page.items()
+    }
+    successes = own.get(SUCCESSES)
+    if not successes:
+        return None
+
+    def total(name: str) -> float:
+        return sum(value for _, value in own.get(name, ()))
+
+    failures: dict[str, float] = {}
+    for labels, value in own.get(FAILURES, ()):
+        reason = labels.get("reason", ANY_REASON)
+        failures[reason] = failures.get(reason, 0.0) + value
+    return ModelCounters(
+        at_seconds,
+        tuple(sorted({labels.get("version", "") for labels, value in successes if value})),
+        total(SUCCESSES),
+        failures,
+        total(f"{PREFIX}count"),
+        total(f"{PREFIX}exec_count"),
+        total(f"{PREFIX}request_duration_us"),
+        total(f"{PREFIX}queue_duration_us"),
+        sum(map(total, COMPUTE)),
+        total(f"{PREFIX}pending_request_count"),
+        _by_number(own.get(REQUEST_SUMMARY, ()), "quantile", largest=True),
+        _by_number(own.get(FIRST_RESPONSE_BUCKETS, ()), "le"),
+    )
+
+
+def _by_number(
+    values: Sequence[tuple[dict[str, str], float]], label: str, *, largest: bool = False
+) -> dict[float, float]:
+    """Return the sum, or the largest, of ``values`` by the number in ``label``."""
+    by_number: dict[float, float] = {}
+    for labels, value in values:
+        try:
+            number = float(labels[label])
+        except (KeyError, ValueError):
+            continue
+        before = by_number.get(number, 0.0)
+        by_number[number] = max(before, value) if largest else before + value
+    return by_number
+
+
+def served_between(before: ModelCounters, after: ModelCounters) -> ServedLoad | None:
+    """Return the load between two readings; None if the server was restarted: its counters began again."""
+    names = ("requests", "samples", "executions", "request_us", "queue_us", "compute_us")
+    changes = {name: getattr(after, name) - getattr(before, name) for name in names}
+    failures = {reason: count - before.failures.get(reason, 0.0) for reason, count in after.failures.items()}
+    first = {edge: count - before.first_responses.get(edge, 0.0) for edge, count in after.first_responses.items()}
+    seconds = after.at_seconds - before.at_seconds
+    if seconds <= 0 or min([*changes.values(), *failures.values(), *first.values()]) < 0:
+        return None
+    return ServedLoad(
+        seconds,
+        changes["requests"],
+        {reason: count for reason, count in failures.items() if count},
+        changes["samples"],
+        changes["executions"],
+        changes["request_us"] / 1e3,
+        changes["queue_us"] / 1e3,
+        changes["compute_us"] / 1e3,
+        after.pending,
+        {level: value / 1e3 for level, value in after.latencies_us.items()},
+        first,
+    )
+
+
+def together(loads: Sequence[ServedLoad]) -> ServedLoad:
+    """Return the load of several servers within the same time."""
+    return ServedLoad(
+        sum(load.seconds for load in loads) / len(loads),
+        sum(load.requests for load in loads),
+        _sums([load.failures for load in loads]),
+        sum(load.samples for load in loads),
+        sum(load.executions for load in loads),
+        sum(load.request_ms for load in loads),
+        sum(load.queue_ms for load in loads),
+        sum(load.compute_ms for load in loads),
+        sum(load.pending for load in loads),
+        {
+            level: max(load.latencies_ms.get(level, 0.0) for load in loads)
+            for level in {level for load in loads for level in load.latencies_ms}
+        },
+        _sums([load.first_responses for load in loads]),
+    )
+
+
+def sum_failures(loads: Sequence[ServedLoad]) -> dict[str, float]:
+    """Return the failed requests of ``loads`` by reason."""
+    return _sums([load.failures for load in loads])
+
+
+def sum_first_responses(loads: Sequence[ServedLoad]) -> dict[float, float]:
+    """Return the requests of ``loads`` whose first response came within a time, by that time in ms."""
+    return _sums([load.first_responses for load in loads])
+
+
+def _sums(counts: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
+    """Return the sums by key."""
+    keys = dict.fromkeys(key for own in counts for key in own)
+    return {key: sum(own.get(key, 0.0) for own in counts) for key in keys}

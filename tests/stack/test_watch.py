@@ -1,0 +1,97 @@
+"""``tune watch`` on the real server: a low load of the recommendation fits, another request size does not.
+
+The assertions hold on a machine of any speed, also if its speed changes after the run: then only times may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.config.model_source import ModelSource
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import LoadPoint
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
+from optimizer.machine.gpu_telemetry import read_metrics_page
+from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.results.finished_run import read_run
+from optimizer.watch.server_metrics import models_of, parse_page
+from tests.command_fixtures import FINISHED, Playground, Tune
+
+pytestmark = pytest.mark.alone
+
+BRIEFLY = ("--budget", "40s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
+SAMPLING = ("--interval", "500ms", "--samples", "8")
+SECONDS = 12.0  # of a load: longer than the samples and the start of the command
+LOWEST_RATE = 40.0  # requests per second
+SUMMARIES = "--metrics-config=summary_latencies=true"
+TIMES = {"queue time", "execution time", "time in the server"}
+
+
+@contextlib.contextmanager
+def loaded(endpoint: Endpoint, load: LoadPoint, log: Path) -> Iterator[None]:
+    """Send ``load`` within the context, and until it has ended."""
+    client = OpenLoopGenerator(log=log)
+    sender = threading.Thread(target=client.measure, args=(endpoint, load, SECONDS))
+    sender.start()
+    try:
+        time.sleep(1.0)
+        yield
+    finally:
+        sender.join()
+
+
+def test_a_low_load_fits_and_larger_requests_do_not(
+    playground: Playground, tune: Tune, mlp: ModelSource, tmp_path: Path
+) -> None:
+    tuned = tune("--sla-p95", "500ms", *BRIEFLY, "mlp")
+    assert tuned.code in FINISHED, tuned.complaints
+    (folder,) = (playground.here / "results").glob("*/*")
+    run = read_run(folder)
+    assert run.outcome is not None
+    recommended = run.outcome.recommended
+    assert recommended is not None
+
+    installation = replace(embedded_installation(runtime.ensure(print)), arguments=(SUMMARIES,))
+    target = InstalledTarget(mlp, installation, log=tmp_path / "tritonserver.log", metrics=True)
+    with contextlib.closing(target), target.deploy(recommended.candidate) as endpoint:
+        assert models_of(parse_page(read_metrics_page(endpoint.metrics))) == ["mlp"]
+
+        def watched(load: LoadPoint) -> tuple[int, dict[str, Any]]:
+            with loaded(endpoint, load, tmp_path / "client.log"):
+                ended = tune("watch", folder, "--url", endpoint.metrics, *SAMPLING, "--json")
+            return ended.code, json.loads(ended.stdout)
+
+        rate = max(LOWEST_RATE, 0.02 * recommended.throughput_infer_per_sec)
+        code, fits = watched(LoadPoint(1, request_rate=round(rate)))
+        differing = {check["name"] for check in fits["checks"] if check["status"] == "differs"}
+        assert differing <= TIMES, fits
+        assert (code, fits["verdict"]) == ((1, "FAIL") if differing else (0, "PASS")), fits
+        assert fits["requests"] > 0
+        assert "p95 in the server" in {check["name"] for check in fits["checks"]}
+        assert fits["search"]["earlier_trials"] == len(run.trials)
+
+        code, larger = watched(LoadPoint(8, request_rate=round(rate)))
+        assert (code, larger["verdict"]) == (1, "FAIL"), larger
+        statuses = {check["name"]: check["status"] for check in larger["checks"]}
+        assert statuses["samples per request"] == "differs"
+        commands = " ".join(step["command"] or "" for step in larger["next_steps"])
+        assert f"--warm-start {folder}" in commands
+        assert "--request-batch-size 8" in commands
+
+
+def test_a_server_that_has_ended_cannot_be_read(playground: Playground, tune: Tune) -> None:
+    sample = Path(__file__).parents[1] / "data" / "dlrm" / "sample"
+    ended = tune("watch", sample, "--url", "127.0.0.1:1", *SAMPLING)
+    assert ended.code == 3
+    (line,) = (complaint for complaint in ended.complaints if complaint.startswith("tune: "))
+    assert "the metrics cannot be read" in line

@@ -1,0 +1,47 @@
+"""The pure parts of ``benchmarks/watch.py``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from watch import cases, table
+
+from optimizer.results.finished_run import read_run
+from optimizer.watch.expectation import expectation
+from optimizer.watch.fit_check import Check, Judgement, judge
+from optimizer.watch.server_metrics import ServedLoad
+
+EXPECTED = expectation(read_run(Path(__file__).parents[2] / "data" / "dlrm" / "sample"))
+SERVED = ServedLoad(5.0, 100, {}, 400, 50, 300, 100, 100)
+
+
+def judgement(*differing: str, near: bool = False) -> Judgement:
+    checks = [Check(name, "differs") for name in differing] + [Check("rate", "near" if near else "fits")]
+    return replace(judge(EXPECTED, [SERVED] * 2, 1), checks=tuple(checks))
+
+
+def test_the_cases_that_fit_have_the_load_and_the_server_of_the_run() -> None:
+    own = EXPECTED.point.candidate
+    for case in cases(EXPECTED):
+        if case.fits:
+            assert (case.candidate, case.settings, case.cpus) == (own, {}, None)
+            assert case.load.request_batch_size == EXPECTED.request_samples
+            assert case.load.request_rate < (EXPECTED.safe_rate or 0)
+    assert {case.fits for case in cases(EXPECTED)} == {True, False}
+
+
+def test_the_table_counts_judgements_and_names_the_checks() -> None:
+    first, *_, last = cases(EXPECTED)
+    written = table(
+        [
+            (first, [judgement(), judgement(near=True), None]),
+            (last, [judgement("queue time"), judgement("queue time", "execution time"), judgement()]),
+        ]
+    )
+    rows = written.splitlines()[2:]
+    assert rows[0].endswith("| fit | 1 | 1 | 0 | 0 | 1 | – |")
+    assert rows[1].endswith("| differ | 1 | 0 | 2 | 0 | 0 | queue time (2), execution time (1) |")

@@ -1,0 +1,145 @@
+"""Test what the open-loop generator plans for a load shape or a trace: whole periods, and the order of messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from objectives.metrics import Measurement
+from objectives.sla import Sla
+from optimizer.core.errors import MeasurementError
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.judgement import judge_open_loop
+from optimizer.measure.load_client.launcher import Messages
+from optimizer.measure.load_client.plan import SendPlan, SendRecord
+from optimizer.measure.load_client.request_trace import RecordedKinds
+
+ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
+
+
+@pytest.fixture
+def open_loop(tmp_path: Path) -> OpenLoopGenerator:
+    return OpenLoopGenerator(log=tmp_path / "log")
+
+
+def planned_seconds(
+    generator: OpenLoopGenerator, monkeypatch: pytest.MonkeyPatch, rate: float, seconds: float | None, count: int = 1
+) -> float:
+    """Return for how long requests are planned."""
+    plans: list[SendPlan] = []
+
+    def run_client(_: object, endpoint: Endpoint, plan: SendPlan, *__: object) -> None:
+        plans.append(plan)
+        raise MeasurementError("not started")
+
+    monkeypatch.setattr(OpenLoopGenerator, "_messages_for", lambda *_: Messages([b""], np.ones(1, np.int64)))
+    monkeypatch.setattr(OpenLoopGenerator, "_statistics", lambda *_: None)
+    monkeypatch.setattr(OpenLoopGenerator, "_run_client", run_client)
+    load = LoadPoint(1, request_rate=rate)
+    measure = partial(generator.measure_windows, seconds=seconds, count=count) if seconds else generator.measure
+    with pytest.raises(MeasurementError, match="not started"):
+        measure(ENDPOINT, load)
+    return plans[0].seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "count", "expected"),
+    [
+        ("poisson", 0.5, 8, 4.2),
+        ("poisson", None, 1, 3 * 0.72 + 0.2),
+        ("spike:1s", None, 1, 3 * 1 + 1),
+        ("spike:0.5s", None, 1, 3 * 1.0 + 0.5),
+        ("spike:0.1s", None, 1, 3 * 0.8 + 0.2),
+        ("spike:1s", 0.5, 8, 8 * 1 + 1),
+        ("spike:1s", 1.0, 8, 8 * 1 + 1),
+        ("ramp:10s", 0.5, 3, 3 * 10 + 2),
+        ("diurnal:0.4s", 0.5, 3, 3 * 0.8 + 0.4),
+    ],
+)
+def test_each_window_has_whole_periods(
+    open_loop: OpenLoopGenerator,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    seconds: float | None,
+    count: int,
+    expected: float,
+) -> None:
+    shaped = replace(open_loop, arrivals=parse_arrivals(text))
+    assert planned_seconds(shaped, monkeypatch, 1000.0, seconds, count) == pytest.approx(expected)
+
+
+def test_a_shape_is_not_judged_by_a_short_warm_up(open_loop: OpenLoopGenerator) -> None:
+    shaped = replace(open_loop, arrivals=parse_arrivals("spike"))
+    assert shaped.warm_up(ENDPOINT, LoadPoint(1, request_rate=100.0)) is None
+
+
+def test_requests_get_messages_of_their_kind_in_turn() -> None:
+    messages = Messages([b"a", b"b", b"c", b"d"], np.array([1, 1, 1, 8]), np.array([0, 0, 0, 1]))
+    numbers = np.array([1, 0, 0, 1, 0, 0, 0])
+    assert messages.order(numbers).tolist() == [3, 0, 1, 3, 2, 0, 1]
+
+
+def test_each_kind_of_a_trace_has_messages(open_loop: OpenLoopGenerator) -> None:
+    kinds = RecordedKinds(((1, 0), (4, 2), (8, 1)), np.array([0] * 97 + [1] * 2 + [2]), (2, 99, 101))
+    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(100), kinds))
+    made = recorded._request_kinds(LoadPoint(1.2, request_rate=10.0), 16)
+    assert np.bincount(made.numbers).tolist() == [16, 1, 1]
+    assert set(zip(made.sizes.tolist(), made.priorities.tolist(), strict=True)) == set(kinds.kinds)
+
+
+def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGenerator) -> None:
+    recorded = replace(
+        open_loop, arrivals=RecordedArrivals(np.ones(2), RecordedKinds(((0, 1), (0, 2)), np.array([0, 1]), (2, 3)))
+    )
+    made = recorded._request_kinds(LoadPoint(4, request_rate=10.0), 16)
+    assert set(made.sizes.tolist()) == {4}
+    assert set(made.priorities.tolist()) == {1, 2}
+
+
+def test_the_plan_sends_messages_in_the_given_order(tmp_path: Path) -> None:
+    SendPlan("a:1", 0.0).write(tmp_path, [b"one", b"two"], [5, 6, 7], [1, 1, 0])
+    plan, messages, planned = SendPlan.read(tmp_path)
+    assert (messages, planned) == ([b"two", b"two", b"one"], [5, 6, 7])
+    assert plan.period_seconds == 0
+    SendPlan("a:1", 0.0, period_seconds=2.0).write(tmp_path, [b"one", b"two"], [5])
+    plan, messages, _ = SendPlan.read(tmp_path)
+    assert (plan.period_seconds, messages) == (2.0, [b"one", b"two"])
+
+
+def judged(text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed: int = 0) -> Measurement:
+    """Return the measurement of a server that serves 5,000 requests a second, one at a time."""
+    load = LoadPoint(1, request_rate=rate)
+    planned = parse_arrivals(text).plan(load.request_rate, lead_in + seconds, seed)
+    answered, free = np.empty_like(planned), 0.0
+    for i, arrival in enumerate(planned):
+        free = answered[i] = max(free, arrival) + 0.0002
+    planned_ns, answered_ns = ((1e9 * times).astype(np.int64) for times in (planned, answered))
+    record = SendRecord(planned_ns, planned_ns, answered_ns, int(answered_ns.max()) + 1)
+    (measured,) = judge_open_loop(record, load, lead_in + seconds, Sla(), MAX_SPREAD, lead_in_seconds=lead_in)
+    return measured
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("spike:4x:10%:4s", 3000.0), ("ramp:0..2:4s", 3500.0), ("ramp:2..0:4s", 3500.0), ("diurnal:2x:4s", 3500.0)],
+)
+def test_windows_of_whole_periods_agree(text: str, rate: float, seed: int) -> None:
+    """Their p95 is that of the queue at the peak, which exceeds the capacity."""
+    measured = judged(text, 2.0, 12.0, rate, seed)
+    assert measured.stable, measured.reason
+    assert measured.latency_p95_ms is not None
+    assert measured.latency_p95_ms > 20
+    assert measured.throughput_infer_per_sec == pytest.approx(rate, rel=0.05)
+
+
+def test_windows_of_parts_of_a_period_disagree() -> None:
+    assert judged("spike:4x:10%:4s", 0.2, 4.0).reason.startswith("unstable: p95 between")

@@ -1,0 +1,72 @@
+"""Test that a trace of requests is refused if the model cannot serve its sizes or priorities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import RequestTimes
+from optimizer.machine.hardware import Hardware
+from optimizer.options.run_options import RunOptions
+from optimizer.study.task import Task, prepare_task
+from tests.repositories import write_sleeper, write_streamer
+
+TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    folder = write_sleeper(tmp_path / "models", 1.0)
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write("dynamic_batching { priority_levels: 2 default_priority_level: 2 }\n")
+    write_streamer(tmp_path / "models", 1.0)
+    return tmp_path / "models"
+
+
+def task(models: Path, trace: str, name: str = "sleeper", size: int | None = None) -> Task:
+    file = models.parent / "trace.csv"
+    file.write_text(trace)
+    options = RunOptions(name, model_repository=str(models), load="rate", arrivals=str(file), request_batch_size=size)
+    return prepare_task(options, TWO_CPUS, print)
+
+
+def test_the_sizes_of_a_trace_are_the_mix_of_the_task(models: Path) -> None:
+    made = task(models, "time_s,batch_size,priority\n0,1,1\n1,1,2\n2,7,0\n")
+    assert str(made.problem.request_mix) == "1*2|7*1"
+    assert made.problem.request_batch_size == 3
+    assert made.problem.request_times == RequestTimes(str(models.parent / "trace.csv"), recorded_requests=3)
+
+
+def test_a_trace_without_sizes_leaves_the_size_to_the_option(models: Path) -> None:
+    made = task(models, "time_s,priority\n0,1\n1,2\n", size=4)
+    assert made.problem.request_mix is None
+    assert made.problem.request_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("trace", "name", "size", "message"),
+    [
+        (
+            "time_s,batch_size\n0,1\n\n1,9\n",
+            "sleeper",
+            None,
+            "trace.csv:4: batch_size 9 is above the max_batch_size 8",
+        ),
+        ("time_s,priority\n0,1\n1,3\n", "sleeper", None, "trace.csv:3: priority 3: sleeper has the levels 1 to 2; "),
+        ("time_s,priority\n0,1\n1,3\n", "streamer", None, "streamer streams, and a trace has only its times"),
+        ("time_s,batch_size\n0,1\n1,3\n", "sleeper", 4, "--request-batch-size 4: "),
+    ],
+)
+def test_a_trace_that_the_model_cannot_serve_is_refused(
+    models: Path, trace: str, name: str, size: int | None, message: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        task(models, trace, name, size)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_streaming_model_takes_the_times_of_a_trace(models: Path) -> None:
+    assert task(models, "time_s\n0\n1\n5\n", "streamer").problem.request_times is not None

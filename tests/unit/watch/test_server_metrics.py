@@ -1,0 +1,102 @@
+"""Counters on recorded pages of the embedded tritonserver 2.51, and the difference of two of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from optimizer.watch.server_metrics import (
+    ModelCounters,
+    is_triton,
+    models_of,
+    parse_page,
+    read_counters,
+    served_between,
+    together,
+)
+
+DATA = Path(__file__).parents[2] / "data"
+START, END = ((DATA / f"triton_metrics_{name}.txt").read_text() for name in ("start", "end"))
+SECONDS = 3.0  # between the two pages
+
+
+def counters(text: str, at_seconds: float = 0.0) -> ModelCounters:
+    read = read_counters(parse_page(text), "mlp", at_seconds)
+    assert read is not None
+    return read
+
+
+def test_the_recorded_pages_give_the_load_between_them() -> None:
+    served = served_between(counters(START), counters(END, SECONDS))
+    assert served is not None
+    assert (served.seconds, served.requests, served.samples, served.executions) == (SECONDS, 4609, 9218, 726)
+    assert served.failures == {}
+    assert served.request_ms / served.requests == pytest.approx(2.457, abs=1e-3)
+    assert served.queue_ms + served.compute_ms == pytest.approx(0.98 * served.request_ms, rel=0.02)
+    assert served.latencies_ms[0.95] == 6.494
+    assert served.pending == 0
+
+
+def test_a_page_without_requests_has_no_quantiles_and_no_versions() -> None:
+    read = counters(START)
+    assert (read.versions, read.latencies_us, read.first_responses) == ((), {}, {})
+    assert counters(END).versions == ("1",)
+
+
+def test_series_of_several_versions_gpus_and_reasons_are_summed() -> None:
+    text = """
+nv_inference_request_success{gpu_uuid="GPU-a",model="m",version="1"} 3
+nv_inference_request_success{gpu_uuid="GPU-b",model="m",version="2"} 4
+nv_inference_request_success{model="other",version="1"} 5
+nv_inference_request_failure{model="m",reason="REJECTED",version="1"} 2
+nv_inference_request_failure{model="m",reason="REJECTED",version="2"} 1
+nv_inference_request_failure{model="m",version="1"} 6
+nv_inference_count{model="m",version="1"} 1.2e+1
+"""
+    read = read_counters(parse_page(text), "m", 0.0)
+    assert read is not None
+    assert (read.requests, read.samples, read.versions) == (7, 12, ("1", "2"))
+    assert read.failures == {"REJECTED": 3, "any reason": 6}
+
+
+def test_a_name_with_quotes_and_braces_is_found() -> None:
+    page = parse_page('nv_inference_request_success{model="a\\"}b",version="1"} 3')
+    assert models_of(page) == ['a\\"}b']
+
+
+@pytest.mark.parametrize(
+    "line", ["", "# HELP nv_x", "nv_inference_count{model=} x", "nv_inference_count 3", 'a{b="c"} 1e', "\0{} 1"]
+)
+def test_lines_that_are_no_values_of_a_model_are_left_out(line: str) -> None:
+    assert read_counters(parse_page(line), "m", 0.0) is None
+
+
+def test_the_page_of_another_program_is_not_triton() -> None:
+    assert is_triton(START)
+    assert is_triton('nv_gpu_utilization{gpu_uuid="GPU-a"} 0.5\n')
+    assert not is_triton("")
+    assert not is_triton("<html>nv_gpu</html>")
+    assert not is_triton('vllm:num_requests_running{model_name="m"} 3\n')
+
+
+def test_a_restart_is_no_load() -> None:
+    """The counters begin again, or only one of them has not yet passed its old value."""
+    assert served_between(counters(END), counters(START, SECONDS)) is None
+    after = counters(END, SECONDS)
+    assert served_between(replace(after, at_seconds=0.0, queue_us=after.queue_us + 1), after) is None
+    failed = {**after.failures, "OTHER": 1.0}
+    assert served_between(replace(after, at_seconds=0.0, failures=failed), after) is None
+
+
+def test_several_servers_are_summed() -> None:
+    one = served_between(counters(START), counters(END, SECONDS))
+    assert one is not None
+    slower = replace(one, failures={"REJECTED": 2.0}, latencies_ms={0.95: 9.0}, first_responses={100.0: 3.0})
+    both = together([one, slower])
+    assert (both.requests, both.seconds) == (2 * one.requests, SECONDS)
+    assert both.failures == {"REJECTED": 2.0}
+    assert both.latencies_ms[0.95] == 9.0
+    assert both.latencies_ms[0.5] == one.latencies_ms[0.5]
+    assert both.first_responses == {100.0: 3.0}

@@ -1,0 +1,187 @@
+"""``tune watch`` against pages of metrics that grow with time: exit codes, output, and errors of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from optimizer.cli.watch import main
+from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.watch.sampling import samples
+
+DATA = Path(__file__).parents[2] / "data"
+RECORDED = (DATA / "triton_metrics_end.txt").read_text()
+SAMPLE = DATA / "dlrm" / "sample"
+BRIEFLY = ("--interval", "200ms", "--samples", "4")
+RATE = 1000.0
+
+
+def growing(model: str = "dlrm", rate: float = RATE, samples: float = 4, batch: float = 8) -> Callable[[], str]:
+    """Return a function that returns the page of a server that serves ``rate`` requests per second since now."""
+    began = time.monotonic()
+
+    def page() -> str:
+        requests = rate * (time.monotonic() - began)
+        values = {
+            "request_success": requests,
+            "count": samples * requests,
+            "exec_count": samples * requests / batch,
+            "request_duration_us": 3000 * requests,
+            "queue_duration_us": 500 * requests,
+            "compute_infer_duration_us": 2000 * requests,
+        }
+        return "".join(f'nv_inference_{name}{{model="{model}",version="1"}} {n}\n' for name, n in values.items())
+
+    return page
+
+
+@contextlib.contextmanager
+def serving(page: Callable[[], str], status: int = 200) -> Iterator[str]:
+    """Serve ``page`` below /metrics; yield ``host:port``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = page()
+            self.send_response(status if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_load_that_fits_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(growing()) as address:
+        assert main([str(SAMPLE), "--url", address, *BRIEFLY]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("dlrm fits ")
+    assert "DIFFERS" not in out
+
+
+def test_another_request_size_ends_with_1_and_the_command_of_a_search(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(growing(samples=64, batch=64)) as address:
+        assert main([str(SAMPLE), "--url", f"http://{address}/metrics", *BRIEFLY]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("dlrm no longer fits ")
+    assert "--request-batch-size 64" in out
+    assert "--warm-start " in out
+
+
+def test_replicas_are_summed(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(growing()) as first, serving(growing(rate=2 * RATE)) as second:
+        assert main([str(SAMPLE), "--url", first, "--url", second, *BRIEFLY, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["servers"], document["samples"]) == ("PASS", 2, 4)
+    (rate,) = (check for check in document["checks"] if check["name"] == "requests/s per server")
+    assert rate["measured"] == pytest.approx(1.5 * RATE, rel=0.2)
+
+
+def test_no_requests_end_with_4(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(growing(rate=0)) as address:
+        assert main([str(SAMPLE), "--url", address, *BRIEFLY, "--json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["requests"], document["checks"]) == ("UNDECIDED", 0, [])
+
+
+def test_a_restarted_server_loses_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = [growing(), growing()]
+    read = 0
+
+    def page() -> str:
+        nonlocal read
+        read += 1
+        if read == 3:
+            pages[1:] = [growing()]
+        return pages[read >= 3]()
+
+    with serving(page) as address:
+        main([str(SAMPLE), "--url", address, *BRIEFLY, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["samples"], document["lost_samples"]) == (3, 1)
+
+
+def test_the_newest_samples_are_judged_again_after_each_interval() -> None:
+    is_open = True
+
+    def page(known: Callable[[], str] = growing()) -> str:  # noqa: B008
+        return known() if is_open else "<html>"
+
+    with serving(page) as address:
+        newest = samples([f"http://{address}/metrics"], "dlrm", 0.01, 3, sleep=lambda _: time.sleep(0.01))
+        assert [len(next(newest).loads) for _ in range(3)] == [3, 3, 3]
+        is_open = False
+        assert [(len(one.loads), one.lost) for one in (next(newest), next(newest))] == [(2, 1), (1, 2)]
+        with pytest.raises(BadInputError, match="has no metrics of Triton"):
+            next(newest)
+
+
+def test_the_model_may_have_another_name_there() -> None:
+    with serving(growing("ranking")) as address:
+        assert main([str(SAMPLE), "--url", address, "--model", "ranking", *BRIEFLY]) == 0
+
+
+def refused(*words: str, error: type[Exception] = BadInputError) -> str:
+    with pytest.raises(error) as caught:
+        main([str(SAMPLE), *BRIEFLY, *words])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_server_without_the_model_is_bad_input() -> None:
+    with serving(lambda: RECORDED) as address:
+        message = refused("--url", address)
+    assert "no metrics of the model dlrm (it has: mlp)" in message
+
+
+def test_the_page_of_another_program_is_bad_input() -> None:
+    with serving(lambda: "<html>welcome</html>") as address:
+        assert "has no metrics of Triton" in refused("--url", address)
+        assert "HTTP status 404" in refused("--url", f"http://{address}/v2")
+
+
+def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment() -> None:
+    assert EnvironmentFault.exit_code == 3
+    assert "cannot be read" in refused("--url", "127.0.0.1:1", error=EnvironmentFault)
+    with serving(lambda: "", status=503) as address:
+        assert "HTTP status 503" in refused("--url", address, error=EnvironmentFault)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ((), "give --url"),
+        (("--url", "triton"), "such as http://triton:8002/metrics"),
+        (("--url", "grpc://triton:8001"), "such as http://triton:8002/metrics"),
+        (("--url", "triton:99999"), "such as http://triton:8002/metrics"),
+        (("--url", "a:1", "--interval", "10"), "a unit is missing"),
+        (("--url", "a:1", "--interval", "1ms"), "write a time from 200ms to 24h"),
+        (("--url", "a:1", "--samples", "1"), "write a whole number from 2 to 1000"),
+    ],
+)
+def test_wrong_words_are_bad_input(words: tuple[str, ...], part: str) -> None:
+    assert part in refused(*words)
+
+
+def test_a_run_that_was_killed_is_bad_input(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "running"}))
+    with pytest.raises(BadInputError, match="is still running or was killed"):
+        main([str(run), "--url", "127.0.0.1:1"])
