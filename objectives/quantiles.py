@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ _PERCENTILE = re.compile(r"p([0-9]{1,3}(?:\.[0-9]{1,4})?)", re.ASCII)
 PERCENTILE_RULE = "a percentile is above 0 and below 100, with at most four decimals, such as p95 or p99.9"
 
 
+@lru_cache(maxsize=256)
 def parse_percentile(text: str) -> tuple[str, float]:
     """Return the shortest name of a percentile and its level: ``("p99.9", 0.999)`` for ``p99.90``.
 
