@@ -135,6 +135,8 @@ def compare_load_generators(
 ) -> Agreement:
     """Return how the load generators agree in the throughput and in the judged or bounded latencies.
 
+    A percentile that perf_analyzer does not report is compared at the nearest one that it reports.
+
     The bounds of the intervals are Student's t. The variance of the log of the ratio between servers is estimated
     from the pairs, with the prior of ``pool_server_spread``.
 
@@ -145,7 +147,8 @@ def compare_load_generators(
             generators whose systematic difference is at most ALLOWED_DIFFERENCE.
         shares_cpus: Whether the load generators share CPUs with the server.
     """
-    metrics = list(dict.fromkeys(("throughput", sla.judged_latency, *(bound.metric for bound in sla.latencies))))
+    latencies = (sla.judged_latency, *(bound.metric for bound in sla.latencies))
+    metrics = list(dict.fromkeys(("throughput", *(METRICS[metric].nearest_reported for metric in latencies))))
     usable = [pair for pair in (_usable(pair) for pair in pairs) if pair]
     lost = [pair.other.reason or "its windows were disturbed" for pair in pairs if _usable(pair) is None]
     ratios = [_ratio(usable, metric, sla, error / len(metrics)) for metric in metrics]

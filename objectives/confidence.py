@@ -153,6 +153,19 @@ def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread)
     return float(binomial * servers / (between + within))
 
 
+def share_spread(counts: MissCounts, allowed: float, freedom: float) -> ServerSpread:
+    """Return the variance between servers of the normal quantile of the share, from the counts alone.
+
+    It is the variance of the servers' shares beyond that within servers, if the share is ``allowed``.
+    """
+    shares = [own.sum() / all_.sum() for own, all_ in zip(counts.misses, counts.requests, strict=True)]
+    share = min(max(counts.share, 0.0), 1.0)
+    requests = float(np.mean([windows.sum() for windows in counts.requests]))
+    within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / requests
+    between = max(0.0, float(np.var(shares, ddof=1)) - within) if len(shares) > 1 else 0.0
+    return ServerSpread(between / _probit_density(allowed) ** 2, freedom)
+
+
 def overdispersion(requests: Windows, tail: Windows) -> float:
     """Return how much more the counts of neighboring windows differ than independent requests would, at least 1.
 
@@ -187,6 +200,11 @@ def miss_rate_bounds(share: float, effective: float, freedom: float, error: floa
     return low, high
 
 
+def fewest_requests(allowed: float, error: float) -> int:
+    """Return the effective requests with which the exact bound can be ``allowed``: none of them is over the bound."""
+    return math.ceil(math.log(error) / math.log1p(-allowed))
+
+
 def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: float, error: float) -> float:
     """Return an upper bound on the share, wrong with probability ``error``, from the distance to the latency bound.
 
@@ -213,7 +231,12 @@ def _probit_density(share: float) -> float:
 
 
 def judge_share(
-    counts: MissCounts, allowed: float, spread: ServerSpread, error: float, most_servers: int
+    counts: MissCounts,
+    allowed: float,
+    spread: ServerSpread,
+    error: float,
+    most_servers: int,
+    verb: str = "are slower",
 ) -> ConstraintVerdict:
     """Return the verdict on the share of requests over a bound.
 
@@ -228,6 +251,7 @@ def judge_share(
         spread: Variance between servers.
         error: One-sided error of all looks at this configuration and load.
         most_servers: Servers that the time allows in total.
+        verb: What the counted requests do, in the reason.
     """
     from scipy import special
 
@@ -257,7 +281,7 @@ def judge_share(
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
     is_promising = any(bounds(look)[1] <= allowed for look in LOOKS if servers < look <= most_servers)
     reason = (
-        f"{low:.2%} to {high:.2%} of the requests are slower (allowed: {allowed:.4g}), "
+        f"{low:.2%} to {high:.2%} of the requests {verb} (allowed: {allowed:.4g}), "
         f"{effective:,.0f} effective requests"
     )
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)

@@ -71,8 +71,7 @@ def sketch_latencies(latencies_ms: Floats) -> str:
     sketch = DDSketch(RELATIVE_ACCURACY)
     for value, count in zip(values[first].tolist(), counts.tolist(), strict=True):
         sketch.add(value, count)
-    message = DDSketchProto.to_proto(sketch).SerializeToString()
-    return base64.b64encode(zlib.compress(message, 9)).decode()
+    return _encode(DDSketchProto.to_proto(sketch).SerializeToString())
 
 
 def check_sketch(text: str) -> None:
@@ -93,6 +92,22 @@ def pooled_quantile_ms(sketches: Sequence[str], level: float) -> float:
     return float(_MAPPING.value(first_key + int(np.searchsorted(cumulative, rank, side="right"))))
 
 
+def merge(sketches: Sequence[str]) -> str:
+    """Return the sketch of the latencies of all ``sketches``, at least one. Raises ValueError for a wrong text."""
+    cumulative, first_key = _merge(tuple(sketches))
+    return _write(np.diff(cumulative, prepend=0.0), first_key)
+
+
+@lru_cache(maxsize=1024)
+def scale(sketch: str, factor: float) -> str:
+    """Return the sketch of the latencies times ``factor``. Raises ValueError for a wrong text.
+
+    Bins move as a whole, which adds an error of at most half a bin.
+    """
+    counts, first_key = _read(sketch)
+    return _write(counts, first_key + round(math.log(factor) / _LOG_GAMMA))
+
+
 def share_over(sketch: str, bound_ms: float) -> float:
     """Return the share of the sketch's latencies above ``bound_ms``. Raises ValueError for a wrong text.
 
@@ -106,6 +121,19 @@ def share_over(sketch: str, bound_ms: float) -> float:
 
 def _bound_text(bound_ms: float) -> str:
     return f"{bound_ms:.10g}"
+
+
+def _write(counts: Floats, first_key: int) -> str:
+    """Return the text of the sketch with these counts of consecutive bins."""
+    message = DDSketchProto.to_proto(DDSketch(RELATIVE_ACCURACY))
+    del message.positiveValues.contiguousBinCounts[:]
+    message.positiveValues.contiguousBinCounts.extend(counts.tolist())
+    message.positiveValues.contiguousBinIndexOffset = first_key
+    return _encode(message.SerializeToString())
+
+
+def _encode(message: bytes) -> str:
+    return base64.b64encode(zlib.compress(message, 9)).decode()
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,7 @@
 """The values of one measurement, and the metrics that objectives and constraints refer to by name.
 
-To add a metric, add an entry to ``METRICS``: objectives, constraints, console and reports read it there.
+To add a metric, add an entry to ``METRICS``: objectives, constraints, console and reports read it there. Any
+percentile of a time of the requests is a metric without an entry.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
+
+from objectives import latency_sketch
+from objectives.quantiles import parse_percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,13 @@ class Measurement:
         mean_batch_size: Samples per execution of the model.
         batch_stats: Executions by batch size, such as ``4:100:52000000`` (samples, executions, total compute time in
             ns), separated by spaces; see ``objectives.batch_stats``.
-        requests: Number of measured requests.
+        requests: Number of measured requests that were served.
+        rejected_requests: Requests that the server rejected because its queue was full; empty if failed requests were
+            not counted, as without a bound on the error rate. Failed requests are in no time, rate or ``requests``.
+        timed_out_requests: Requests that expired in the server's queue, or whose answer the client gave up.
+        failed_requests: Requests that failed for another reason.
+        goodput_infer_per_sec: Inferences per second of the requests that were served within all latency bounds. Only
+            tune's own client measures it.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
         requests_over_ttft_ms: The same for the bounds of the time to first response.
@@ -137,6 +148,10 @@ class Measurement:
     mean_batch_size: float | None = None
     batch_stats: str = ""
     requests: int | None = None
+    rejected_requests: int | None = None
+    timed_out_requests: int | None = None
+    failed_requests: int | None = None
+    goodput_infer_per_sec: float | None = None
     requests_over_ms: str = ""
     requests_over_ttft_ms: str = ""
     requests_over_itl_ms: str = ""
@@ -169,6 +184,13 @@ class Measurement:
     def is_streamed(self) -> bool:
         """Whether the model streams its responses, so that the time to first response was measured."""
         return self.ttft_p50_ms is not None or self.output_tokens_per_sec is not None
+
+    @property
+    def errors(self) -> int | None:
+        """The requests that failed for any reason; None if they were not counted."""
+        counts = (self.rejected_requests, self.timed_out_requests, self.failed_requests)
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
 
 
 class Measured(Protocol):
@@ -221,7 +243,8 @@ LATENCY = Timing("latency", "latency", "requests_over_ms", "latency_sketch")
 TTFT = Timing("ttft", "time to first response", "requests_over_ttft_ms", "ttft_sketch", needs_streaming=True)
 ITL = Timing("itl", "mean inter-token latency", "requests_over_itl_ms", "itl_sketch", needs_streaming=True)
 TIMINGS = (LATENCY, TTFT, ITL)
-RATES = ("throughput_infer_per_sec", "responses_per_sec", "output_tokens_per_sec")  # they fall if the server slows
+# they fall if the server slows
+RATES = ("throughput_infer_per_sec", "goodput_infer_per_sec", "responses_per_sec", "output_tokens_per_sec")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # statistic -> level
 STATISTICS = ("avg", *QUANTILES)
 
@@ -231,7 +254,8 @@ class Metric:
     """A value to optimize or constrain: its name on the command line, its unit, and which direction is better.
 
     ``timing`` and ``statistic`` say which time of a request it describes and how, such as ``p95`` of LATENCY. Other
-    metrics have neither.
+    metrics have neither. If ``needs_own_client``, perf_analyzer does not report it, and only tune's own client
+    measures it. ``counted`` returns the requests of which the metric is the percentage, None for other metrics.
     """
 
     name: str
@@ -240,16 +264,40 @@ class Metric:
     value: Callable[[Measurement], float | None]
     timing: Timing | None = None
     statistic: str = ""
+    needs_own_client: bool = False
+    counted: Callable[[Measurement], int | None] | None = None
 
     @property
     def quantile(self) -> float | None:
         """The level of the quantile; None for an average and for metrics that are not times of a request."""
-        return QUANTILES.get(self.statistic)
+        return parse_percentile(self.statistic)[1] if self.statistic not in ("", "avg") else None
+
+    @property
+    def nearest_reported(self) -> str:
+        """The metric that perf_analyzer reports and that is nearest to this one, such as p99 for p99.9."""
+        level = self.quantile
+        if level is None or self.timing is None or not self.needs_own_client:
+            return self.name
+        return self.timing.metric(min(QUANTILES, key=lambda name: abs(QUANTILES[name] - level)))
 
     @property
     def short_name(self) -> str:
         """The name in options and bounds: ``p95`` for ``latency-p95``, otherwise the name."""
         return self.statistic if self.timing is LATENCY else self.name
+
+    def bounded_value(self, measurement: Measurement) -> float | None:
+        """Return the value that a bound applies to.
+
+        A failed request is later than any bound. So a quantile is that of all requests: if a share of them failed, it
+        is a higher quantile of the others.
+        """
+        failed, level = measurement.errors, self.quantile
+        if not failed or level is None or self.timing is None:
+            return self.value(measurement)
+        served, sketch = measurement.requests or 0, self.timing.sketch(measurement)
+        if level * (served + failed) > served:
+            return math.inf
+        return latency_sketch.pooled_quantile_ms([sketch], level * (served + failed) / served) if sketch else None
 
     def cost(self, measurement: Measurement) -> float | None:
         """Return the value, negated if higher is better; None if it is unknown. Lower costs are better."""
@@ -269,10 +317,56 @@ def _joules_per_1000_inferences(m: Measurement) -> float | None:
     return 1000 * m.gpu_power_watts / m.throughput_infer_per_sec
 
 
-METRICS: dict[str, Metric] = {
-    metric.name: metric
+class MetricTable(dict[str, Metric]):
+    """The metrics by name.
+
+    Any percentile of a time of the requests, such as ``latency-p99.9``, is found by its name but is not listed.
+    """
+
+    def __missing__(self, name: str) -> Metric:
+        statistic, timing = _parse_percentile_metric(name)
+        if statistic in QUANTILES:  # another spelling, such as p99.0
+            return self[timing.metric(statistic)]
+        return _percentile_metric(statistic, timing)
+
+
+def _parse_percentile_metric(name: str) -> tuple[str, Timing]:
+    """Return statistic and timing of a metric such as ``latency-p99.9``. Raises KeyError for any other text."""
+    prefix, _, percentile = name.rpartition("-")
+    timing = next((timing for timing in TIMINGS if timing.name == prefix), None)
+    try:
+        if timing is None:
+            raise KeyError(name)
+        return parse_percentile(percentile)[0], timing
+    except ValueError:
+        raise KeyError(name) from None
+
+
+@lru_cache(maxsize=256)
+def _percentile_metric(statistic: str, timing: Timing) -> Metric:
+    """Return the metric of a percentile that has no field in Measurement, so it is read from the sketch."""
+    level = parse_percentile(statistic)[1]
+
+    def value(measurement: Measurement) -> float | None:
+        sketch = timing.sketch(measurement)
+        return latency_sketch.pooled_quantile_ms([sketch], level) if sketch else None
+
+    return Metric(timing.metric(statistic), "ms", "lower", value, timing, statistic, needs_own_client=True)
+
+
+def _error_percent(m: Measurement) -> float | None:
+    errors = m.errors
+    if errors is None or not (total := (m.requests or 0) + errors):
+        return None
+    return 100 * errors / total
+
+
+METRICS = MetricTable(
+    (metric.name, metric)
     for metric in (
         Metric("throughput", "infer/s", "higher", lambda m: m.throughput_infer_per_sec),
+        # of the requests within all latency bounds
+        Metric("goodput", "infer/s", "higher", lambda m: m.goodput_infer_per_sec, needs_own_client=True),
         # tokens of a model that streams its responses
         Metric("output-throughput", "tokens/s", "higher", lambda m: m.output_tokens_per_sec),
         *(
@@ -280,6 +374,7 @@ METRICS: dict[str, Metric] = {
             for timing in TIMINGS
             for statistic in STATISTICS
         ),
+        Metric("error-rate", "%", "lower", _error_percent, needs_own_client=True, counted=lambda m: m.errors),
         # the memory of the GPUs if the model is served on GPUs, otherwise that of the server's processes
         Metric("memory", "bytes", "lower", _memory_bytes),
         # unknown if no GPU serves the model or the driver does not report it
@@ -287,4 +382,4 @@ METRICS: dict[str, Metric] = {
         Metric("energy", "J/1000 infer", "lower", _joules_per_1000_inferences),
         Metric("score", "", "higher", lambda m: m.score),
     )
-}
+)

@@ -6,6 +6,7 @@ more than once, the caller passes the measurement that counts.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ class Constraint:
     def violation(self, measurement: Measurement) -> float:
         """Return the distance to the bound, relative to it: 0 or less if it is met, inf if the metric is unknown."""
         metric = METRICS[self.metric]
-        value = metric.value(measurement)
+        value = metric.bounded_value(measurement)
         if value is None or math.isnan(value):
             return math.inf
         scale = abs(self.bound) or 1.0
@@ -102,6 +103,12 @@ class Sla:
         return Sla(tuple(constraint for constraint in self if METRICS[constraint.metric].timing))
 
     @property
+    def of_requests(self) -> Sla:
+        """The bounds on times of a request and on the share of failed requests, which a lower load can meet."""
+        metrics = {constraint: METRICS[constraint.metric] for constraint in self}
+        return Sla(tuple(constraint for constraint, metric in metrics.items() if metric.timing or metric.counted))
+
+    @property
     def judged_latency(self) -> str:
         """The metric of the first latency bound; ``latency-p95`` if there is none."""
         return next((constraint.metric for constraint in self.latencies), "latency-p95")
@@ -128,7 +135,7 @@ class Sla:
         """Return the largest ratio of a latency to its bound, at least 0.01; inf if a bounded latency is unknown."""
         shares = [0.01]
         for constraint in self.latencies:
-            value = METRICS[constraint.metric].value(measurement)
+            value = METRICS[constraint.metric].bounded_value(measurement)
             shares.append(math.inf if value is None else value / constraint.bound)
         return max(shares)
 
@@ -157,14 +164,14 @@ class Sla:
 
 
 def metric_name(name: str) -> str:
-    """Return the key of METRICS for a metric or its short name: ``latency-p95`` for ``p95``.
+    """Return the name in METRICS of a metric or its short name: ``latency-p95`` for ``p95``.
 
     Raises ValueError if a metric is unknown.
     """
-    metric = next((metric for metric in (name.strip(), f"latency-{name.strip()}") if metric in METRICS), None)
-    if metric is None:
-        raise ValueError(f"{name!r} is not a metric")
-    return metric
+    for metric in (name.strip(), f"latency-{name.strip()}"):
+        with contextlib.suppress(KeyError):
+            return METRICS[metric].name
+    raise ValueError(f"{name!r} is not a metric")
 
 
 def _parse_constraint(text: str) -> Constraint:

@@ -18,10 +18,12 @@ from objectives.confidence import (
     ServerSpread,
     Verdict,
     difference_bounds,
+    fewest_requests,
     judge_mean,
     judge_share,
     mean_bounds,
     pool_server_spread,
+    share_spread,
 )
 from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing
 from objectives.sequential import LOOKS
@@ -29,8 +31,6 @@ from objectives.sla import CONFIDENCE, Constraint, Sla
 
 HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
-# metric name -> level of the quantile
-QUANTILE_LEVELS = {metric.name: metric.quantile for metric in METRICS.values() if metric.quantile is not None}
 
 
 def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
@@ -157,6 +157,9 @@ class ThroughputRatio:
 
 
 NOTHING = "nothing was measured"
+_SUMMED = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
+# log of latency by which the load changes after a test of a count, which does not show how far its bound is
+COUNTED_EXCESS = 0.1
 SLOPE_LEVELS = 1.5  # the shares at which the slope of the distribution is taken: times and divided by this factor
 LARGEST_SLOPE = 50.0  # of the normal quantile of the share by the log of latency: latencies that hardly vary
 
@@ -216,7 +219,7 @@ class SequentialTest:
 
 def estimand(sla: Sla) -> str:
     """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
-    timings = [METRICS[constraint.metric].timing for constraint in sla if constraint.metric in QUANTILE_LEVELS]
+    timings = [METRICS[constraint.metric].timing for constraint in sla if METRICS[constraint.metric].quantile]
     subjects = list(dict.fromkeys(timing.subject for timing in timings if timing))
     if subjects in ([], [LATENCY.subject]):
         return ESTIMAND
@@ -272,8 +275,11 @@ def _combine(
     verdicts = {own.verdict for _, own in judged}
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
-    slow = next((own for constraint, own in judged if constraint.metric in QUANTILE_LEVELS), None)
-    latencies = [own for constraint, own in judged if METRICS[constraint.metric].timing]
+    slow = next((own for constraint, own in judged if METRICS[constraint.metric].quantile), None)
+    metrics = {constraint.metric: METRICS[constraint.metric] for constraint, _ in judged}
+    latencies = [
+        own for constraint, own in judged if metrics[constraint.metric].timing or metrics[constraint.metric].counted
+    ]
     return SlaVerdict(
         verdict,
         "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
@@ -285,6 +291,12 @@ def _combine(
         max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
         {constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests},
     )
+
+
+def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
+    """Return the effective requests that a verdict on ``bound`` needs at least; 0 if it permits no share of them."""
+    level = METRICS[bound.metric].quantile
+    return 0 if level is None else fewest_requests(1 - level, error)
 
 
 def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
@@ -329,7 +341,8 @@ def _judge_constraint(
 ) -> ConstraintVerdict:
     """Return the verdict on one constraint.
 
-    - A latency quantile: the requests above the bound are counted (``judge_share``).
+    - A latency quantile: the requests above the bound are counted (``judge_share``). Failed requests count as late.
+    - The error rate: the failed requests are counted in the same way.
     - The average latency and the throughput: Student's t on the logs of the servers' means.
     - Any other metric: each window must meet the bound.
     """
@@ -337,6 +350,8 @@ def _judge_constraint(
     if level is not None and timing is not None:
         counts = count_misses(servers, bound.bound, level, timing)
         return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
+    if METRICS[bound.metric].counted is not None:
+        return _judge_counted(servers, bound, spreads["throughput"].freedom, test)
     if bound.metric in spreads:
         return judge_mean(
             _logs(servers, bound.metric),
@@ -352,12 +367,18 @@ def _judge_constraint(
 def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: Timing = LATENCY) -> MissCounts:
     """Return the requests with ``timing``, those above ``bound_ms`` and those above the quantile of all together.
 
-    They are counted where the load generator did so, otherwise estimated from a window's quantiles.
+    They are counted where the load generator did so, otherwise estimated from a window's quantiles. Failed requests
+    are above both.
     """
     windows = [window for own in servers for window in own]
-    own_ms = pooled_quantile_ms(windows, level, timing)
+    served = sum(_requests_with(window, timing) for window in windows)
+    level_of_served = level * (1 + sum(window.errors or 0 for window in windows) / served)
+    own_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
     return MissCounts(
-        [np.array([float(_requests_with(window, timing)) for window in own]) for own in servers],
+        [
+            np.array([float(_requests_with(window, timing) + (window.errors or 0)) for window in own])
+            for own in servers
+        ],
         [np.array([_misses(window, bound_ms, timing) for window in own]) for own in servers],
         [np.array([_misses(window, own_ms, timing) for window in own]) for own in servers],
         _slope(windows, level, timing),
@@ -447,33 +468,64 @@ def latency_interval_ms(
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
-    Latency quantiles are those of all requests, and requests are summed. Other values are medians over the windows in
-    which they are known. The result is stable if all windows are.
+    Latency quantiles are those of all requests, sketches are merged, and requests are summed. Other values are
+    medians over the windows in which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
     for own in fields(Measurement):
         known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
-        if known and own.name not in ("stable", "overloaded", "requests"):
+        if known and own.name not in ("stable", "overloaded", *_SUMMED):
             values[own.name] = round(statistics.median(known), 4)
     for timing in TIMINGS:
         for name, level in QUANTILES.items():
             if all(level in latency_quantiles(window, timing) for window in windows):
                 values[timing.field_of(name)] = round(pooled_quantile_ms(windows, level, timing), 4)
-    requests = sum(window.requests or 0 for window in windows)
+        sketches = [sketch for window in windows if (sketch := timing.sketch(window))]
+        if len(sketches) == len(windows):
+            values[timing.sketch_field] = latency_sketch.merge(sketches)
+    sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
+    values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
     stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     reason = next((window.reason for window in windows if window.reason), "")
     overloaded = any(window.overloaded for window in windows)
     medians = Measurement(**values)  # type: ignore[arg-type]
-    return replace(medians, requests=requests or None, stable=stable, overloaded=overloaded, reason=reason)
+    return replace(medians, stable=stable, overloaded=overloaded, reason=reason)
 
 
 def _misses(window: Measurement, bound_ms: float, timing: Timing) -> float:
-    """Return the requests above ``bound_ms``: counted where possible, else estimated; all if nothing is known."""
+    """Return the requests above ``bound_ms`` or failed: counted where possible, else estimated.
+
+    It is all of them if nothing is known.
+    """
     counted = _counted_misses(window, bound_ms, timing)
     if counted is None:
         quantiles_ms, requests = latency_quantiles(window, timing), _requests_with(window, timing)
         counted = requests * float(_tail_shares(quantiles_ms, bound_ms)) if quantiles_ms else float(requests)
-    return counted
+    return counted + (window.errors or 0)
+
+
+def _judge_counted(
+    servers: ServerWindows, bound: Constraint, freedom: float, test: SequentialTest
+) -> ConstraintVerdict:
+    """Return the verdict on a percentage of the requests that were counted, such as the error rate.
+
+    The variance between servers is that of their shares beyond the binomial one, since no latency explains it. Its
+    degrees of freedom are those of the throughput, for which the run has more servers.
+    """
+    counted = METRICS[bound.metric].counted
+    known = [
+        [(window, count) for window in own if counted and (count := counted(window)) is not None] for own in servers
+    ]
+    if not known or not all(known):
+        return ConstraintVerdict(Verdict.UNDECIDED, "failed requests were not counted")
+    requests = [np.array([float((window.requests or 0) + count) for window, count in own]) for own in known]
+    misses = [np.array([float(count) for _, count in own]) for own in known]
+    allowed = bound.bound / 100
+    counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
+    spread = share_spread(counts, allowed, freedom)
+    judged = judge_share(counts, allowed, spread, test.error, test.most_servers, "fail")
+    is_inside = judged.verdict is Verdict.PASS
+    return replace(judged, excess=-COUNTED_EXCESS if is_inside else COUNTED_EXCESS)
 
 
 def _judge_each_window(values: Sequence[float | None], bound: Constraint) -> ConstraintVerdict:

@@ -27,8 +27,10 @@ class RunKeywords(TypedDict, total=False):
     sla_itl_p90: str
     sla_itl_p95: str
     sla_itl_p99: str
+    sla: list[str]
     min_throughput: str
     max_memory: str
+    max_error_rate: str
     min_score: str | int | float
     confidence: str | int | float
     no_output_check: bool

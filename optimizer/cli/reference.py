@@ -85,6 +85,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "model.batcher": "ensemble.md#say-which-step-and-what-may-vary",
     "model.onnx": "onnx-file.md",
     "model.builder": "reference-models.md",
+    "sla": "bounds.md",
     "request.batch_size": "input-data.md#requests-of-different-sizes",
     "request.sequence_length": "stateful.md#the-load",
     "request.input_data": "input-data.md#recorded-requests",

@@ -402,8 +402,14 @@ class Problem:
 
     @property
     def maximizes_throughput(self) -> bool:
-        """Whether requests or output tokens per second are an objective, so that the highest load is sought."""
-        return any(metric.name in RANKED_BY_THROUGHPUT for metric in self.objectives)
+        """Whether served requests or output tokens per second are an objective, so that a high load is sought."""
+        return any(metric.name in (*RANKED_BY_THROUGHPUT, "goodput") for metric in self.objectives)
+
+    @property
+    def needs_own_client(self) -> Metric | None:
+        """The first goal that perf_analyzer does not report; None if it reports all."""
+        metrics = (*(METRICS[bound.metric] for bound in self.sla), *self.objectives)
+        return next((metric for metric in metrics if metric.needs_own_client), None)
 
     def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
         """Return the best stable point within the SLA, see ``Sla.best_point``."""

@@ -7,10 +7,10 @@ function of the measurements, so an interrupted search resumes from the stored o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from objectives.metrics import Measurement
+from objectives.metrics import Measurement, Metric
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
@@ -23,6 +23,7 @@ BEATEN = 0.9  # share of the throughput to beat: up to a tenth of it may be nois
 HOPELESS = 0.6  # share of the throughput to beat, in a short window that misses the bound
 HOPELESS_LATENCY = 1.25  # factor on the bound
 REPEATS = 2  # repetitions of an unstable measurement if no stable one exists
+GOAL_STEP = 2.0  # factor between loads while a goal still grows
 RESOLUTION = 0.07  # stop if the bracket is narrower than this (relative)
 
 
@@ -33,7 +34,7 @@ class LoadSearchRules:
     Args:
         request_batch_size: Samples per request.
         max_concurrency: The highest concurrency to try.
-        sla: The latency bounds.
+        sla: The bounds on latencies and on the error rate.
         start: The first load to try: a concurrency, or in the open loop a rate in requests/s.
         open_loop: Whether loads are request rates.
         max_loads: The number of different loads to measure at most.
@@ -42,6 +43,8 @@ class LoadSearchRules:
         lowest: Find the lowest load that serves ``throughput_floor`` (infer/s) instead of the highest load.
         loads: The concurrencies that can be measured, ascending; None for any.
         every: Measure exactly these concurrencies, whatever the results, for an exhaustive table.
+        goal: Find the load with the highest value of this metric within the bounds, such as the goodput, which may
+            fall again at higher loads. None finds the highest load.
         speed: Correction of measurements for the speed of the machine, so that a slow minute neither lowers the loads
             nor ends the search of a deployment.
     """
@@ -57,6 +60,7 @@ class LoadSearchRules:
     throughput_floor: float = 0.0
     loads: tuple[int, ...] | None = None
     every: tuple[int, ...] = ()
+    goal: Metric | None = None
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
 
 
@@ -105,6 +109,10 @@ def _search(seen: dict[int, Measurement], rules: LoadSearchRules) -> int | None:
     met = [c for c, m in seen.items() if rules.sla.is_met(m)]
     missed = [c for c in seen if c not in met]
     low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
+    if met and rules.goal:
+        wanted = _towards_best({c: rules.goal.value(seen[c]) or 0.0 for c in met}, seen, RESOLUTION)
+        wanted = None if wanted is None else min(round(wanted), rules.max_concurrency)
+        return None if wanted in seen else _nearest(wanted, 0, None, rules)
     if high is None:
         wanted = _step_up(low, seen, rules)
     elif low == 0:
@@ -112,6 +120,25 @@ def _search(seen: dict[int, Measurement], rules: LoadSearchRules) -> int | None:
     else:
         wanted = _between(low, high, seen, rules)
     return _nearest(wanted, low, high, rules)
+
+
+def _towards_best(met: Mapping[int | float, float], seen: Collection[int | float], resolution: float) -> float | None:
+    """Return a load next to the one with the highest value; None if its neighbors are as close as ``resolution``.
+
+    ``met`` has the values of the loads in ``seen`` that meet the bounds.
+    """
+    best = max(met, key=lambda load: met[load])
+    lower = max((load for load in seen if load < best), default=None)
+    higher = min((load for load in seen if load > best), default=None)
+    has_gained = lower is None or met[best] > (1 + SATURATED_GAIN) * met.get(lower, 0.0)
+    if higher is None and has_gained:
+        return GOAL_STEP * best
+    if lower is None and best >= GOAL_STEP:
+        return best / GOAL_STEP
+    gaps = [(best, higher or best), (lower or best, best)]
+    gaps = [gap for gap in gaps if gap[1] - gap[0] > resolution * gap[0]]
+    widest = max(gaps, key=lambda gap: gap[1] / gap[0], default=None)
+    return None if widest is None else math.sqrt(widest[0] * widest[1])
 
 
 def _nearest(wanted: int | None, above: int, below: int | None, rules: LoadSearchRules) -> int | None:
@@ -158,6 +185,8 @@ def _step_down(high: int, measurement: Measurement, rules: LoadSearchRules) -> i
     share = rules.sla.share_of_bound(measurement)
     if math.isinf(share):
         return max(1, high // 4)
+    if share <= 1:  # too many requests fail
+        return high // 2
     return max(1, min(high - 1, math.floor(0.95 * high / share)))
 
 
@@ -168,7 +197,7 @@ def _between(low: int, high: int, seen: dict[int, Measurement], rules: LoadSearc
     if below > CLOSE:
         return None
     above = rules.sla.share_of_bound(seen[high])
-    if math.isinf(above):
+    if math.isinf(above) or above <= 1:
         return (low + high) // 2
     guess = low + (high - low) * (0.98 - below) / max(above - below, 1e-9)
     return min(max(low + 1, round(guess)), high - 1)
@@ -216,7 +245,10 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
     met = [rate for rate, m in seen.items() if is_comparable(m) and rules.sla.is_met(m)]
     low = max(met, default=0.0)
     high = min((rate for rate in seen if rate > low and rate not in met), default=math.inf)
-    if math.isinf(high):
+    if met and rules.goal:
+        goals = {rate: rules.goal.value(seen[rate]) or 0.0 for rate in met}
+        wanted = _towards_best(goals, seen, RATE_RESOLUTION) or 0.0
+    elif math.isinf(high):
         wanted = low * min(max(1 / rules.sla.share_of_bound(seen[low]), MIN_RATE_STEP), MAX_RATE_STEP)
     elif low == 0:
         wanted = _rate_below(high, seen[high], rules)

@@ -28,6 +28,7 @@ from optimizer.measure.output_comparison import (
     mean_magnitudes,
     read_outputs,
 )
+from optimizer.measure.server_health import is_rejection
 from optimizer.model.input_data import Array
 from optimizer.model.recorded_samples import read_npz
 
@@ -244,7 +245,14 @@ class BaselineOutputCheck:
         order = [number % len(reference.requests) for number in range(count)]
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * count * reference.seconds_alone)
         messages = [inference.with_model_name(reference.requests[number], endpoint.model) for number in order]
-        return order, self._infer(endpoint, messages, in_flight=count, timeout_seconds=timeout_seconds)
+        in_flight = count
+        while True:
+            try:
+                return order, self._infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+            except DeploymentError as error:
+                if in_flight == 1 or not is_rejection(str(error)):
+                    raise
+                in_flight = max(1, in_flight // 2)  # the configuration limits its queue
 
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         """Return whether the server answers ``request`` with an error; a crash is no answer."""

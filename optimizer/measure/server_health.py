@@ -38,6 +38,11 @@ def model_died(message: str) -> bool:
     return re.search(r"stub process\b.{0,200}\bis (not healthy|unhealthy)", message, re.IGNORECASE) is not None
 
 
+def is_rejection(message: str) -> bool:
+    """Return whether the message says that Triton rejected a request because its queue was full."""
+    return "exceeds maximum queue size" in message.lower()
+
+
 def lacks_memory(message: str) -> bool:
     """Return whether the message says that the server or one of its backends could not allocate memory.
 

@@ -100,7 +100,8 @@ class Profile(ProfileSection):
         examples=["ranks the items of a shop"],
     )
     sla: SlaSection = Field(
-        default=SlaSection(), description="Latency bounds of a request; bounds of the command line replace them all"
+        default=SlaSection(),
+        description="Bounds on percentiles of the latency, also p99.9; bounds of the command line replace them all",
     )
     request: RequestSection = Field(default=RequestSection(), description="One request of the load generator")
     tokens: TokensSection = Field(

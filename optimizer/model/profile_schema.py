@@ -6,11 +6,25 @@ JSON Schema of profiles shows them in editors.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from objectives.quantiles import PERCENTILE_RULE
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import format_value, resolve_inside
 from optimizer.core.token_lengths import TokenRequests
@@ -48,6 +62,7 @@ from optimizer.model.profile_values import (
     suggest,
 )
 from optimizer.model.requests import RequestOptions
+from optimizer.options.values import parse_latency_metric
 
 ONNX_RUNTIME_PATHS: Final = {  # settings of ONNX Runtime -> their paths in ModelConfig
     "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
@@ -60,6 +75,7 @@ DEFAULT_DELAYS_US: Final = ("off", 0, 100, 500, 1000, 2000, 5000)
 DEFAULT_POLICIES: Final = ("none", "max/2")
 _DELAY: Final = "Time in µs that a request may wait for others to form a batch; off: no dynamic batching"
 _PREFERRED: Final = "Batch sizes that the batcher prefers: none, max/2 (of max_batch_size), or sizes such as 8"
+PERCENTILE_KEY: Final = r"^((ttft|itl)_)?p(?!0+(\.0+)?$)[0-9]{1,2}(\.[0-9]{1,4})?$"  # above 0, below 100
 # the types of model, as pydantic names them in error locations
 BUILT, ONNX, STORED = "<built>", "<onnx>", "<stored>"
 
@@ -159,8 +175,17 @@ class SlaSection(ProfileSection):
     """Upper bounds in milliseconds on the times of a request; None is no bound.
 
     Only a model that streams its responses has a time to first response (``ttft``) and an inter-token latency
-    (``itl``).
+    (``itl``). Other percentiles are keys too, such as ``p99.9`` and ``ttft_p99.5``.
     """
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "patternProperties": {PERCENTILE_KEY: {"type": ["string", "integer", "number"]}},
+            "additionalProperties": False,
+        },
+    )
+    __pydantic_extra__: dict[str, LatencyBound] = Field(init=False)
 
     avg: LatencyBound = Field(default=None, description="Upper bound on the average latency", examples=["10ms"])
     p50: LatencyBound = Field(default=None, description="Upper bound on the median latency", examples=["10ms"])
@@ -210,9 +235,22 @@ class SlaSection(ProfileSection):
         default=None, description="Upper bound on the 99th percentile of the inter-token latency", examples=["50ms"]
     )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_unknown_keys(cls, value: Any, read: ModelWrapValidatorHandler[SlaSection]) -> SlaSection:
+        """Refuse a key that is neither a field nor a percentile, as other sections do."""
+        for key in value if isinstance(value, dict) else ():
+            if key not in cls.model_fields and not re.fullmatch(PERCENTILE_KEY, str(key)):
+                is_out_of_range = re.fullmatch(r"((ttft|itl)_)?p(0+|[1-9][0-9]{2,})(\.[0-9]*)?", str(key))
+                kind = PydanticCustomError("percentile", PERCENTILE_RULE) if is_out_of_range else "extra_forbidden"
+                fault = InitErrorDetails(type=kind, loc=(str(key),), input=value[key])
+                raise ValidationError.from_exception_data(cls.__name__, [fault])
+        return read(value)
+
     def latency_bounds_ms(self) -> dict[str, float]:
         """Return the bounds by metric, such as ``{"p95": 20.0, "ttft-p95": 200.0}``."""
-        return {name.replace("_", "-"): bound for name, bound in self if bound is not None}
+        bounds = ((name.replace("_", "-"), bound) for name, bound in self if bound is not None)
+        return {parse_latency_metric(name): bound for name, bound in bounds}
 
 
 class RequestSection(ProfileSection):

@@ -73,6 +73,7 @@ def _entry(name: str, value: Any, section: type[BaseModel] | None) -> list[str]:
     """Return the lines of a key that is set; those of a ``section`` have descriptions."""
     if section is not None:
         lines = [line for key, field in section.model_fields.items() for line in _key_lines(key, field, value)]
+        lines += [f"{flow(key)}: {flow(child)}" for key, child in value.items() if key not in section.model_fields]
     elif isinstance(value, Mapping) and value:
         lines = [line for key, child in value.items() for line in _entry(key, child, None)]
     else:

@@ -90,7 +90,7 @@ def _problem(detail: ErrorDetails) -> str:
     match kind:
         case "missing":
             return "missing"
-        case "kind_of_model":
+        case "kind_of_model" | "percentile":
             return detail["msg"]
         case "value_error":
             return str(bounds["error"])

@@ -17,6 +17,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path, quote
 
+_ANY_PERCENTILE = re.compile(r"--sla-((?:ttft-|itl-)?p-?[0-9.]+)", re.ASCII)
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
@@ -68,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             import argcomplete
 
             argcomplete.autocomplete(self, always_complete_options=False)  # ends the process
-        words = _join_negative_values(words)
+        words = self._any_percentile(_join_negative_values(words))
         self._refuse_unknown_flags(words)
         namespace = self.parse_args(words)
         for name in ("out", "results"):
@@ -133,6 +134,25 @@ class Parser(argparse.ArgumentParser):
                 raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}")
             action = known.get(word)
             awaiting = word if action is not None and action.nargs is None else ""
+
+    def _any_percentile(self, words: Sequence[str]) -> list[str]:
+        """Return ``--sla-p99.9 30ms`` as ``--sla=p99.9<=30ms``, because such flags cannot be listed."""
+        known = self._option_string_actions
+        if "--sla" not in known or "--" in words:
+            end = words.index("--") if "--sla" in known else 0
+            return [*(self._any_percentile(words[:end]) if end else ()), *words[end:]]
+        joined, rest = list[str](), iter(words)
+        for word in rest:
+            flag, sign, bound = word.partition("=")
+            match = _ANY_PERCENTILE.fullmatch(flag)
+            if match is None or flag in known:
+                joined.append(word)
+                continue
+            bound = bound if sign else next(rest, "")
+            if not bound or bound.startswith("--"):
+                raise BadInputError(f"{quote(flag)}: expected one argument; {self._advice()}")
+            joined.append(f"--sla={match[1]}<={bound}")
+        return joined
 
     def _advice(self) -> str:
         flag = "--help-all" if "--help-all" in self._option_string_actions else "--help"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from optimizer.options.addresses import redact_header
-from optimizer.options.run_options import TARGETS, RunOptions, TargetName
+from optimizer.options.run_options import SLA_METRICS, TARGETS, RunOptions, TargetName
 from optimizer.options.values import MovePath, quote
 
 DEFAULTS: Final = RunOptions("")
@@ -50,6 +50,7 @@ class Option:
         stored_as: The field of RunOptions: None if it has the option's name, empty for an option that only the
             command itself uses.
         key: The key in the field if that is a mapping.
+        other_keys: The option gives all keys of the field that no other option has, each with its value.
         is_for: Whether this option, rather than another one with the same field, gives options their value.
         default: The default in words if it is not the default of the field.
         choices: The allowed values if there are few.
@@ -67,6 +68,7 @@ class Option:
     also: str = "PBS"
     stored_as: str | None = None
     key: str = ""
+    other_keys: bool = False
     is_for: Callable[[RunOptions], bool] = lambda options: True
     short: str = ""
     default: str = ""
@@ -119,4 +121,6 @@ class Option:
     def value_in(self, options: RunOptions) -> Any:
         """Return the option's value in ``options``."""
         value = getattr(options, self.field)
+        if self.other_keys:
+            return tuple((key, bound) for key, bound in value.items() if key not in SLA_METRICS)
         return value.get(self.key) if self.key else value

@@ -233,7 +233,8 @@ def did_you_mean(flag: str, known: Iterable[str]) -> str:
 
 def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:
     """Return the latency bounds in ``values`` by metric, such as ``{"p95": 20.0}``. Raises OptionError."""
-    return {BY_NAME[name].key: value for name, value in parse_values(values).items() if BY_NAME[name].key}
+    bounds: dict[str, float] = _fields(parse_values(values)).get("sla_ms", {})
+    return bounds
 
 
 def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
@@ -363,12 +364,16 @@ def _parse_text(option: Option, text: str) -> Any:
 
 
 def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of RunOptions for parsed values."""
+    """Return the fields of RunOptions for parsed values. Raises OptionError if a bound is given twice."""
     fields: dict[str, Any] = {}
     for name, value in parsed.items():
         option = BY_NAME[name]
-        if option.key:
-            fields.setdefault(option.field, {})[option.key] = value
+        if option.key or option.other_keys:
+            of_field = fields.setdefault(option.field, {})
+            for key, own in value if option.other_keys else ((option.key, value),):
+                if key in of_field:
+                    raise OptionError(name, f"{option.flag}: {key} has two bounds; give one of them")
+                of_field[key] = own
         elif option.field:
             fields[option.field] = option.when_set if option.type is None else value
     return fields

@@ -14,7 +14,7 @@ SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "
 LatencyMetric: TypeAlias = Literal["avg", "p50", "p90", "p95", "p99"]
 TtftMetric: TypeAlias = Literal["ttft-avg", "ttft-p50", "ttft-p90", "ttft-p95", "ttft-p99"]
 ItlMetric: TypeAlias = Literal["itl-avg", "itl-p50", "itl-p90", "itl-p95", "itl-p99"]
-SlaMetric: TypeAlias = LatencyMetric | TtftMetric | ItlMetric
+SlaMetric: TypeAlias = LatencyMetric | TtftMetric | ItlMetric  # those with an option of their own
 LogName: TypeAlias = Literal["live", "plain", "none"]
 TARGETS: Final[tuple[TargetName, ...]] = get_args(TargetName)
 SHARED_MEMORY: Final[tuple[SharedMemoryName, ...]] = get_args(SharedMemoryName)
@@ -54,7 +54,7 @@ class RunOptions:
     """
 
     model: str
-    sla_ms: dict[SlaMetric, float] = field(default_factory=dict)  # upper bounds of the latencies by metric
+    sla_ms: dict[str, float] = field(default_factory=dict)  # upper bounds of the latencies by metric
     model_repository: str | None = None
     bls_composing_models: tuple[str, ...] = ()
     concurrent_models: tuple[str, ...] = ()
@@ -80,6 +80,7 @@ class RunOptions:
     objectives: tuple[str, ...] = THROUGHPUT
     min_throughput: str | None = None
     max_memory_bytes: float | None = None
+    max_error_percent: float | None = None
     min_score: float | None = None
     confidence: float = CONFIDENCE
     output_check: bool = True

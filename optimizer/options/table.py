@@ -62,6 +62,11 @@ def _text(metavar: str) -> ValueType:
 
 
 _LATENCY = ValueType("TIME", parse_duration_ms, lambda value: f"{values.format_number(value)}ms")
+_BOUND = ValueType(
+    "METRIC<=TIME",
+    values.parse_latency_bound,
+    lambda bound: f"{bound[0]}<={_LATENCY.write(bound[1])}",
+)
 _INTERVAL = ValueType("TIME", values.parse_interval_ms, _LATENCY.write)
 _BUDGET = ValueType("TIME", values.parse_budget_seconds, lambda value: f"{values.format_number(value)}s")
 _RATE = ValueType("RATE", _checked(lambda text: parse_rate(text, 1)))
@@ -228,6 +233,15 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             for metric in SLA_METRICS
         ),
         Option(
+            "sla",
+            _BOUND,
+            "Upper bound on any percentile: p99.9<=30ms, ttft-p99.5<=200ms (also: --sla-p99.9 30ms); repeatable",
+            stored_as="sla_ms",
+            other_keys=True,
+            repeatable=True,
+            also="P",
+        ),
+        Option(
             "min-throughput",
             _RATE,
             "Lower bound on the throughput: 4000/s (inferences) or 500req/s (requests)",
@@ -240,6 +254,13 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             stored_as="max_memory_bytes",
             also="PB",
             is_common=True,
+        ),
+        Option(
+            "max-error-rate",
+            ValueType("SHARE", values.parse_error_percent, lambda value: f"{values.format_number(value)}%"),
+            "Upper bound on the share of requests that fail: 0.1%; without it, a failed request is an error",
+            stored_as="max_error_percent",
+            also="PB",
         ),
         Option(
             "min-score",
@@ -518,6 +539,6 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
 }
 OPTIONS: Final = tuple(replace(option, group=group) for group, options in _BY_GROUP.items() for option in options)
 BY_NAME: Final = {option.name: option for option in OPTIONS}
-SLA_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.key)
+SLA_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.field == "sla_ms")
 OF_TARGET: Final = tuple(BY_NAME[option.name] for option in _TARGET_OPTIONS)
 TIMING: Final = tuple(option.name for option in OPTIONS if option.field == "arrivals")

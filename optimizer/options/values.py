@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from objectives.metrics import METRICS
-from objectives.sla import parse_duration_ms
+from objectives.quantiles import parse_percentile
+from objectives.sla import metric_name, parse_duration_ms
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import is_shape, parse_shape
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
@@ -139,6 +140,28 @@ def format_number(number: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def parse_latency_metric(text: str) -> str:
+    """Return the short name of a latency metric: ``p99.9`` or ``ttft-avg``. Raises ValueError with the rule."""
+    try:
+        metric = METRICS[metric_name(text)]
+    except ValueError:
+        percentile = text.rpartition("-")[2].strip()
+        if percentile.startswith("p"):
+            parse_percentile(percentile)  # its rule, if it is broken
+        metric = METRICS["throughput"]
+    if metric.timing is None:
+        raise ValueError(f"{quote(text)} is not avg or a percentile of the latency, of ttft or of itl")
+    return metric.short_name
+
+
+def parse_latency_bound(text: str) -> tuple[str, float]:
+    """Return the metric and the bound in ms of ``p99.9<=30ms``. Raises ValueError with an example."""
+    metric, sign, bound = text.partition("<=")
+    if not sign:
+        raise ValueError("write METRIC<=TIME, such as p99.9<=30ms or ttft-p99.5<=200ms")
+    return parse_latency_metric(metric.strip()), parse_duration_ms(bound)
+
+
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return a parser of whole numbers from ``least`` to ``most``."""
 
@@ -213,6 +236,15 @@ def parse_confidence(text: str) -> float:
     if not MIN_CONFIDENCE <= share <= MAX_CONFIDENCE:
         raise ValueError(f"write a share such as 99%, from {MIN_CONFIDENCE:.0%} to {100 * MAX_CONFIDENCE:g}%")
     return round(share, 9)
+
+
+def parse_error_percent(text: str) -> float:
+    """Return a permitted share of failed requests in percent: ``0.1%``. Raises ValueError with an example."""
+    match = re.fullmatch(rf"{_DECIMAL}\s*%", text.strip())
+    percent = float(match[1]) if match else 0.0
+    if not 0 < percent < 100:
+        raise ValueError("write a percentage above 0% and below 100%, such as 0.1%")
+    return percent
 
 
 def parse_objectives(text: str) -> tuple[str, ...]:

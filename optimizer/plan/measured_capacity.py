@@ -23,7 +23,7 @@ from scipy import optimize, special
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from objectives.verdict import QUANTILE_LEVELS, ConfidenceInterval, count_misses
+from objectives.verdict import ConfidenceInterval, count_misses
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
@@ -262,7 +262,7 @@ def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
     """Return the latency bounds of the run with the levels of their percentiles."""
     bounds = []
     for bound in run.problem.sla.latencies:
-        level = QUANTILE_LEVELS.get(bound.metric)
+        level = METRICS[bound.metric].quantile
         if level is None:
             raise BadInputError(
                 f"{run.folder.path}: {bound} permits no share of the requests, which a plan for a model that streams "
@@ -277,6 +277,7 @@ def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     assert run.outcome is not None, "it has points"
     again = run.outcome.confirmation_of(point)
     servers = usable_windows(again, run.trials) if again else [[point.measurement]]
-    timing, level = METRICS[bound.metric].timing, QUANTILE_LEVELS[bound.metric]
+    timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
     assert timing is not None, "the bound is on a latency"
+    assert level is not None, "the bound is on a percentile"
     return count_misses(servers, bound.bound, level, timing).share

@@ -18,7 +18,7 @@ import numpy as np
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
 from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
 from objectives.load_sequence import MARGIN, OTHER_MARGIN
-from objectives.metrics import TIMINGS, Measurement, Timing
+from objectives.metrics import METRICS, TIMINGS, Measurement, Timing
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
@@ -29,6 +29,7 @@ from objectives.verdict import (
     ThroughputRatio,
     judge_sla,
     latency_interval_ms,
+    needed_requests,
     pool_measurements,
     server_spreads,
     throughput_interval,
@@ -203,6 +204,16 @@ def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list
     load, possible = point.load, problem.space.allowed_concurrencies(point.candidate)
     if not problem.sla.latencies:
         return [load]
+    if any(METRICS[bound.metric].counted for bound in problem.sla) or METRICS["goodput"] in problem.objectives:
+        # only the search's measurements show at which load too many requests fail, or the goodput falls again
+        return [own for own in _loads_around(point, problem, possible, every_load=every_load) if own <= load]
+    return _loads_around(point, problem, possible, every_load=every_load)
+
+
+def _loads_around(
+    point: Point, problem: Problem, possible: tuple[int, ...] | None, *, every_load: bool
+) -> list[LoadPoint]:
+    load = point.load
     if load.request_rate:
         steps = range(math.ceil(math.log(LOWEST_LOAD, RATE_STEP)), math.floor(math.log(HIGHEST_LOAD, RATE_STEP)) + 1)
         rates = sorted({float(f"{load.request_rate * RATE_STEP**step:.3g}") for step in steps} | {load.request_rate})
@@ -236,15 +247,17 @@ def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, f
 
 
 def confirmation_candidate(
-    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0
+    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0, sla: Sla | None = None
 ) -> ConfirmationCandidate:
     """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
 
-    Slow models get longer windows. If the times of the requests repeat, a window has whole periods. So all windows
-    have the same load, and their differences are those of the server.
+    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow. If the
+    times of the requests repeat, a window has whole periods. So all windows have the same load, and their differences
+    are those of the server.
     """
     served = point.throughput_infer_per_sec / load.request_batch_size
-    seconds = WINDOW_REQUESTS / served if served > 0 else LONGEST_SECONDS
+    requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
+    seconds = requests / served if served > 0 else LONGEST_SECONDS
     start_seconds = START_SECONDS
     if point.measurement.responses_per_sec is not None:
         latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3

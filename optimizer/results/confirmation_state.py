@@ -184,7 +184,11 @@ class CandidateTests:
     def planned(self, load: int) -> ConfirmationCandidate:
         """Return what is measured on each server at this load."""
         return confirmation_candidate(
-            self.point, self.ladder.loads[load], self.problem.request_times, self.sequence.current_error
+            self.point,
+            self.ladder.loads[load],
+            self.problem.request_times,
+            self.sequence.current_error,
+            self.problem.sla,
         )
 
     def servers(self, load: int) -> int:
@@ -333,4 +337,5 @@ def next_look_of(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Probl
     tested = next(trial for trial in trials if trial.number == test.point.trial)
     measured = len(server_windows(tested, load)) if load in errors_by_load(tested) else 0
     missing = next(look for look in LOOKS if look > measured) - measured
-    return NextLook(missing, missing * confirmation_candidate(test.point, load, problem.request_times).server_seconds)
+    planned = confirmation_candidate(test.point, load, problem.request_times, sla=problem.sla)
+    return NextLook(missing, missing * planned.server_seconds)

@@ -148,13 +148,13 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
 def front_metrics(problem: Problem) -> tuple[Metric, Metric]:
     """Return the throughput and the latency of the Pareto front.
 
-    They are FRONT_METRICS, except that a goal of a model that streams takes their place: an objective of output
-    tokens per second, and a first latency bound on one of its times.
+    They are FRONT_METRICS, except that some goals take their place: an objective of goodput or of output tokens per
+    second, and a first latency bound on one of the times of a model that streams.
     """
     throughput, latency = FRONT_METRICS
-    output, judged = METRICS["output-throughput"], METRICS[problem.sla.judged_latency]
+    others, judged = (METRICS["goodput"], METRICS["output-throughput"]), METRICS[problem.sla.judged_latency]
     return (
-        output if output in problem.objectives else throughput,
+        next((metric for metric in problem.objectives if metric in others), throughput),
         judged if judged.timing is not None and judged.timing.needs_streaming else latency,
     )
 

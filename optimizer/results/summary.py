@@ -17,7 +17,7 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from objectives.sequential import LOOKS
-from objectives.verdict import MOST_EXCLUDED, QUANTILE_LEVELS, estimand
+from objectives.verdict import MOST_EXCLUDED, estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
@@ -142,11 +142,11 @@ def undecided_cause(outcome: Outcome) -> str:
         return f"the machine was disturbed in {100 * judged.excluded_share:.0f} % of the windows"
     if servers < LOOKS[0]:
         return f"the time ended after {servers} of {formatting.count(LOOKS[0], 'server')}"
-    bound = next((constraint for constraint in outcome.sla if constraint.metric in QUANTILE_LEVELS), None)
+    bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
         return judged.reason
-    allowed = 1 - QUANTILE_LEVELS[bound.metric]
+    allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return judged.reason
     share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
@@ -155,10 +155,17 @@ def undecided_cause(outcome: Outcome) -> str:
     measured = f"{share} of the requests are slower than {over}"
     if timing is not None and timing.needs_streaming:
         measured = f"{share} of the requests have a {timing.subject} above {over}"
+    effective, needed = judged.effective_requests, needed_requests(bound, confirmed.error)
+    too_few = (
+        f"{measured}; {formatting.short_metric(bound.metric)} needs at least {formatting.approximate(needed)} "
+        f"effective requests, and these were {formatting.approximate(effective)}"
+    )
+    if (confirmed.point.measurement.requests or 0) < needed:
+        return too_few
     latency_ms = METRICS[bound.metric].value(confirmed.point.measurement)
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
-    return f"{measured}, and {100 * allowed:.4g} % may be"
+    return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
 
 
 def verify_command(folder: str | Path) -> str:
@@ -232,12 +239,27 @@ def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str,
         served += f", mean batch {formatting.number(measurement.mean_batch_size)} samples"
     lines = [("throughput", throughput), *_time_lines(outcome, point), ("load", served)]
     metrics = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.sla)]
-    metrics += [name for name in (memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None]
+    metrics += [
+        name for name in ("goodput", memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None
+    ]
     shown = {*_ALWAYS_SHOWN, *_STREAMED_SHOWN} if measurement.is_streamed else _ALWAYS_SHOWN
     rest = [name for name in dict.fromkeys(metrics) if name not in shown]
     lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
+    lines += [("failed", text)] if (text := failed_requests(measurement)) else []
     gpu = formatting.gpu(measurement)
     return [*lines, ("GPU", gpu)] if gpu else lines
+
+
+def failed_requests(measurement: Measurement) -> str:
+    """Return ``2 of 1,000 requests (1 rejected, 1 timed out, 0 otherwise)``; empty if they were not counted."""
+    errors = measurement.errors
+    if errors is None:
+        return ""
+    total = formatting.count((measurement.requests or 0) + errors, "request")
+    return (
+        f"{errors:,} of {total} ({measurement.rejected_requests or 0:,} rejected, "
+        f"{measurement.timed_out_requests or 0:,} timed out, {measurement.failed_requests or 0:,} otherwise)"
+    )
 
 
 def _time_lines(outcome: Outcome, point: Point) -> list[tuple[str, str]]:
@@ -279,7 +301,7 @@ def verdict_lines(outcome: Outcome) -> list[tuple[str, str]]:
     """Return (label, text) of the verdict, of the estimand of a share of requests, and of perf_analyzer's check."""
     if outcome.recommended is None:
         return []
-    is_share = any(constraint.metric in QUANTILE_LEVELS for constraint in outcome.sla)
+    is_share = any(METRICS[constraint.metric].quantile for constraint in outcome.sla)
     estimated = [("estimand", estimand(outcome.sla))] if outcome.confirmed and is_share else []
     check = [("cross-check", text)] if (text := cross_check(outcome)) else []
     return [("verdict", verdict(outcome)), *estimated, *check]
@@ -320,10 +342,12 @@ def cross_check(outcome: Outcome) -> str:
 
 def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
     """Return the metrics in ``comparisons``; for a model that streams, output tokens and all bounded latencies."""
+    goals = [*(metric.name for metric in problem.objectives), *(bound.metric for bound in problem.sla)]
+    counted = [name for name in ("goodput", "error-rate") if name in goals]
     if not outcome.is_streamed:
-        return ["throughput", problem.sla.judged_latency]
+        return ["throughput", *counted, problem.sla.judged_latency]
     bounded = [bound.metric for bound in problem.sla.latencies] or [problem.sla.judged_latency]
-    return ["throughput", OUTPUT, *bounded]
+    return ["throughput", *counted, OUTPUT, *bounded]
 
 
 def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
@@ -334,8 +358,8 @@ def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
 
 def header(metric: str) -> str:
     """Return the header of a column with values of ``metric``: ``infer/s``, ``p95 ms`` or ``TTFT p95 ms``."""
-    unit = METRICS[metric].unit
-    return f"{formatting.short_metric(metric)} {unit}" if METRICS[metric].timing else unit
+    unit, is_rate = METRICS[metric].unit, metric in ("throughput", OUTPUT)
+    return unit if is_rate else f"{formatting.short_metric(metric)} {unit}"
 
 
 def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
@@ -463,11 +487,18 @@ def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
 
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (
-    *("throughput_infer_per_sec", "latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
+    *(
+        "throughput_infer_per_sec",
+        "goodput_infer_per_sec",
+        "latency_avg_ms",
+        "latency_p50_ms",
+        "latency_p90_ms",
+        "latency_p95_ms",
+    ),
     *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling", "server_memory_bytes", "other_cpu_share"),
     *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),
-    "score",
+    *("score", "rejected_requests", "timed_out_requests", "failed_requests"),
 )
 
 _STREAMED = (

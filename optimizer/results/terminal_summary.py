@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 MOST_FRONT_ROWS = 10
+MOST_COLUMNS = 5  # of the comparisons: more are one row each
 _LABEL_WIDTH = 14
 
 
@@ -121,7 +122,7 @@ def _print_change(console: Console, baseline: Candidate, recommended: Candidate)
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
     headers, rows = summary.comparison_headers(outcome, problem), summary.comparisons(outcome, problem)
-    if outcome.is_streamed:  # more metrics than fit side by side: one row for each
+    if len(headers) > MOST_COLUMNS:  # more metrics than fit side by side: one row for each
         headers, *rows = zip((name.removeprefix(">") for name in headers), *rows, strict=True)
     table = plain_table(*headers)
     table.columns[0].no_wrap = True

@@ -55,7 +55,7 @@ def verification_candidates(
     rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
     times = problem.request_times
     return [
-        confirmation_candidate(recommended, recommended.load, times, 1 - problem.confidence),
+        confirmation_candidate(recommended, recommended.load, times, 1 - problem.confidence, problem.sla),
         *(confirmation_candidate(point, point.load, times) for point in finalists(rest, problem, RUNNERS_UP)),
     ]
 

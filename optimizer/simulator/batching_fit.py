@@ -21,12 +21,12 @@ from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
 from optimizer.simulator.continuous_batching import (
     LATENCY_COLUMNS,
-    LATENCY_METRICS,
     TOKENS_PER_S,
     BatchingPerformance,
     BatchingScenario,
     PassTimes,
     RequestLengths,
+    estimated_latency,
     simulate_batching,
     simulated_rows,
 )
@@ -84,10 +84,7 @@ class BatchingModel:
         """Return the performance of each (candidate, concurrency)."""
         results = simulate_batching(self._scenarios(cells, self.place), self.lengths, threads)
         tails = dict(zip(self.latencies, np.exp(self._log_tails(self.place)).tolist(), strict=True))
-        factors = [tails.get(metric, 1.0) for metric in LATENCY_METRICS]
-        return [
-            replace(result, latencies_s=tuple(map(float.__mul__, result.latencies_s, factors))) for result in results
-        ]
+        return [replace(result, factors=tails) for result in results]
 
     def fitted(self, points: Sequence[Point]) -> BatchingModel:
         """Return the model that is closest to ``points`` and the prior, by a robust loss."""
@@ -134,7 +131,10 @@ class BatchingModel:
         """Return log requests/s and log latencies [places, cells, 1 + latencies]."""
         scenarios = [scenario for place in places for scenario in self._scenarios(cells, place)]
         rows = simulated_rows(scenarios, self.lengths, FIT_THREADS)
-        logs = np.log(rows[:, [TOKENS_PER_S, *(LATENCY_COLUMNS[metric] for metric in self.latencies)]])
+        latencies = [
+            [estimated_latency(row, metric) for metric in self.latencies] for row in rows[:, LATENCY_COLUMNS]
+        ]
+        logs = np.log(np.column_stack([rows[:, TOKENS_PER_S], latencies]))
         logs[:, 0] -= math.log(self.lengths.outputs.mean())
         logs = logs.reshape(len(places), len(cells), -1)
         logs[:, :, 1:] += np.array([self._log_tails(place) for place in places])[:, None]
@@ -142,7 +142,8 @@ class BatchingModel:
 
     def _log_tails(self, place: Array) -> Array:
         """Return the log factors on the simulated ``latencies``."""
-        medians = np.array([TAILS[METRICS[metric].statistic] for metric in self.latencies])
+        reported = [METRICS[METRICS[metric].nearest_reported] for metric in self.latencies]
+        medians = np.array([TAILS[own.statistic] for own in reported])
         return np.asarray(medians + TAIL_DEVIATION * place[len(place) - len(self.latencies) :])
 
     def _scenarios(self, cells: Sequence[ConfigurationLoad], place: Array) -> list[BatchingScenario]:

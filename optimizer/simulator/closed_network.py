@@ -24,7 +24,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from objectives.metrics import ITL, METRICS, TTFT
+from objectives.metrics import ITL, METRICS, QUANTILES, TTFT, Metric
+from objectives.quantiles import quantile_at
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
@@ -138,7 +139,7 @@ class ClosedNetwork:
         columns = [np.log(running / running_s)]
         for metric, of_metric in zip(self.latencies, further[1:], strict=True):
             own = METRICS[metric]
-            tail = TAILS[own.statistic] + TAIL_DEVIATION * of_metric
+            tail = _tail(own) + TAIL_DEVIATION * of_metric
             if own.timing is TTFT:
                 first = _share(FIRST_SHARE + FIRST_DEVIATION * further[0])
                 columns.append(np.log(wait_s + first * running_s) + tail)
@@ -189,6 +190,13 @@ def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], see
     size = len(MEDIANS) + 1 + len(latencies)
     unfitted = ClosedNetwork(tuple(latencies), batch, request_s, np.zeros(size), np.eye(size), seed)
     return unfitted.fitted(points)
+
+
+def _tail(metric: Metric) -> float:
+    """Return the log of the ratio of the metric to the mean, from TAILS for percentiles that are not in it."""
+    if metric.quantile is None or metric.statistic in TAILS:
+        return TAILS[metric.statistic]
+    return math.log(quantile_at({level: math.exp(TAILS[name]) for name, level in QUANTILES.items()}, metric.quantile))
 
 
 def _share(log_odds: float) -> float:

@@ -11,13 +11,14 @@ running sequences or with the tokens of the prompts. Equal input gives equal out
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from objectives.metrics import STATISTICS
+from objectives.metrics import METRICS, QUANTILES, STATISTICS
+from objectives.quantiles import quantile_at
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.simulator.compilation import compile_loop
 from optimizer.simulator.scenario import Array, Ints
@@ -33,7 +34,7 @@ RANDOM_SHARE = 0.1  # of the requests that are not taken in turn, because other 
 LATENCY_METRICS = tuple(f"{kind}-{statistic}" for kind in ("ttft", "itl", "latency") for statistic in STATISTICS)
 # columns of the results
 TOKENS_PER_S, TOGETHER, OCCUPIED = range(3)
-LATENCY_COLUMNS = {metric: 3 + place for place, metric in enumerate(LATENCY_METRICS)}
+LATENCY_COLUMNS = slice(3, 3 + len(LATENCY_METRICS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class BatchingPerformance:
     """The performance of a configuration at a load.
 
     ``mean_batch_size`` is the mean number of running sequences of a pass, ``utilization`` the share of the slots that
-    run a sequence. ``latencies_s`` are those of LATENCY_METRICS.
+    run a sequence. ``latencies_s`` are those of LATENCY_METRICS, before ``factors`` on some latencies by metric.
     """
 
     throughput_infer_per_s: float
@@ -111,10 +112,25 @@ class BatchingPerformance:
     mean_batch_size: float
     utilization: float
     latencies_s: tuple[float, ...]
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def latency_s(self, metric: str) -> float:
-        """Return the latency of one of LATENCY_METRICS; NaN if no output has several tokens and it is between two."""
-        return self.latencies_s[LATENCY_METRICS.index(metric)]
+        """Return the latency of a metric; NaN if no output has several tokens and it is between two.
+
+        A percentile that is not in LATENCY_METRICS is estimated from those that are.
+        """
+        return estimated_latency(self.latencies_s, metric) * self.factors.get(metric, 1.0)
+
+
+def estimated_latency(latencies: Sequence[float], metric: str) -> float:
+    """Return the latency of a metric from those of LATENCY_METRICS."""
+    if metric in LATENCY_METRICS:
+        return latencies[LATENCY_METRICS.index(metric)]
+    level, timing = METRICS[metric].quantile, METRICS[metric].timing
+    assert level is not None, "averages are in LATENCY_METRICS"
+    assert timing is not None, "only latencies are predicted"
+    known = {own: latencies[LATENCY_METRICS.index(timing.metric(name))] for name, own in QUANTILES.items()}
+    return quantile_at(known, level)
 
 
 def simulate_batching(

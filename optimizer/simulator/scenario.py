@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, QUANTILES
+from objectives.quantiles import quantile_at
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 
@@ -201,8 +202,16 @@ class SimulationResult:
     timed_out: int = 0
 
     def latency_s(self, metric: str) -> float:
-        """Return the latency of a metric such as ``latency-p95``."""
-        return float(getattr(self, f"latency_{METRICS[metric].statistic}_s"))
+        """Return the latency of a metric such as ``latency-p95``.
+
+        A percentile other than those above is estimated from them. A simulation of some thousand requests would
+        hardly determine one beyond p99.
+        """
+        own = METRICS[metric]
+        if own.quantile is None or own.statistic in QUANTILES:
+            return float(getattr(self, f"latency_{own.statistic}_s"))
+        known = {level: float(getattr(self, f"latency_{name}_s")) for name, level in QUANTILES.items()}
+        return quantile_at(known, own.quantile)
 
     @property
     def rejected_share(self) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from objectives import batch_stats
+from objectives import batch_stats, latency_sketch
 from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
@@ -94,6 +94,8 @@ class SpeedCorrection:
             name: value / factor for name in TIMES if (value := getattr(measurement, name)) is not None
         }
         values |= scaled_rates(measurement, factor)
+        sketches = {timing.sketch_field: timing.sketch(measurement) for timing in TIMINGS}
+        values |= {name: latency_sketch.scale(sketch, 1 / factor) for name, sketch in sketches.items() if sketch}
         counted = batch_stats.from_text(measurement.batch_stats)
         values["batch_stats"] = batch_stats.to_text((b, n, round(ns / factor)) for b, n, ns in counted)
         return replace(measurement, **values)

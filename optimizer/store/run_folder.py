@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import DISK_FAULTS, LOCK_FILE, folder_lock, lock_holder, write_atomically, write_error
 from optimizer.core.safe_text import is_file, is_folder, one_line, printable, read_bytes
@@ -228,6 +229,7 @@ class RunFolder:
             if unknown:
                 raise ValueError(f"unknown option {min(unknown)!r}")
             parsed = TypeAdapter(RunOptions).validate_json(json.dumps(options), strict=True)
+            Sla.from_bounds(parsed.sla_ms)  # a name that is not a metric is a ValueError
             started_in = Path(os.path.realpath(self.path / info.get("started_in", Path.cwd())))
             return move_options(started_in, parsed)
         except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -152,13 +153,14 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
     "cpu_count": "Number of CPUs of the server; empty if it serves on a GPU or the number is unknown.",
 }
 
+_COUNTS = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
 WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
     "trial": (0, LARGEST_INT32),
     "max_batch_size": (0, LARGEST_INT32),
     "max_queue_delay_us": (0, LARGEST_INT32),
     "instance_count": (1, MOST_INSTANCES),
     "concurrency": (1, MOST_CONCURRENCY),
-    "requests": (0, LARGEST_INT32),
+    **dict.fromkeys(_COUNTS, (0, LARGEST_INT32)),
     "confirmation": (1, LARGEST_INT32),
     "cpu_count": (1, LARGEST_COUNT),
 }
@@ -220,7 +222,7 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
     wholes = {name: _whole_numbers(table, name) for name in WHOLE_NUMBERS}
     numbers = {name: _numbers(table, name) for name in NUMBERS}
     is_failed = _each(table, "status", _is_failed)
-    measurements = _measurements(table, wholes["requests"], numbers, is_failed)
+    measurements = _measurements(table, wholes, numbers, is_failed)
     load_generators = _each(table, "load_generator", _load_generator)
     for name in ("max_batch_size", "instance_count"):
         if None in wholes[name]:
@@ -275,7 +277,7 @@ def _shown(value: object) -> str:
 
 def _measurements(
     table: CsvTable,
-    requests: Sequence[int | None],
+    wholes: Mapping[str, Sequence[int | None]],
     numbers: Mapping[str, Sequence[float | None]],
     is_failed: Sequence[bool],
 ) -> list[Measurement]:
@@ -286,7 +288,7 @@ def _measurements(
     ]
     columns: dict[str, Sequence[Any]] = {
         **{name: numbers[name] for name in _FIGURES if name in table.columns},
-        "requests": requests,
+        **{name: wholes[name] for name in _COUNTS},
         "stable": stable,
         "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
         "batch_stats": _each(table, "batch_stats", _batch_stats),
@@ -386,9 +388,11 @@ def _load_generator(text: str) -> str:
 
 
 def _latency_metric(text: str) -> str:
-    allowed = [metric.name for metric in METRICS.values() if metric.timing]
-    if text and text not in allowed:
-        raise ValueError(f"none of {', '.join(allowed)}")
+    metric = None
+    with contextlib.suppress(KeyError):
+        metric = METRICS[text]
+    if text and (metric is None or metric.timing is None or metric.name != text):
+        raise ValueError("not a latency metric such as latency-p95")
     return text
 
 

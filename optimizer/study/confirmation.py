@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.sequential import LOOKS
+from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.interfaces import Endpoint, Target
@@ -98,7 +99,7 @@ class Confirmer:
         best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
-        needed = LOOKS[0] * self.tested(self._planned(best[0], best[0].load)).server_seconds
+        needed = LOOKS[0] * self.tested(self._planned(best[0], best[0].load, self.problem.sla)).server_seconds
         self.windows = WINDOWS if needed <= self.budget.left_seconds() else FEWER_WINDOWS
         compared = self._compared(best, comparisons, points)
         plan = self._predict_loads(plan, [best[0], *compared], points)
@@ -187,11 +188,12 @@ class Confirmer:
 
     def possible_servers(self, point: Point) -> int:
         """Return how many more servers of the tested candidate of ``point`` the time allows."""
-        server_seconds = self.tested(self._planned(point, point.load)).server_seconds
+        server_seconds = self.tested(self._planned(point, point.load, self.problem.sla)).server_seconds
         return max(0, int(min(self.budget.left_seconds() / server_seconds, LOOKS[-1])))
 
-    def _planned(self, point: Point, load: LoadPoint) -> ConfirmationCandidate:
-        return confirmation_candidate(point, load, self.problem.request_times)
+    def _planned(self, point: Point, load: LoadPoint, tested: Sla | None = None) -> ConfirmationCandidate:
+        """Return the plan for ``point`` at ``load``, which is tested for the bounds in ``tested``, else compared."""
+        return confirmation_candidate(point, load, self.problem.request_times, sla=tested)
 
     def _tester(self, plan: ConfirmationPlan, point: Point) -> CandidateTester | None:
         """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""

@@ -20,9 +20,8 @@ from optimizer.model.profile import Profile, find_profile, load_profile, parse_p
 from optimizer.model.profile_json_schema import MODELINE
 from optimizer.model.profile_schema import LoadSection, RequestSection
 from optimizer.model.profile_text import flow, profile_text
-from optimizer.options.option_reader import written_values
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME
+from optimizer.options.values import format_number
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, undeclared_models
 from optimizer.study.task import search_space, serving_hardware
@@ -121,7 +120,7 @@ def _check_output(output: Path) -> None:
 
 def _latency_bounds(options: RunOptions) -> dict[str, Any]:
     """Return the latency bounds of ``options`` by metric, as a profile has them, such as ``{"p95": "20ms"}``."""
-    return {key: value for name, value in written_values(options).items() if (key := BY_NAME[name].key)}
+    return {metric.replace("-", "_"): f"{format_number(ms)}ms" for metric, ms in options.sla_ms.items()}
 
 
 def _other_models(options: RunOptions) -> dict[str, tuple[str, ...]]:

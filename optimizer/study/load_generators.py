@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS, Stopwatch
 from optimizer.deploy import docker_engine, runtime
@@ -28,6 +29,7 @@ from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, Per
 from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import quote
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.shared_memory import requested
 from optimizer.study.task import Task
@@ -49,7 +51,7 @@ class LoadGenerators:
 
     Attributes:
         search: It measures the search. For a closed loop it is perf_analyzer, unless the model streams or is
-            stateful.
+            stateful, or perf_analyzer does not report a goal.
         confirmation: It measures the windows on fresh servers, on which the verdict depends.
         cross_checking: perf_analyzer if the own closed-loop client confirms, which it checks on each fresh server;
             None otherwise. It does not check models that stream: with ``--streaming`` it takes the first response for
@@ -89,14 +91,22 @@ def make_load_generators(
         "seed": options.seed,
         "streams": task.source.is_streaming,
         "token_output": task.token_output,
+        "counts_failures": any(bound.metric == "error-rate" for bound in task.problem.sla),
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
+    if task.problem.needs_own_client and not task.problem.open_loop and is_too_large(task):
+        raise BadInputError(
+            f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, which tune's own "
+            f"client keeps in memory to measure {task.problem.needs_own_client.short_name}; give fewer"
+        )
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_sharing(_make_own_client(options, task, own)), task.unbounded)
-        if (length := _checked_sequence_length(task)) is None:
+        if not perf_analyzer_checks(task):
             return LoadGenerators(generator, generator)
-        checker = replace(_make_perf_analyzer(options, folder, say, common), sequence_length=length)
+        checker = _make_perf_analyzer(options, folder, say, common)
+        if task.sequence_length is not None:
+            checker = replace(checker, sequence_length=task.sequence_length.fixed)
         return LoadGenerators(generator, generator, cross_checking=checker)
     perf_analyzer = _make_perf_analyzer(options, folder, say, common)
     search = IndexHintLoadGenerator(
@@ -113,8 +123,12 @@ def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
 
 
 def own_client_searches(task: Task) -> bool:
-    """Return whether the project's own client measures the search too: an open loop, sequences, or streams."""
-    return task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
+    """Return whether the project's own client measures the search too.
+
+    It measures open loops, sequences and streams, and goals that perf_analyzer does not report.
+    """
+    is_special = task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
+    return is_special or task.problem.needs_own_client is not None
 
 
 def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
@@ -122,16 +136,17 @@ def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str],
 
     The result is empty if tune's own client alone measures. Raises EnvironmentFault.
     """
-    if own_client_searches(task) and _checked_sequence_length(task) is None:
+    if own_client_searches(task) and not perf_analyzer_checks(task):
         return ""
     if options.perf_analyzer_image is not None:
         return docker_engine.image_id(options.perf_analyzer_image)
     return runtime.ensure(say).perf_analyzer_version
 
 
-def _checked_sequence_length(task: Task) -> int | None:
-    """Return the length of sequences with which perf_analyzer checks the own client; it cannot send a mix of them."""
-    return task.sequence_length.fixed if task.sequence_length else None
+def perf_analyzer_checks(task: Task) -> bool:
+    """Return whether perf_analyzer can check the own client: not in an open loop, a stream or a mix of lengths."""
+    has_mix = task.sequence_length is not None and task.sequence_length.fixed is None
+    return not (task.problem.open_loop or task.source.is_streaming or has_mix)
 
 
 def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:
@@ -177,11 +192,15 @@ def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | N
         return PerfAnalyzerReason.IMAGE
     if options.shared_memory == "cuda":
         return PerfAnalyzerReason.CUDA
-    if task.input_data not in GENERATED_INPUT:
-        file = Path(task.input_data)
-        if file.stat().st_size > MAX_MESSAGE_BYTES or count_entries(file) > MAX_SENT_ENTRIES:
-            return PerfAnalyzerReason.INPUT_DATA
-    return None
+    return PerfAnalyzerReason.INPUT_DATA if is_too_large(task) else None
+
+
+def is_too_large(task: Task) -> bool:
+    """Return whether the file of requests has more entries than the own client keeps in memory."""
+    if task.input_data in GENERATED_INPUT:
+        return False
+    file = Path(task.input_data)
+    return file.stat().st_size > MAX_MESSAGE_BYTES or count_entries(file) > MAX_SENT_ENTRIES
 
 
 def _make_concurrent(own: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:

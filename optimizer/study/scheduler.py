@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher
@@ -203,6 +203,7 @@ class Scheduler:
         worse.
         """
         problem, best = self.problem, self.best()
+        goal = METRICS["goodput"] if METRICS["goodput"] in problem.objectives else None
         speed = fit_speed_correction(self._all_trials(), problem)
         every = self.searcher.is_exhaustive and not problem.open_loop
         by_throughput = problem.maximizes_throughput and len(problem.objectives) == 1
@@ -224,12 +225,15 @@ class Scheduler:
         return LoadSearchRules(
             problem.request_batch_size,
             problem.max_concurrency,
-            problem.sla.latencies,
+            problem.sla.of_requests,
             start=start,
             open_loop=problem.open_loop,
             lowest=not problem.maximizes_throughput,
             throughput_floor=problem.sla.throughput_floor,
-            to_beat=speed.correct(best.measurement).throughput_infer_per_sec if best and searched else None,
+            to_beat=(goal or METRICS["throughput"]).value(speed.correct(best.measurement))
+            if best and searched
+            else None,
+            goal=goal,
             loads=possible,
             max_loads=max_loads,
             every=only,

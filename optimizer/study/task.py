@@ -87,7 +87,6 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         check_recorded_kinds(arrivals.name, arrivals.kinds, source, space)
     _check(named, score, options)
-    _check_own_client(named, options)
     shared_memory.check_model(options, source, on_gpu=on_gpu)
     sequence_length = _sequence_length(named, options)
     request_options = _request_options(named, options)
@@ -108,6 +107,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         request_times=arrivals.times if arrivals else None,
         tokens=tokens,
     )
+    _check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = _requests(named, batching, request_options, tokens)
     if options.model_warmup:
@@ -214,27 +214,40 @@ def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInpu
     return BadInputError(f"--request-batch-size {problem}")
 
 
-def _check_own_client(named: NamedModel, options: RunOptions) -> None:
-    """Raise BadInputError for options that do not fit a model that only tune's own client measures."""
+def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
+    """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
     source, name, profile = named.source, one_line(named.source.name), named.profile
-    if source.kind is ModelKind.BATCHED:
+    is_batched, goal = source.kind is ModelKind.BATCHED, problem.needs_own_client
+    if is_batched and goal is None:
         return
     why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
+    if is_batched and goal is not None:
+        why = f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
     if options.target == "remote":
         if server_address(options.url).protocol != "grpc":
             raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
     elif options.protocol != "grpc":
         raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
+    if options.shared_memory == "cuda":
+        raise BadInputError(
+            f"--shared-memory cuda: {why} with system memory only; give --shared-memory system"
+        )
     if options.perf_analyzer_image is not None:
         raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
+    if is_batched:
+        if source.concurrent:
+            raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
+        return
     if options.model_warmup:
-        problem = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"
-        raise BadInputError(f"--model-warmup: {why}; {problem}, so leave it out")
+        because = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"
+        raise BadInputError(f"--model-warmup: {why}; {because}, so leave it out")
     if profile and profile.score is not None:
         raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
+    if source.is_stateful and options.max_error_percent:
+        raise BadInputError(f"--max-error-rate: {why}; a failed request breaks its sequence, so leave it out")
     if source.is_stateful and named.batch.largest > 1:
-        problem = f"{name} is stateful, and Triton takes one sample a request; write 1"
-        raise _size_fault(named, options, f"{named.batch.largest}: {problem}")
+        because = f"{name} is stateful, and Triton takes one sample a request; write 1"
+        raise _size_fault(named, options, f"{named.batch.largest}: {because}")
     if source.is_stateful and options.load == "rate":
         raise BadInputError(
             f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
@@ -267,6 +280,8 @@ def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_
         bounds["throughput"] = parse_rate(options.min_throughput, named.batch.mean)
     if options.max_memory_bytes:
         bounds[_metric("memory", on_gpu)] = options.max_memory_bytes
+    if options.max_error_percent:
+        bounds["error-rate"] = options.max_error_percent
     min_score = options.min_score if options.min_score is not None or score is None else score.minimum
     if min_score is not None:
         bounds["score"] = min_score

@@ -17,7 +17,6 @@ from scipy import special
 from objectives.confidence import Verdict
 from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import Constraint
-from objectives.verdict import QUANTILE_LEVELS
 from optimizer.results import formatting
 from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
 from optimizer.watch.server_metrics import ServedLoad, sum_failures, sum_first_responses
@@ -126,7 +125,7 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
 
 def _fewest_requests(expected: Expectation, confidence: float) -> int:
     """Return the number of requests below which a bound that all of them meet could still be missed."""
-    shares = [1 - level for bound in expected.sla if (level := QUANTILE_LEVELS.get(bound.metric))]
+    shares = [1 - level for bound in expected.sla if (level := METRICS[bound.metric].quantile)]
     return math.ceil(math.log(1 - confidence) / math.log(1 - min(shares, default=USUAL_SHARE)))
 
 
@@ -297,7 +296,7 @@ def _check_bounds(expected: Expectation, loads: Sequence[ServedLoad], error: flo
     """Compare the latencies that the server reports itself with the bounds of the run."""
     checks = []
     for bound in expected.sla.latencies:
-        timing, level = METRICS[bound.metric].timing, QUANTILE_LEVELS.get(bound.metric)
+        timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
         if timing is TTFT and level is not None:
             checks.append(_check_first_response(bound, level, loads, error))
         elif timing is LATENCY and not expected.is_streamed:

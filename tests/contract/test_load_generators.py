@@ -60,6 +60,17 @@ class LoadGeneratorContract:
         assert result.measure_seconds is not None
         assert result.stable is (result.reason == "")
 
+    def test_goodput_and_failed_requests_are_exact_or_empty(
+        self, generator: LoadGenerator, endpoint: Endpoint
+    ) -> None:
+        result = generator.measure(endpoint, self.load)
+        assert result.errors is None, "a failed request is an error, unless they are to be counted"
+        if result.goodput_infer_per_sec is not None:
+            assert result.latency_sketch, (
+                "only a client that keeps each latency counts the requests within the bounds"
+            )
+            assert result.goodput_infer_per_sec <= (result.throughput_infer_per_sec or 0.0)
+
     def test_an_unreachable_endpoint_is_a_measurement_error(
         self, generator: LoadGenerator, endpoint: Endpoint
     ) -> None:

@@ -107,6 +107,7 @@ STALL_SECONDS = 10.0  # without an answer in a closed loop: the server hangs
 BURST = 16  # the number of due requests to send before reading answers
 READ_BYTES = 2**20
 PR_SET_TIMERSLACK = 29
+MOST_MESSAGES, OTHER_MESSAGES = 20, "another error"  # of failed requests, which are counted by their message
 
 
 class LoadClient:
@@ -131,6 +132,7 @@ class LoadClient:
         self._cpu_seconds = 0.0
         self._ended_ns = 0
         self._overload = self._error = ""
+        self._failures: dict[str, list[int]] = {}  # requests by the message of their failure
         self._hangs = False
 
     def _make_connection(self, headers: Mapping[str, str] | None) -> Http2Connection:
@@ -253,12 +255,21 @@ class LoadClient:
         """Record ``now_ns`` as the time of the answers that end with ``data``."""
         warm_ups = self._warm_ups
         for call, error in self._connection.receive(data):
-            self._error = self._error or error
+            if error:
+                self._note_failure(call, error)
             self._answers += 1
             if call in self._used_places:
                 self.free_places.append(self._used_places.pop(call))
             if call >= warm_ups:
                 self._record_answer(call - warm_ups, now_ns)
+
+    def _note_failure(self, call: int, message: str) -> None:
+        """Count a failed call if the plan says so and it is none of the warm-up; otherwise it ends the load."""
+        if not self._plan.counts_failures or call < self._warm_ups:
+            self._error = self._error or message
+            return
+        known = message in self._failures or len(self._failures) < MOST_MESSAGES
+        self._failures.setdefault(message if known else OTHER_MESSAGES, []).append(call - self._warm_ups)
 
     def _record_answer(self, number: int, now_ns: int) -> None:
         """Record that request ``number`` was answered at ``now_ns``."""
@@ -279,6 +290,7 @@ class LoadClient:
             "error": self._error,
             "hangs": self._hangs,
             "cpu_share": self._cpu_seconds / self._ended_ns * 1e9 if self._ended_ns else 0.0,
+            "failures": self._failures if self._plan.counts_failures else None,
         }
         write_record(folder, (planned_ns, self._sent_ns + unsent, self._answered_ns + unsent), facts)
 

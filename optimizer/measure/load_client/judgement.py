@@ -19,6 +19,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.notes import LateRequests
 from optimizer.core.timing import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.failures import split_failures
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_health import without_traceback
@@ -207,9 +208,17 @@ def judge_open_loop(
         raise MeasurementError(
             f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
         )
+    record, sizes, failed = split_failures(record, sizes)
     streamed = StreamedRequests.decode(record.responses, token_output) if record.responses else None
     requests = SentRequests.of(record, seconds, sizes, streamed, lead_in_seconds)
+
+    def with_failures(measurements: list[Measurement]) -> list[Measurement]:
+        begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds
+        return failed.added_to(measurements, failed.planned_ns, begin_ns, end_ns) if failed else measurements
+
     responded_ns = streamed.first_ns if streamed and record.overload else record.answered_ns
+    if failed:
+        failed.check_some_served(len(requests.planned_seconds), load)
     if not np.any(responded_ns != NEVER):
         waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
         raise MeasurementError(f"no request was answered within {waited}")
@@ -223,7 +232,7 @@ def judge_open_loop(
         answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
         output = streamed.output_between(begin_ns, end_ns) if streamed else None
         measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
-        return [replace(measurement, overloaded=True)]
+        return with_failures([replace(measurement, overloaded=True)])
     on_time = requests.on_time()
     _check_verdict(requests, on_time, load, sla)
     reason = _disagreement(
@@ -231,9 +240,9 @@ def judge_open_loop(
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
-    return [
-        _measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)
-    ]
+    return with_failures(
+        [_measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)]
+    )
 
 
 def judge_closed_loop(
@@ -261,7 +270,10 @@ def judge_closed_loop(
     """
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
+    record, sizes, failed = split_failures(record, sizes)
     requests = AnsweredRequests.of(record, seconds, sizes, token_output)
+    if failed:
+        failed.check_some_served(len(requests.latencies_ms), load)
     streams = requests.streamed is not None
     if not len(requests.latencies_ms):
         verb = "ended" if streams else "was answered"
@@ -271,12 +283,19 @@ def judge_closed_loop(
     reason = "" if math.isinf(spread_limit) else _disagreement(requests.windows, sla, spread_limit, streams=streams)
     if record.cpu_share > SATURATED_CPU_SHARE:
         reason = f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; {ADVICE}"
-    return [
-        _figures(part.latencies_ms, part.sizes, part.seconds, sla, reason, part.streams, part.output)
+    measurements = [
+        replace(
+            _figures(part.latencies_ms, part.sizes, part.seconds, sla, reason, part.streams, part.output),
+            goodput_infer_per_sec=float(part.sizes[_in_time(part.latencies_ms, part.streams, sla)].sum())
+            / part.seconds,
+        )
         if len(part.latencies_ms)
         else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
         for part in requests.parts(parts)
     ]
+    return (
+        failed.added_to(measurements, failed.ended_ns, requests.begin_ns, requests.end_ns) if failed else measurements
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +399,10 @@ def _measurement(
         return Measurement(reason=f"no request was due within {seconds:.3g} s")
     streams = requests.streams
     output = streams.output if streams and output is None else output
+    in_time = _in_time(requests.latencies_ms, streams, sla) & requests.answered
     return replace(
         _figures(requests.latencies_ms, answered, seconds, sla, reason, streams, output),
+        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
         late_request_share=round(requests.late_share(), 6),
         send_lateness_p99_ms=round(_quantile(requests.late_by_ms, 0.99), 6),
     )
@@ -432,6 +453,15 @@ def _known_times(latencies_ms: Floats, streams: StreamTimes | None, timing: Timi
         return latencies_ms
     times_ms = streams.by_timing()[timing] if streams else np.empty(0)
     return times_ms[~np.isnan(times_ms)]
+
+
+def _in_time(latencies_ms: Floats, streams: StreamTimes | None, sla: Sla) -> Mask:
+    """Return which requests are within all latency bounds; a bound on a time that a request lacks does not matter."""
+    in_time = np.ones(len(latencies_ms), dtype=np.bool_)
+    times_ms = {LATENCY: latencies_ms, **(streams.by_timing() if streams else {})}
+    for timing, own_ms in times_ms.items():
+        in_time &= ~(own_ms > min(sla.bounds_ms(timing), default=math.inf))
+    return in_time
 
 
 def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) -> None:

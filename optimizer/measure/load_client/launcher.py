@@ -110,6 +110,7 @@ class LoadClientGenerator:
         streams: Whether the model is decoupled: it sends any number of responses to a request.
         token_output: Output of such a model whose elements are the tokens of a response. If it is empty, each
             response with outputs counts as one token.
+        counts_failures: Whether failed requests are counted. Otherwise the first one is an error.
     """
 
     log: Path
@@ -125,6 +126,7 @@ class LoadClientGenerator:
     streams: bool = False
     token_output: str = ""
     shared_memory: SharedMemory | None = None
+    counts_failures: bool = False
     _messages: dict[tuple[str, bool, float], Messages] = field(default_factory=dict, init=False, repr=False)
     _launches: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
@@ -222,13 +224,15 @@ class LoadClientGenerator:
             period_seconds=period_seconds,
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
+            counts_failures=self.counts_failures,
         )
         with self._sending(endpoint, messages, concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, planned_ns, order.tolist())
         if (record.overload or record.error) and not is_alive(endpoint):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
-        if record.hangs or model_died(record.error):
-            raise ServerCrashed(without_traceback(record.error))
+        fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
+        if record.hangs or fatal:
+            raise ServerCrashed(without_traceback(fatal or record.error))
         measurements = judge(record, messages.sizes[order] if len(order) else messages.sizes)
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)

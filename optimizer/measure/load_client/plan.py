@@ -62,6 +62,7 @@ class SendPlan:
         period_seconds: The planned times of an open loop repeat after this time; 0 if they do not.
         sequence_lengths: The requests belong to sequences of these numbers of requests, in turn, ``concurrency`` of
             which are in flight.
+        counts_failures: Whether the load continues after a request that failed, and the record has all of them.
     """
 
     address: str
@@ -72,6 +73,7 @@ class SendPlan:
     stream: StreamPlan | None = None
     period_seconds: float = 0.0
     sequence_lengths: tuple[int, ...] = ()
+    counts_failures: bool = False
 
     def write(
         self,
@@ -162,7 +164,8 @@ class SendRecord:
     reading answers. ``overload`` is the reason for an early stop and ``error`` the message of the first failed
     request; both are empty otherwise. ``hangs`` is true if a request that was sent alone remained unanswered, or if a
     closed loop got no answer for a long time. ``cpu_share`` is the client's CPU time as a share of one core.
-    ``responses`` is None unless the model streams; a request is then answered when its call ends.
+    ``responses`` is None unless the model streams; a request is then answered when its call ends. ``failures`` are
+    the numbers of the failed requests by their message; None if the first one ends the load.
     """
 
     planned_ns: Nanoseconds
@@ -174,6 +177,7 @@ class SendRecord:
     hangs: bool = False
     cpu_share: float = 0.0
     responses: ResponseRecord | None = None
+    failures: Mapping[str, Sequence[int]] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> SendRecord:

@@ -103,7 +103,7 @@ class StreamingClient(LoadClient):
         for call, message in messages:
             self._received_ns = now_ns
             if message[:1] == ERROR_TAG:
-                self._error = self._error or error_text(message)
+                self._note_failure(call, error_text(message))
             elif call >= self._warm_ups:
                 self._note_begun(call - self._warm_ups, now_ns)
                 self._requests.append(call - self._warm_ups)
@@ -113,7 +113,8 @@ class StreamingClient(LoadClient):
         messages.clear()
         for call, error in ended:
             self._received_ns = now_ns
-            self._error = self._error or error
+            if error:
+                self._note_failure(call, error)
             self._answers += 1
             if call >= self._warm_ups:
                 request = call - self._warm_ups

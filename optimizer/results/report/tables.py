@@ -171,6 +171,7 @@ def drawable(point: Point, metric: Metric) -> float | None:
 
 MOST_TRIALS = 200  # rows of the report; trials.csv has all
 MOST_FRONT = 100
+COUNTED = ("goodput", "error-rate")  # columns of the trials if tune's own client counted them
 SAME = 0.005  # share of the throughput; a smaller difference counts as none
 
 
@@ -322,16 +323,19 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
         shown, key=lambda row: (row[1] is None, not row[2], -(row[1].throughput_infer_per_sec if row[1] else 0))
     )
     kept = ranked[:MOST_TRIALS]
+    counted = [
+        name for name in COUNTED if any(p and METRICS[name].value(p.measurement) is not None for _, p, _ in kept)
+    ]
     best = outcome.recommended.trial if outcome.recommended else None
     rows = [
-        _trial_row(trial, point, bounded, _trial_remark(trial, point, met, run.problem, outcome))
+        _trial_row(trial, point, (*counted, bounded), _trial_remark(trial, point, met, run.problem, outcome))
         for trial, point, met in kept
     ]
     headers = (
         ">trial",
         "configuration (batch: max_batch_size)",
         ">infer/s",
-        f">{formatting.short_metric(bounded)} ms",
+        *(f">{summary.header(metric)}" for metric in (*counted, bounded)),
         ">load",
         ">loads",
     )
@@ -354,14 +358,14 @@ def _best_shown(own: Sequence[Point], outcome: Outcome, problem: Problem) -> tup
     return best or problem.sla.closest_point(fresh or own), best is not None
 
 
-def _trial_row(trial: Trial, point: Point | None, latency: str, remark: str) -> tuple[str, ...]:
+def _trial_row(trial: Trial, point: Point | None, metrics: Sequence[str], remark: str) -> tuple[str, ...]:
     loads = str(len({load for load, _ in trial.measurements}))
     configuration = formatting.configuration(trial.candidate)
     if point is None:
-        return str(trial.number), configuration, "–", "–", "–", loads, remark
+        return str(trial.number), configuration, "–", *("–" for _ in metrics), "–", loads, remark
     throughput = formatting.number(point.measurement.throughput_infer_per_sec)
-    value = formatting.number(METRICS[latency].value(point.measurement))
-    return str(trial.number), configuration, throughput, value, formatting.load(point.load), loads, remark
+    values = (formatting.number(METRICS[metric].value(point.measurement)) for metric in metrics)
+    return str(trial.number), configuration, throughput, *values, formatting.load(point.load), loads, remark
 
 
 def _trial_remark(trial: Trial, point: Point | None, met: bool, problem: Problem, outcome: Outcome) -> str:

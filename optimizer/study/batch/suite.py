@@ -165,8 +165,8 @@ def _read_entries(file: SuiteFile, source: LocatedValue, path: Path) -> list[Sui
 
 def _read_entry(name: str, model: str, sla: SlaSection, values: Mapping[str, Any], folder: Path) -> SuiteEntry:
     bounds_ms = dict(sorted(sla.latency_bounds_ms().items()))
-    latencies = {f"sla-{name}": f"{format_number(bound_ms)}ms" for name, bound_ms in bounds_ms.items()}
-    options = run_options(model, {**latencies, **values})
+    latencies = [f"{name}<={format_number(bound_ms)}ms" for name, bound_ms in bounds_ms.items()]
+    options = run_options(model, {"sla": latencies, **values})
     return SuiteEntry(
         name,
         str(Sla.from_bounds(bounds_ms)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import LoadSearchRules, doubling_loads, is_hopeless, next_load
@@ -223,3 +223,49 @@ def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
         disturbed = replace(saturating(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
         measured.append((load, disturbed))
     assert [load.concurrency for load, _ in measured] == [10]
+
+
+# -- goals other than the highest load -------------------------------------------------------------------------------
+
+
+def peaking(best: int) -> Callable[[int], Measurement]:
+    """Simulate a server whose goodput rises up to ``best`` in flight and falls beyond it, as requests get late."""
+
+    def at(concurrency: int) -> Measurement:
+        goodput = 1000 * min(concurrency / best, (best / concurrency) ** 2)
+        return Measurement(
+            1000.0 * concurrency, goodput_infer_per_sec=goodput, latency_p50_ms=0.1 * concurrency, stable=True
+        )
+
+    return at
+
+
+@pytest.mark.parametrize("start", [1, 4, 60])
+@pytest.mark.parametrize("best", [3, 11, 40, 150])
+def test_the_load_with_the_most_goodput_is_found(best: int, start: int) -> None:
+    sla = Sla.from_bounds({"p50": 20.0})
+    rules = LoadSearchRules(1, 256, sla, start=start, max_loads=14, goal=METRICS["goodput"])
+    measured = sweep(peaking(best), rules)
+    goodputs = [measurement.goodput_infer_per_sec or 0.0 for _, measurement in measured]
+    assert max(goodputs) >= 0.85 * 1000
+
+
+def test_a_load_that_misses_the_bounds_limits_the_search_for_goodput() -> None:
+    sla = Sla.from_bounds({"p50": 2.0})  # at most 20 in flight
+    rules = LoadSearchRules(1, 256, sla, start=64, max_loads=12, goal=METRICS["goodput"])
+    measured = sweep(peaking(40), rules)
+    met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
+    assert 17 <= max(met) <= 20
+
+
+def test_too_many_failed_requests_lower_the_load() -> None:
+    sla = Sla.from_bounds({"p95": 20.0, "error-rate": 1.0})
+
+    def failing(concurrency: int) -> Measurement:
+        rejected = max(0, 10 * (concurrency - 24))
+        counts = {"rejected_requests": rejected, "timed_out_requests": 0, "failed_requests": 0}
+        return Measurement(100.0 * concurrency, latency_p95_ms=5.0, requests=1000, stable=True, **counts)
+
+    measured = sweep(failing, LoadSearchRules(1, 256, sla, start=60, max_loads=8))
+    met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
+    assert 20 <= max(met) <= 25

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import RATE_RESOLUTION, LoadSearchRules, next_rate
@@ -80,3 +83,21 @@ def test_it_ends_if_no_rate_meets_the_bound() -> None:
     while (load := next_rate(measured, slow)) is not None:
         measured.append((load, served(load.request_rate, 1000)))
     assert min(load.request_rate for load, _ in measured) < 2
+
+
+def test_the_rate_with_the_most_goodput_is_found() -> None:
+    """Requests are late with the probability of an M/M/1 queue, and the goodput is highest below the capacity."""
+    rules = LoadSearchRules(
+        1, 256, Sla.from_bounds({"p50": 50.0}), start=100, max_loads=14, goal=METRICS["goodput"], open_loop=True
+    )
+
+    def goodput(rate: float) -> float:
+        return rate * (1 - math.exp(-0.02 * (1000 - rate))) if rate < 1000 else 0.0
+
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_rate(measured, rules)) is not None:
+        rate = load.request_rate
+        own = replace(served(rate, 1000), goodput_infer_per_sec=goodput(rate), latency_p50_ms=1.0)
+        measured.append((load, own))
+    best_goodput = max(measurement.goodput_infer_per_sec or 0.0 for _, measurement in measured)
+    assert best_goodput >= 0.95 * max(goodput(rate) for rate in range(1, 1000))

@@ -149,7 +149,7 @@ def test_an_sla_is_read_as_it_is_written() -> None:
         ("p95", "'p95' is not a bound on a metric"),
         ("p95 <=", "'p95 <=' is not a bound on a metric"),
         ("p95 <= ms", "could not convert string to float"),
-        ("p42 <= 20 ms", "'p42 ' is not a metric"),
+        ("p100 <= 20 ms", "'p100 ' is not a metric"),
     ):
         with pytest.raises(ValueError, match=message):
             Sla.parse([text])

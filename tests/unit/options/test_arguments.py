@@ -94,11 +94,12 @@ def options(draw: st.DrawFn) -> RunOptions:
     return RunOptions(
         **served,
         model=draw(TEXTS),
-        sla_ms=draw(st.dictionaries(st.sampled_from(SLA_METRICS), POSITIVE)),
+        sla_ms=draw(st.dictionaries(st.sampled_from([*SLA_METRICS, "p99.9", "ttft-p99.5", "p42"]), POSITIVE)),
         model_repository=draw(st.one_of(st.none(), PATHS)),
         objectives=objectives,
         min_throughput=draw(st.sampled_from([None, "4000/s", "0.5 req/s", " 7"])),
         max_memory_bytes=draw(st.one_of(st.none(), POSITIVE)),
+        max_error_percent=draw(st.sampled_from([None, 0.1, 0.001, 99.5])),
         budget_seconds=draw(st.integers(1, 10**9)) / 1000,
         max_trials=draw(st.one_of(st.none(), st.integers(1, 10**6))),
         search=search,

@@ -19,8 +19,8 @@ from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
 def test_each_field_has_an_option() -> None:
     assert len(BY_NAME) == len(OPTIONS)
     names = {option.field for option in OPTIONS if option.field and not option.key}
-    assert sorted([*names, "model", "sla_ms"]) == sorted(field.name for field in fields(RunOptions))
-    assert [option.key for option in OPTIONS if option.field == "sla_ms"] == list(SLA_METRICS)
+    assert sorted([*names, "model"]) == sorted(field.name for field in fields(RunOptions))
+    assert [option.key for option in OPTIONS if option.field == "sla_ms"] == [*SLA_METRICS, ""]
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
@@ -120,3 +120,21 @@ def test_the_batch_size_has_the_short_flag_of_perf_analyzer(words: list[str]) ->
     parser = Parser("tune", "MODEL", "")
     parser.add_options(("request-batch-size", "budget"))
     assert values_of(parser.read(words)) == {"request-batch-size": "8"}
+
+
+def test_any_percentile_is_a_bound_of_the_command_line_and_of_python() -> None:
+    given = {"p95": 20.0, "p99.9": 30.0, "ttft-p99.5": 200.0}
+    words = ["--sla-p95", "20ms", "--sla-p99.90=30ms", "--sla", "ttft-p99.5<=0.2s", "mlp"]
+    assert read_run_arguments(words).options.sla_ms == given
+    bounds = {"sla-p95": "20ms", "sla": ["p99.9<=30ms", "ttft-p99.5<=200ms"]}
+    options = run_options("mlp", bounds)
+    assert options.sla_ms == given
+    assert written_values(options).items() >= bounds.items()
+    assert run_options("mlp", {"sla": "p99.0 <= 30ms"}).sla_ms == {"p99": 30.0}
+
+
+def test_the_words_after_the_end_of_the_options_are_no_bounds() -> None:
+    parser = Parser("tune", "MODEL", "")
+    parser.add_options(("sla",))
+    parser.add_argument("model")
+    assert parser.read(["--sla-p99.9", "1ms", "--", "--sla-p99.9"]).model == "--sla-p99.9"

@@ -6,9 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from objectives.confidence import Verdict
+from objectives.latency_sketch import sketch_latencies
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from optimizer.cli.main import INTERRUPTED
@@ -109,6 +111,16 @@ def test_a_share_close_to_the_permitted_one_is_undecided() -> None:
 def test_servers_that_differ_are_the_cause() -> None:
     cause = summary.undecided_cause(outcome(9.0, 9.0, 14.0, 18.0))
     assert cause.startswith("the 4 servers differ too much (")
+
+
+def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
+    high = replace(known_problem(), sla=Sla.from_bounds({"p99.99": 20.0}))
+    sketch = sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 500))
+    own = replace(measurement(1000.0, 14.0), requests=500, latency_sketch=sketch, requests_over_ms="20:0")
+    confirmations = tuple(Confirmation(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8))
+    trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
+    cause = summary.undecided_cause(assess(trials, high, BASELINE, PLAIN))
+    assert re.search(r"; p99\.99 needs at least 53,000 effective requests, and these were [0-9.,]+$", cause), cause
 
 
 def test_a_fallback_that_was_not_tested_is_undecided() -> None:

@@ -20,6 +20,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint
 from optimizer.results import data_frames, formatting, summary
 from optimizer.results.finished_run import read_run
+from optimizer.results.recommendation import front_metrics
 from optimizer.results.report import streaming_plots, tables, write
 from optimizer.results.report.figure_style import drawing
 from optimizer.study.batch.entry_state import describe_entry
@@ -102,6 +103,8 @@ def test_the_front_is_that_of_the_goals() -> None:
     values = [METRICS["ttft-p95"].value(point.measurement) or 0.0 for point in by_tokens.front]
     assert values == sorted(values, reverse=True)
     assert [metric.name for metric in shown_outcomes.outcome().front_metrics] == ["throughput", "latency-p95"]
+    in_time = replace(shown_outcomes.problem(), objectives=(METRICS["goodput"],))
+    assert [metric.name for metric in front_metrics(in_time)] == ["goodput", "latency-p95"]
 
 
 def test_the_page_has_the_times_over_the_load_and_the_timeline(folder: Path, tmp_path: Path) -> None:

@@ -135,3 +135,13 @@ def test_a_point_is_complete_with_all_latencies() -> None:
     assert is_complete(point, *LATENCIES)
     assert not is_complete(point, "ttft-p99", "itl-p95")
     assert METRICS["ttft-p99"].value(point.measurement) is None
+
+
+def test_any_percentile_is_predicted_between_and_beyond_the_known_tails() -> None:
+    latencies = ("latency-p90", "latency-p93", "latency-p95", "latency-p99", "latency-p99.9")
+    size = len(MEDIANS) + 1 + len(latencies)
+    model = ClosedNetwork(latencies, 1, 0.1, np.zeros(size), np.eye(size))
+    (result,) = model.simulate([(batched(8), 16)])
+    predicted = [result.latency_s(latency) for latency in latencies]
+    assert predicted == sorted(predicted)
+    assert len(set(predicted)) == len(latencies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -252,3 +253,11 @@ def test_other_fields_change_the_speed() -> None:
 def test_it_needs_a_measurement() -> None:
     with pytest.raises(ValueError, match="no measured points"):
         fit([], PROBLEM, LATENCIES)
+
+
+def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
+    performance = BatchingPerformance(1.0, 1.0, 1.0, 1.0, tuple(map(float, range(1, 16))), {"ttft-p99.9": 2.0})
+    assert performance.latency_s("ttft-p95") == 4.0
+    assert performance.latency_s("latency-avg") == 11.0
+    assert 4.0 < performance.latency_s("ttft-p97") < 5.0
+    assert performance.latency_s("ttft-p99.9") == pytest.approx(2 * (5 + math.log(10) / math.log(5)))

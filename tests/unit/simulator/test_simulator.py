@@ -33,6 +33,7 @@ from optimizer.simulator.scenario import (
     Scenario,
     ServiceTimes,
     SimulatedLoad,
+    SimulationResult,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 from tests.simulation import constant_load, linear_times, poisson_load, simulate, with_policy
@@ -853,3 +854,21 @@ def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest
         return 2 * x
 
     assert compiled(doubled)(21) == 42
+
+
+def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
+    result = SimulationResult(1.0, 5.0, 7.0, 23.0, 30.0, 46.0, 0.0, 1.0, 1.0, 100, 1.0, False)
+    names = (
+        "latency-p50",
+        "latency-p80",
+        "latency-p90",
+        "latency-p95",
+        "latency-p97",
+        "latency-p99",
+        "latency-p99.9",
+    )
+    estimated = [result.latency_s(name) for name in names]
+    assert estimated == sorted(estimated)
+    assert result.latency_s("latency-p95") == 30.0
+    assert result.latency_s("latency-avg") == 5.0
+    assert estimated[-1] == pytest.approx(46 + (46 - 30) * math.log(10) / math.log(5)), "the exponential continues"

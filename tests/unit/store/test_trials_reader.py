@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "concurrency": (("0", "-7", "65537", "nan"), "not a whole number from 1 to 65536"),
     "request_rate": (("0", "-1", "nan", LARGE), "not a number from 1e-06 to 1e+15"),
     "batch_stats": (("8:3", "8:1:1000000000000000"), "not a list of size:executions:compute_ns"),
-    "requests": INT32,
+    **dict.fromkeys(("requests", "rejected_requests", "timed_out_requests", "failed_requests"), INT32),
     **dict.fromkeys(
         (timing.over_field for timing in TIMINGS),
         (("-1", "20", "20:x", "nan:3", "20:9999999999"), "not a list of bounds in ms and counts"),
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "cpu_count": (("0", "-2", "1.5", "8193", "many"), "not a whole number from 1 to 8192"),
     "deploy_seconds": FIGURE,
     "load_generator": (("wrk",), "neither empty nor perf_analyzer"),
-    "forecast_latency": (("p95", "throughput"), "none of latency-avg, latency-p50,"),
+    "forecast_latency": (("p95", "throughput", "latency-p100", "latency-p99.90"), "not a latency metric such as"),
     "status": (("lost",), "neither ok nor failed"),
     "score": (("nan", "inf", LARGE), "not a number from -1e+15 to 1e+15"),
     **dict.fromkeys(

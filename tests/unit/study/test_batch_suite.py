@@ -83,7 +83,7 @@ def test_a_name_tells_two_apart(tmp_path: Path) -> None:
         ("models: [a]", "suite.yaml:1: entries: missing"),
         ("entries: []", "suite.yaml:1: entries: is empty"),
         ("entries:\n  - modle: a", "suite.yaml:2: entries.modle: unknown key; did you mean model?"),
-        ("entries:\n  - {model: a, sla: {p42: 1ms}}", "suite.yaml:2: entries.sla.p42: unknown key"),
+        ("entries:\n  - {model: a, sla: {p_42: 1ms}}", "suite.yaml:2: entries.sla.p_42: unknown key"),
         ("entries:\n  - model: a\n    sla: {p95: 5}", "suite.yaml:3: entries.sla.p95: 5: a unit is missing: 5ms?"),
         ("budget: 5\nentries: [{model: a}]", "suite.yaml:1: budget: 5: a unit is missing: 5m?"),
         ("name: ../up\nentries: [{model: a}]", "suite.yaml:1: name: '../up' has a separator"),

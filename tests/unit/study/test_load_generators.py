@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 
 from objectives.sla import Sla
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.timing import Stopwatch
 from optimizer.deploy import runtime
@@ -28,6 +30,7 @@ from optimizer.study.load_generators import (
 from optimizer.study.task import Task
 
 OPTIONS = RunOptions("m")
+SLA = Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
 
 
 def task_with(
@@ -36,9 +39,13 @@ def task_with(
     open_loop: bool = False,
     streaming: bool = False,
     sequence_length: SizeDistribution | None = None,
+    sla: Sla = SLA,
 ) -> Task:
     problem = SimpleNamespace(
-        open_loop=open_loop, request_mix=None, sla=Sla.from_bounds({"p95": 20.0, "throughput": 5.0})
+        open_loop=open_loop,
+        request_mix=None,
+        sla=sla,
+        needs_own_client=Problem("m", SearchSpace((1,)), 1, 1, sla=sla).needs_own_client,
     )
     source = SimpleNamespace(concurrent=concurrent, name="m", is_streaming=streaming)
     requests: dict[str, Any] = {
@@ -144,3 +151,24 @@ def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     assert made.confirmation is made.search
     assert made.cross_checking is None
     assert made.reason is None
+
+
+@pytest.mark.parametrize("bounds", [{"p99.9": 30.0}, {"p95": 20.0, "error-rate": 0.1}])
+def test_the_own_client_searches_for_what_perf_analyzer_does_not_report(
+    bounds: dict[str, float], folder: RunFolder
+) -> None:
+    made = make(OPTIONS, task_with(sla=Sla.from_bounds(bounds)), folder)
+    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search.load_generator, ClosedLoopGenerator)
+    assert made.search.load_generator.counts_failures is ("error-rate" in bounds)
+    assert made.confirmation is made.search
+    assert isinstance(made.cross_checking, PerfAnalyzer)
+
+
+def test_it_refuses_data_that_it_cannot_keep_in_memory(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)
+    task = task_with(data_file(tmp_path, 5), sla=Sla.from_bounds({"p99.9": 30.0}))
+    with pytest.raises(BadInputError, match=r"has more than 4 entries, .* to measure p99\.9; give fewer$"):
+        make(OPTIONS, task, folder)

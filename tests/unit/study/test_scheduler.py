@@ -139,3 +139,18 @@ def test_the_load_search_seeks_the_highest_load_for_requests_and_for_tokens(*, o
         rules.append(scheduler.rules(candidate))
     assert rules[0] == rules[1]
     assert not rules[0].lowest
+
+
+def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_requests() -> None:
+    sla = Sla.from_bounds({"p95": 20.0, "error-rate": 0.1, "throughput": 5.0})
+    scheduler = make_scheduler("random", replace(PROBLEM, objectives=(METRICS["goodput"],), sla=sla))
+    for number in range(2):
+        trial = measured(Trial(number, COMPARISONS[number][1]))
+        counts = {"rejected_requests": 0, "goodput_infer_per_sec": 70.0, "requests": 100}
+        own = tuple((load, replace(measurement, **counts)) for load, measurement in trial.measurements)
+        scheduler.finished(replace(trial, measurements=own))
+    rules = scheduler.rules(Candidate(8, dynamic_batching=True))
+    assert rules.goal is METRICS["goodput"]
+    assert rules.to_beat == 70.0
+    assert not rules.lowest
+    assert rules.sla == Sla.from_bounds({"p95": 20.0, "error-rate": 0.1})

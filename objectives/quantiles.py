@@ -1,0 +1,44 @@
+"""Percentiles by name, such as ``p99.9``, and quantiles between and beyond those that are known."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+_PERCENTILE = re.compile(r"p([0-9]{1,3}(?:\.[0-9]{1,4})?)", re.ASCII)
+PERCENTILE_RULE = "a percentile is above 0 and below 100, with at most four decimals, such as p95 or p99.9"
+
+
+@lru_cache(maxsize=256)
+def parse_percentile(text: str) -> tuple[str, float]:
+    """Return the shortest name of a percentile and its level: ``("p99.9", 0.999)`` for ``p99.90``.
+
+    Raises ValueError with the rule.
+    """
+    match = _PERCENTILE.fullmatch(text)
+    percent = Decimal(match[1]) if match else Decimal(0)
+    if not 0 < percent < 100:
+        raise ValueError(PERCENTILE_RULE)
+    return f"p{percent.normalize():f}", float(percent / 100)
+
+
+def quantile_at(known: Mapping[float, float], level: float) -> float:
+    """Return the quantile at ``level`` from ``known`` quantiles by level, of which there are at least two.
+
+    The distribution is taken as exponential between two of them, and the exponential between the two highest ones
+    continues beyond them.
+    """
+    levels = np.array([0.0, *sorted(known)])
+    values = np.array([0.0, *(known[own] for own in sorted(known))])
+    depths: npt.NDArray[np.float64] = -np.log1p(-levels)
+    depth = -math.log1p(-level)
+    if depth <= depths[-1]:
+        return float(np.interp(depth, depths, values))
+    slope = (values[-1] - values[-2]) / (depths[-1] - depths[-2])
+    return float(values[-1] + slope * (depth - depths[-1]))

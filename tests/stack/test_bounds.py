@@ -1,0 +1,112 @@
+"""Failed requests, high percentiles and goodput on the real server, whose queue is limited."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.metrics import METRICS
+from objectives.sla import Sla
+from optimizer.core.errors import MeasurementError
+from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.model.repository import read_repository_model
+from tests.command_fixtures import Playground, Run, run_tune
+from tests.repositories import write_sleeper
+
+pytestmark = pytest.mark.alone
+
+SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
+POLICY = "dynamic_batching.default_queue_policy."
+SHORT_QUEUE = Candidate(1, dynamic_batching=True, fields=((f"{POLICY}max_queue_size", 2),))
+NO_LIMIT = Candidate(1, dynamic_batching=True)
+EXPIRING = Candidate(
+    1,
+    dynamic_batching=True,
+    fields=((f"{POLICY}allow_timeout_override", False), (f"{POLICY}default_timeout_microseconds", 15_000)),
+)
+SLA = Sla.from_bounds({"p95": 35.0})
+
+
+@pytest.fixture(scope="module")
+def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    folder = tmp_path_factory.mktemp("sleeper")
+    write_sleeper(folder / "models", SLEEP_MS)
+    source = read_repository_model(folder / "models", "sleeper", gpu=False)
+    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+        yield target
+
+
+def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
+    sleeper: EmbeddedTarget, tmp_path: Path
+) -> None:
+    generator = OpenLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
+    with sleeper.deploy(SHORT_QUEUE) as endpoint:
+        windows = generator.measure_windows(endpoint, LoadPoint(1, request_rate=200.0), 1.0, 2)
+        with pytest.raises(MeasurementError, match="Exceeds maximum queue size"):
+            replace(generator, counts_failures=False).measure_windows(
+                endpoint, LoadPoint(1, request_rate=200.0), 1.0, 2
+            )
+    with sleeper.deploy(NO_LIMIT) as endpoint:
+        calm = generator.measure_windows(endpoint, LoadPoint(1, request_rate=20.0), 1.0, 1)
+    assert len(windows) == 2, "rejections keep the queue short, so the server is not overloaded"
+    for window in windows:
+        assert window.rejected_requests
+        # the batcher may sleep beside a full queue for as long as the client waits for the last answers
+        assert (window.timed_out_requests or 0) <= 3
+        assert window.failed_requests == 0
+        assert window.throughput_infer_per_sec is not None
+        assert window.throughput_infer_per_sec < 110, "the server can serve 100 a second"
+        assert window.requests is not None
+        assert window.requests + (window.errors or 0) == pytest.approx(200, abs=70), "all are counted once"
+        assert (METRICS["error-rate"].value(window) or 0.0) > 20
+        assert window.goodput_infer_per_sec is not None
+        assert window.goodput_infer_per_sec <= window.throughput_infer_per_sec
+    assert calm[0].errors == 0
+
+
+def test_requests_that_expire_in_the_queue_have_timed_out(sleeper: EmbeddedTarget, tmp_path: Path) -> None:
+    generator = ClosedLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
+    with sleeper.deploy(EXPIRING) as endpoint:
+        (result,) = generator.measure_windows(endpoint, LoadPoint(1, concurrency=4), 1.0, 1)
+    assert result.timed_out_requests
+    assert (result.rejected_requests, result.failed_requests) == (0, 0)
+    assert result.requests
+    assert result.throughput_infer_per_sec is not None
+    assert result.throughput_infer_per_sec < 110
+
+
+def test_a_request_that_the_server_refuses_is_the_error_if_none_succeeds(
+    sleeper: EmbeddedTarget, tmp_path: Path
+) -> None:
+    generator = ClosedLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
+    with sleeper.deploy(SHORT_QUEUE) as endpoint, pytest.raises(MeasurementError, match="batch-size must be <= 1"):
+        generator.measure_windows(endpoint, LoadPoint(2, concurrency=2), 0.5, 1)
+
+
+def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Playground) -> None:
+    """The queue is limited to two requests, so that a high load loses requests."""
+    write_sleeper(playground.here / "models", 2.0)
+    (playground.here / "p.yaml").write_text(
+        "model: {repository: models, name: sleeper}\n"
+        "load: {max_concurrency: 8}\n"
+        "sla: {p99.9: 500ms}\n"
+        "space:\n"
+        "  max_batch_size: [4]\n"
+        "  max_queue_delay_microseconds: [0]\n"
+        "  instance_group_count: [1]\n"
+        f"  config: {{{POLICY}max_queue_size: [2]}}\n"
+    )
+    options = ["--max-error-rate", "1%", "--objective", "goodput", "--max-trials", "2", "--budget", "40s", "--json"]
+    run = Run(playground, run_tune(playground, *options, "--measurement-interval", "200ms", "p.yaml"))
+    run.assert_found()
+    assert run.document["sla"] == ["p99.9 <= 500 ms", "error-rate <= 1 %"]
+    searched = [row for row in run.rows() if not row["load_generator"]]
+    assert all(row["goodput_infer_per_sec"] and row["rejected_requests"] for row in searched)
+    checked = [row for row in run.rows() if row["load_generator"]]
+    assert all(not row["goodput_infer_per_sec"] for row in checked), "perf_analyzer does not count them"

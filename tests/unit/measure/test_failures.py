@@ -1,0 +1,136 @@
+"""Test failed requests: their kinds, their numbers in each window, and that they are never counted as served."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Sla
+from optimizer.core.errors import MeasurementError
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
+from optimizer.measure.load_client.failures import OTHER, REJECTED, TIMED_OUT, failure_kind, split_failures
+from optimizer.measure.load_client.judgement import CLOSED_LOOP_LEAD_IN_SECONDS, judge_closed_loop, judge_open_loop
+from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendPlan, SendRecord
+
+FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
+EXPIRED = "[request id: <id_unknown>] Request timeout expired"
+CLOSED, OPEN = LoadPoint(2, concurrency=3), LoadPoint(2, request_rate=100.0)
+SIZES = np.array([2])
+MS = 1_000_000
+SLA = Sla.from_bounds({"p95": 5.0})
+
+
+def record(count: int, failures: Any, latency_ms: float = 4.0) -> SendRecord:
+    """Return a record of ``count`` requests in one second after the lead-in, of which each third takes 8 ms."""
+    sent = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + np.linspace(0, 990, count) * MS
+    latencies = np.where(np.arange(count) % 3 == 0, 2 * latency_ms, latency_ms) * MS
+    sent, answered = sent.astype(np.int64), (sent + latencies).astype(np.int64)
+    return SendRecord(sent, sent, answered, int(answered.max()) + MS, failures=failures)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [(FULL, REJECTED), (EXPIRED, TIMED_OUT), ("Deadline Exceeded", TIMED_OUT), ("no such input", OTHER)],
+)
+def test_the_message_says_the_kind(message: str, kind: int) -> None:
+    assert failure_kind(message) == kind
+
+
+def test_failed_requests_of_a_closed_loop_are_counted_in_their_window_and_not_served() -> None:
+    happened = record(100, {FULL: [0, 1, 99], EXPIRED: [2], "x": [60, 61]})
+    first, second = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 2, SIZES)
+    assert (first.rejected_requests, first.timed_out_requests, first.failed_requests) == (2, 1, 0)
+    assert (second.rejected_requests, second.timed_out_requests, second.failed_requests) == (1, 0, 2)
+    assert (first.requests or 0) + (second.requests or 0) == 94
+    assert first.throughput_infer_per_sec == pytest.approx(2 * (first.requests or 0) / 0.5)
+    plain = judge_closed_loop(replace(happened, failures=None), CLOSED, 1.0, SLA, math.inf, 2, SIZES)
+    assert plain[0].errors is None
+    assert METRICS["error-rate"].value(plain[0]) is None
+
+
+def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> None:
+    (result,) = judge_open_loop(record(100, {FULL: [1, 2]}), OPEN, 2.0, SLA, math.inf, 1, SIZES)
+    assert (result.requests, result.errors) == (98, 2)
+    assert METRICS["error-rate"].value(result) == pytest.approx(2.0)
+
+
+def test_a_request_that_the_client_gave_up_has_timed_out() -> None:
+    happened = record(100, {})
+    happened.answered_ns[-1] = NEVER
+    (result,) = judge_open_loop(happened, OPEN, 2.0, SLA, math.inf, 1, SIZES)
+    assert (result.requests, result.timed_out_requests) == (99, 1)
+    (overloaded,) = judge_open_loop(replace(happened, overload="overloaded"), OPEN, 2.0, SLA, math.inf, 1, SIZES)
+    assert overloaded.timed_out_requests == 0
+
+
+def test_a_window_in_which_all_failed_serves_nothing() -> None:
+    happened = record(100, {FULL: list(range(40, 100))})
+    _, second = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 2, SIZES)
+    assert (second.throughput_infer_per_sec, second.goodput_infer_per_sec, second.errors) == (0.0, 0.0, 50)
+    assert SLA.violation(second) == math.inf
+
+
+def test_if_every_request_fails_the_message_is_the_error() -> None:
+    for judge, load in ((judge_closed_loop, CLOSED), (judge_open_loop, OPEN)):
+        with pytest.raises(MeasurementError, match=r"every request failed at .*Exceeds maximum queue size"):
+            judge(record(10, {FULL: list(range(10))}), load, 1.0, SLA, math.inf, 1, SIZES)
+
+
+def test_goodput_counts_the_samples_within_all_latency_bounds() -> None:
+    happened = record(99, None)  # a third takes 8 ms, the others 4 ms
+    for bounds, share in (({"p95": 5.0}, 2 / 3), ({"p50": 9.0}, 1.0), ({"p50": 9.0, "avg": 5.0}, 2 / 3), ({}, 1.0)):
+        (result,) = judge_closed_loop(happened, CLOSED, 1.0, Sla.from_bounds(bounds), math.inf, 1, SIZES)
+        assert result.goodput_infer_per_sec == pytest.approx(share * (result.throughput_infer_per_sec or 0.0))
+        (result,) = judge_open_loop(happened, OPEN, 2.0, Sla.from_bounds(bounds), math.inf, 1, SIZES)
+        assert result.goodput_infer_per_sec == pytest.approx(share * (result.throughput_infer_per_sec or 0.0))
+
+
+def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
+    happened = record(1000, {FULL: list(range(1, 41, 1))}, latency_ms=1.0)
+    (result,) = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 1, SIZES)
+    assert Sla.from_bounds({"p95": 3.0}).is_met(result), "4 % failed"
+    assert not Sla.from_bounds({"p99": 1000.0}).is_met(result), "more than 1 % failed"
+    assert Sla.from_bounds({"avg": 3.0}).is_met(result)
+
+
+def test_the_client_counts_failures_by_message_but_those_of_the_warm_up_are_errors(tmp_path: Path) -> None:
+    plan = SendPlan("127.0.0.1:1", 0.0, concurrency=1, counts_failures=True)
+    client = ClosedLoopClient(plan, [b""])
+    for number in range(MOST_MESSAGES + 5):
+        client._note_failure(client._warm_ups + number, f"message {number}")
+    assert len(client._failures) == MOST_MESSAGES + 1
+    assert client._failures[OTHER_MESSAGES] == list(range(MOST_MESSAGES, MOST_MESSAGES + 5))
+    assert not client._error
+    client._note_failure(0, FULL)
+    assert client._error == FULL
+    strict = ClosedLoopClient(replace(plan, counts_failures=False), [b""])
+    strict._note_failure(9, FULL)
+    assert (strict._error, strict._failures) == (FULL, {})
+
+
+def test_responses_of_failed_requests_are_left_out() -> None:
+    """Of three requests with 2, 0 and 3 responses the first and the second one fail."""
+    messages = (b"a", b"b", b"c", b"d", b"e")
+    responses = ResponseRecord(np.array([0, 2, 2, 5]), np.arange(5) * MS, messages, 0, 10 * MS)
+    times = np.array([0, 1, 2]) * MS
+    happened = SendRecord(times, times, times + 9 * MS, 20 * MS, responses=responses, failures={FULL: [0, 1, 1]})
+    served, sizes, failed = split_failures(happened, SIZES)
+    assert served.responses is not None
+    assert served.responses.messages == (b"c", b"d", b"e")
+    assert served.responses.offsets.tolist() == [0, 3]
+    assert served.responses.arrived_ns.tolist() == [2 * MS, 3 * MS, 4 * MS]
+    assert sizes.tolist() == [2]
+    assert failed is not None
+    assert failed.kinds.tolist() == [REJECTED, REJECTED]
+
+
+def test_without_counts_the_error_rate_is_unknown() -> None:
+    assert Measurement(requests=5).errors is None
+    assert METRICS["error-rate"].value(Measurement(requests=5)) is None

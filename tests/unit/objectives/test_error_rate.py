@@ -1,0 +1,104 @@
+"""Test the verdict on the share of failed requests, and that failed requests count as late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.latency_sketch import count_over, sketch_latencies
+from objectives.metrics import METRICS, Measurement
+from objectives.sla import Sla
+from objectives.verdict import SequentialTest, SlaVerdict, count_misses, judge_sla, pool_measurements, server_spreads
+
+BOUND_MS = 20.0
+SLA = Sla.from_bounds({"p95": BOUND_MS, "error-rate": 0.5})
+
+
+def window(rng: np.random.Generator, failed: int, served: int = 2000, speed: float = 1.0) -> Measurement:
+    latencies_ms = speed * rng.gamma(9.0, 1.0, served)
+    return Measurement(
+        served / 0.5,
+        latency_p50_ms=float(np.quantile(latencies_ms, 0.5)),
+        latency_p95_ms=float(np.quantile(latencies_ms, 0.95)),
+        requests=served,
+        rejected_requests=failed,
+        timed_out_requests=0,
+        failed_requests=0,
+        stable=True,
+        requests_over_ms=count_over(latencies_ms, [BOUND_MS]),
+        latency_sketch=sketch_latencies(latencies_ms),
+    )
+
+
+def judge(failed: Sequence[int], sla: Sla = SLA, windows: int = 8) -> SlaVerdict:
+    rng = np.random.default_rng(0)
+    servers = [[window(rng, count) for _ in range(windows)] for count in failed]
+    return judge_sla(servers, sla, server_spreads([servers], sla), SequentialTest(0.01, 9))
+
+
+def test_no_failures_in_many_requests_pass() -> None:
+    judged = judge([0] * 6)
+    assert judged.verdict is Verdict.PASS
+    assert judged.effective_by_metric["error-rate"] == pytest.approx(6 * 8 * 2000)
+
+
+def test_many_failures_fail_with_the_interval() -> None:
+    judged = judge([100] * 6)
+    assert judged.verdict is Verdict.FAIL
+    assert judged.reason.startswith("error-rate <= 0.5 %: ")
+    assert "of the requests fail (allowed: 0.005)" in judged.reason
+    assert judged.excess > 0
+
+
+def test_a_share_at_the_bound_is_undecided() -> None:
+    assert judge([10] * 6).verdict is Verdict.UNDECIDED
+
+
+def test_few_requests_do_not_prove_a_small_rate() -> None:
+    judged = judge([0] * 4, Sla.from_bounds({"error-rate": 0.001}), windows=2)
+    assert judged.verdict is Verdict.UNDECIDED
+
+
+def test_servers_that_differ_carry_less_information() -> None:
+    alike, different = (judge(failed).effective_by_metric["error-rate"] for failed in ([6] * 6, [0, 0, 0, 0, 0, 36]))
+    assert different < 0.1 * alike
+
+
+def test_uncounted_failures_are_undecided() -> None:
+    rng = np.random.default_rng(0)
+    plain = replace(window(rng, 0), rejected_requests=None, timed_out_requests=None, failed_requests=None)
+    servers = [[plain] * 8] * 6
+    judged = judge_sla(servers, SLA, server_spreads([servers], SLA), SequentialTest(0.01))
+    assert judged.verdict is Verdict.UNDECIDED
+    assert "failed requests were not counted" in judged.reason
+
+
+def test_failed_requests_are_late() -> None:
+    """Of the served requests hardly any is late, but 8 % of all fail."""
+    sla = Sla.from_bounds({"p95": BOUND_MS})
+    assert judge([0] * 6, sla).verdict is Verdict.PASS
+    assert judge([174] * 6, sla).verdict is Verdict.FAIL
+    rng = np.random.default_rng(0)
+    counts = count_misses([[window(rng, 500)]], BOUND_MS, 0.95)
+    assert counts.requests[0].tolist() == [2500]
+    assert counts.share == pytest.approx(0.2, abs=0.02)
+    assert counts.distance == -np.inf
+
+
+def test_the_bound_applies_to_a_higher_quantile_of_the_served_requests() -> None:
+    own = window(np.random.default_rng(0), 60)  # 2.9 % failed
+    p95 = METRICS["latency-p95"]
+    assert p95.value(own) == own.latency_p95_ms
+    assert p95.bounded_value(own) == pytest.approx(METRICS["latency-p97.85"].value(own))
+    assert p95.bounded_value(replace(own, rejected_requests=0)) == own.latency_p95_ms
+    assert p95.bounded_value(replace(own, rejected_requests=2000)) == np.inf
+
+
+def test_pooled_windows_have_all_failures() -> None:
+    rng = np.random.default_rng(0)
+    pooled = pool_measurements([window(rng, 3), window(rng, 5)])
+    assert (pooled.requests, pooled.rejected_requests, pooled.timed_out_requests, pooled.errors) == (4000, 8, 0, 8)
