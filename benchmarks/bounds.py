@@ -26,7 +26,7 @@ from intervals import ratio_interval
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from objectives.verdict import pool_measurements, pooled_quantile_ms
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
@@ -160,7 +160,7 @@ def print_queues(rounds: int, seconds: float, shares: tuple[float, ...], limits:
 
 def queued(limit: int) -> Candidate:
     """Return the configuration with this limit of the queue."""
-    fields = (THREADS, *([(MAX_QUEUE_SIZE, limit)] if limit else []))
+    fields: list[tuple[str, FieldValue]] = [THREADS, *([(MAX_QUEUE_SIZE, limit)] if limit else [])]
     return Candidate(8, dynamic_batching=True, fields=tuple(sorted(fields)))
 
 

@@ -146,7 +146,7 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
                 Trial(trial.number, trial.candidate), again.load, again.measurement, again.server, again.error
             )
     run.write_info(
-        RunOptions(MODEL, sla_ms=dict(BOUNDS_MS), objectives=(objective,)),  # type: ignore[arg-type]
+        RunOptions(MODEL, sla_ms=dict(BOUNDS_MS), objectives=(objective,)),
         {
             "status": "found",
             "command": f"tune --sla-ttft-p95 200ms --sla-itl-p95 30ms {MODEL}",

@@ -229,9 +229,7 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
     elif options.protocol != "grpc":
         raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
     if options.shared_memory == "cuda":
-        raise BadInputError(
-            f"--shared-memory cuda: {why} with system memory only; give --shared-memory system"
-        )
+        raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")
     if options.perf_analyzer_image is not None:
         raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
     if is_batched:

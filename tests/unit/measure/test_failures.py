@@ -31,8 +31,8 @@ def record(count: int, failures: Any, latency_ms: float = 4.0) -> SendRecord:
     """Return a record of ``count`` requests in one second after the lead-in, of which each third takes 8 ms."""
     sent = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + np.linspace(0, 990, count) * MS
     latencies = np.where(np.arange(count) % 3 == 0, 2 * latency_ms, latency_ms) * MS
-    sent, answered = sent.astype(np.int64), (sent + latencies).astype(np.int64)
-    return SendRecord(sent, sent, answered, int(answered.max()) + MS, failures=failures)
+    sent_ns, answered_ns = sent.astype(np.int64), (sent + latencies).astype(np.int64)
+    return SendRecord(sent_ns, sent_ns, answered_ns, int(answered_ns.max()) + MS, failures=failures)
 
 
 @pytest.mark.parametrize(

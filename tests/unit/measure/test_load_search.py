@@ -263,8 +263,15 @@ def test_too_many_failed_requests_lower_the_load() -> None:
 
     def failing(concurrency: int) -> Measurement:
         rejected = max(0, 10 * (concurrency - 24))
-        counts = {"rejected_requests": rejected, "timed_out_requests": 0, "failed_requests": 0}
-        return Measurement(100.0 * concurrency, latency_p95_ms=5.0, requests=1000, stable=True, **counts)
+        return Measurement(
+            100.0 * concurrency,
+            latency_p95_ms=5.0,
+            requests=1000,
+            rejected_requests=rejected,
+            timed_out_requests=0,
+            failed_requests=0,
+            stable=True,
+        )
 
     measured = sweep(failing, LoadSearchRules(1, 256, sla, start=60, max_loads=8))
     met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]

@@ -146,8 +146,10 @@ def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_re
     scheduler = make_scheduler("random", replace(PROBLEM, objectives=(METRICS["goodput"],), sla=sla))
     for number in range(2):
         trial = measured(Trial(number, COMPARISONS[number][1]))
-        counts = {"rejected_requests": 0, "goodput_infer_per_sec": 70.0, "requests": 100}
-        own = tuple((load, replace(measurement, **counts)) for load, measurement in trial.measurements)
+        own = tuple(
+            (load, replace(measurement, rejected_requests=0, goodput_infer_per_sec=70.0, requests=100))
+            for load, measurement in trial.measurements
+        )
         scheduler.finished(replace(trial, measurements=own))
     rules = scheduler.rules(Candidate(8, dynamic_batching=True))
     assert rules.goal is METRICS["goodput"]
