@@ -264,12 +264,12 @@ class LoadClient:
                 self._record_answer(call - warm_ups, now_ns)
 
     def _note_failure(self, call: int, message: str) -> None:
-        """Count a failed call if the plan says so and it is none of the warm-up; otherwise it ends the load."""
-        if not self._plan.counts_failures or call < self._warm_ups:
+        """Count a failed call if the plan says so, unless it is one of the warm-up; otherwise it ends the load."""
+        if not self._plan.counts_failures:
             self._error = self._error or message
-            return
-        known = message in self._failures or len(self._failures) < MOST_MESSAGES
-        self._failures.setdefault(message if known else OTHER_MESSAGES, []).append(call - self._warm_ups)
+        elif call >= self._warm_ups:
+            known = message in self._failures or len(self._failures) < MOST_MESSAGES
+            self._failures.setdefault(message if known else OTHER_MESSAGES, []).append(call - self._warm_ups)
 
     def _record_answer(self, number: int, now_ns: int) -> None:
         """Record that request ``number`` was answered at ``now_ns``."""

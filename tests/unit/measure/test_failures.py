@@ -100,7 +100,7 @@ def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
     assert Sla.from_bounds({"avg": 3.0}).is_met(result)
 
 
-def test_the_client_counts_failures_by_message_but_those_of_the_warm_up_are_errors(tmp_path: Path) -> None:
+def test_the_client_counts_failures_by_message_without_those_of_the_warm_up(tmp_path: Path) -> None:
     plan = SendPlan("127.0.0.1:1", 0.0, concurrency=1, counts_failures=True)
     client = ClosedLoopClient(plan, [b""])
     for number in range(MOST_MESSAGES + 5):
@@ -109,7 +109,8 @@ def test_the_client_counts_failures_by_message_but_those_of_the_warm_up_are_erro
     assert client._failures[OTHER_MESSAGES] == list(range(MOST_MESSAGES, MOST_MESSAGES + 5))
     assert not client._error
     client._note_failure(0, FULL)
-    assert client._error == FULL
+    assert FULL not in client._failures
+    assert not client._error, "a queue policy may reject it as well"
     strict = ClosedLoopClient(replace(plan, counts_failures=False), [b""])
     strict._note_failure(9, FULL)
     assert (strict._error, strict._failures) == (FULL, {})
