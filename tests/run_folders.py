@@ -84,6 +84,7 @@ def write_run(
                 "request_batch_size": 2,
                 "space": SPACE | {path: list(values) for path, values in (fields or {}).items()},
                 "kind": "batched",
+                "max_concurrency": 256,
                 "baseline": candidate_document(candidate),
                 "dynamic_batching": candidate_document(candidate),
             },

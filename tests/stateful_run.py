@@ -73,6 +73,7 @@ def write_run(folder: Path) -> Path:
                 "request_batch_size": 1,
                 "sequence_length": "10..30",
                 "kind": "stateful",
+                "max_concurrency": 256,
                 "space": {
                     "max_batch_size": [8],
                     "max_queue_delay_us": ["off"],

@@ -157,9 +157,10 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
                 "objectives": [objective],
                 "request_batch_size": 1,
                 "kind": "streaming",
+                "max_concurrency": 256,
                 "tokens": {
-                    "prompt": {"smallest": 64, "mean": 64.0, "largest": 64},
-                    "output": {"smallest": 16, "mean": 39.5, "largest": 63},
+                    "prompt": {"smallest": 64, "mean": 64.0, "largest": 64, "quantiles": [64, 64]},
+                    "output": {"smallest": 16, "mean": 39.5, "largest": 63, "quantiles": [16, 63]},
                 },
                 "space": SPACE | {BATCH: list(SIZES)},
                 "baseline": candidate_document(BASELINE),

@@ -304,7 +304,10 @@ class SearchedWithoutSimulator(Note):
     """No simulator describes the model, so a closed queueing network guided the search."""
 
     def __str__(self) -> str:
-        return "no simulator describes this model: the search learns from measurements alone and may need more trials"
+        return (
+            "no simulator describes this model: a closed queueing network, fitted to the measurements, guides the "
+            "search, which may need more trials"
+        )
 
 
 @dataclass(frozen=True, slots=True)

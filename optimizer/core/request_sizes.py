@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DISTRIBUTION_MARKS = ("*", "|", "..")  # a DIM with one of these has several sizes
 MAX_SIZE = 2**31 - 1
 MAX_CHOICES = 64
+DRAWN_SIZES = 8192  # for quantiles
 ValueRange: TypeAlias = "tuple[int, int] | tuple[float, float]"
 _CHOICE = re.compile(r"([0-9]{1,10})(?:\.\.([0-9]{1,10}))?(?:\*([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 
@@ -57,6 +58,20 @@ class SizeDistribution:
         """The mean size."""
         weights = sum(weight for _, _, weight in self.choices)
         return self.fixed or sum(weight * (low + high) / 2 for low, high, weight in self.choices) / weights
+
+    def share_above(self, size: int) -> float:
+        """Return the share of the sizes above ``size``."""
+        weights = sum(weight for _, _, weight in self.choices)
+        above = ((weight, max(0, high - max(low - 1, size)) / (high - low + 1)) for low, high, weight in self.choices)
+        return sum(weight * share for weight, share in above) / weights
+
+    def quantiles(self, count: int) -> list[int]:
+        """Return ``count`` quantiles at equal distances, from the smallest to the largest size."""
+        import numpy as np
+
+        drawn = np.sort(self.draw(DRAWN_SIZES, np.random.default_rng(0)))
+        inner: list[int] = drawn[np.linspace(0, len(drawn) - 1, count).round().astype(int)].tolist()
+        return [self.smallest, *inner[1:-1], self.largest]
 
     def __str__(self) -> str:
         """Return the text that ``parse_size_distribution`` reads as this distribution."""

@@ -143,7 +143,8 @@ def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown
     The server's compute time ends when the model has accepted the request. The shortest mean time to first
     response of the run is an upper bound of the time of a prompt alone, so waiting takes at least the rest.
     """
-    measured = [one for one in (*latest_points(trials), point) if _first_ms(one) is not None]
+    stable = [one for one in latest_points(trials) if one.measurement.stable]  # an overload has lower bounds only
+    measured = [one for one in (*stable, point) if _first_ms(one) is not None]
     first_ms, total_ms = _first_ms(point), point.measurement.latency_avg_ms
     if first_ms is None or total_ms is None:
         return StageBreakdown(point, {}, None)

@@ -117,7 +117,13 @@ def _next_load(forecast: Forecast, explanation: Explanation) -> str:
         for bound in problem.sla.latencies
         if forecast.latencies_ms.get(bound.metric, 0.0) > bound.bound
     ]
-    effect = f", which misses {' and '.join(missed)}" if missed else ", within the bounds" if problem.sla else ""
+    effect = (
+        f", which misses {' and '.join(missed)}"
+        if missed
+        else ", within the bounds on times"
+        if problem.sla.latencies
+        else ""
+    )
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     return (
         f"With {forecast.concurrency:,} {noun} in flight, it is expected to serve {throughput} with "
@@ -155,12 +161,13 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
         best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
         _sentences(console, f"another SLA, {goal}: {effect}{best}")
     if not explanation.recommended:
+        alone = ", with one request at a time" if explanation.run.problem.is_simulated else ""
         for latency in simulation.latencies:
             if math.isfinite(latency.bound_ms):
                 _sentences(
                     console,
                     f"The lowest expected {formatting.short_metric(latency.metric)} of the tried configurations is "
-                    f"{formatting.number(latency.quickest_ms)} ms, with one request at a time.",
+                    f"{formatting.number(latency.quickest_ms)} ms{alone}.",
                 )
 
 

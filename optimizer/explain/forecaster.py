@@ -127,7 +127,7 @@ def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 class OtherSla:
     """The best tried candidate within ``factor`` times the bound on ``metric``.
 
-    ``gain`` is relative to the best tried candidate within the given bounds.
+    ``gain`` is relative to the best tried candidate within the bounds.
     """
 
     metric: str

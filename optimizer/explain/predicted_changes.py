@@ -1,4 +1,4 @@
-"""Forecasts of changes to a configuration by the surrogate of the search, for models without a simulator."""
+"""Forecasts of changes to a configuration by the surrogate of the search, for models that stream or keep state."""
 
 from __future__ import annotations
 

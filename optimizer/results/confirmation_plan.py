@@ -168,7 +168,9 @@ def load_ladder(
 
     Latency is not monotonic in the load: with a queue delay, fewer requests in flight fill batches worse. It rises
     steeply once requests wait for a place in a running batch. So ``model`` predicts it, and the candidate's own
-    measurements correct the predictions. Without a model the measurements are interpolated.
+    measurements correct the predictions. The simulator of the dynamic batcher is corrected by the median error, and
+    other models, whose errors depend more on the load, by the interpolated one. Without a model, or where it predicts
+    nothing, the measurements are interpolated. Measurements without a latency that is bounded do not count.
 
     Args:
         point: The candidate at its best load.
@@ -178,26 +180,38 @@ def load_ladder(
         every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
     """
     loads = _possible_loads(point, problem, every_load=every_load)
-    own = [other for other in points if other.candidate == point.candidate and other.throughput_infer_per_sec > 0]
-    own = sorted(own or [point], key=lambda other: _log_size(other.load))
+    own = [other for other in points if other.candidate == point.candidate and _has_all_latencies(other, problem)]
+    own = own or [point]
     measured = np.array([_log_metrics(other.measurement, problem) for other in own])
+    sizes, known = np.array(list(map(_log_size, loads))), np.array([_log_size(other.load) for other in own])
+    expected = None
     if model is not None and not problem.open_loop:
-        sizes = [load.concurrency for load in loads] + [other.load.concurrency for other in own]
-        simulated = model.simulate([(point.candidate, size) for size in sizes])
-        figures = np.array([_log_predicted(performance, problem) for performance in simulated])
-        expected = figures[: len(loads)] + np.median(measured - figures[len(loads) :], axis=0)
-    else:
-        expected = _interpolated([_log_size(load) for load in loads], [_log_size(p.load) for p in own], measured)
+        cells = [(point.candidate, other.concurrency) for other in (*loads, *(other.load for other in own))]
+        figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
+        if np.isfinite(figures).all():
+            predicted, errors = figures[: len(loads)], measured - figures[len(loads) :]
+            expected = predicted + (
+                np.median(errors, axis=0) if problem.is_simulated else _interpolated(sizes, known, errors)
+            )
+    if expected is None:
+        expected = _interpolated(sizes, known, measured)
+        # beyond the known loads, latency is proportional to the load, and throughput no higher
+        beyond = sizes - np.clip(sizes, known.min(), known.max())
+        expected += np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     return LoadLadder(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
 
 
-def _interpolated(sizes: Sequence[float], known: Sequence[float], figures: FloatArray) -> FloatArray:
-    """Return latency and throughput at ``sizes``; beyond the known ones, latency is proportional to the load."""
-    beyond = np.array(sizes) - np.clip(sizes, known[0], known[-1])
-    latency, throughput = (np.interp(sizes, known, column) for column in figures.T)
-    return np.stack([latency + beyond, throughput + np.minimum(beyond, 0.0)], axis=1)
+def _has_all_latencies(point: Point, problem: Problem) -> bool:
+    return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
+
+
+def _interpolated(sizes: FloatArray, known: FloatArray, values: FloatArray) -> FloatArray:
+    """Return ``values`` [known, columns] interpolated at ``sizes``; values at the same size are averaged."""
+    distinct, place = np.unique(known, return_inverse=True)
+    averages = [np.bincount(place, column) / np.bincount(place) for column in values.T]
+    return np.stack([np.interp(sizes, distinct, average) for average in averages], axis=1)
 
 
 def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from optimizer.store.trials_reader import NUMBERS, WHOLE_NUMBERS
 from optimizer.store.trials_table import TrialsTable
 
 LONGEST_REASON = 300
-UNKNOWN_CONCURRENCY = 256  # run.json does not hold the maximum; no measurement depends on it
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     if info["kind"] not in kinds:
         raise ValueError(f"kind {info['kind']!r} is not one of {', '.join(kinds)}")
     kind = ModelKind(info["kind"])
+    _check_whole("concurrency", info["max_concurrency"])
     choices = {name: tuple(values) for name, values in info["space"].items()}
     own = {name: choices.pop(name) for name in SETTING_COLUMNS if name in choices}
     for name in ("max_batch_size", "instance_count"):
@@ -141,7 +141,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
             is_streaming=kind is ModelKind.STREAMING,
         ),
         request_batch_size=size,
-        max_concurrency=UNKNOWN_CONCURRENCY,
+        max_concurrency=info["max_concurrency"],
         objectives=tuple(METRICS[name] for name in info["objectives"]),
         sla=Sla.parse(info["constraints"]),
         open_loop=options.load == "rate",
@@ -159,21 +159,19 @@ def _token_requests(recorded: Mapping[str, Any] | None) -> TokenRequests | None:
     if not recorded:
         return None
     try:
-        prompt, output = (_approximate_lengths(**recorded[name]) for name in ("prompt", "output"))
+        prompt, output = (_approximate_lengths(recorded[name]["quantiles"]) for name in ("prompt", "output"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"problem.tokens: {error}") from None
     return TokenRequests(prompt, output, prompt_input="", output_input="")
 
 
-def _approximate_lengths(*, smallest: int, mean: float, largest: int) -> SizeDistribution:
-    """Return a distribution with these ends and this mean that is uniform on both sides of the mean."""
-    if not 1 <= smallest <= mean <= largest <= MAX_TOKENS:
-        raise ValueError(f"{mean!r} is not the mean of lengths from {smallest!r} to {largest!r}")
-    middle = math.floor(mean)
-    below, above = (smallest + middle) / 2, (middle + largest) / 2
-    share = min(max((above - mean) / (above - below), 0.0), 1.0) if above > below else 1.0
-    choices = ((smallest, middle, share), (middle, largest, 1 - share))
-    return SizeDistribution(tuple(choice for choice in choices if choice[2] > 0))
+def _approximate_lengths(quantiles: Sequence[int]) -> SizeDistribution:
+    """Return a distribution that is uniform between neighbors of ``quantiles``, which have equal distances."""
+    if len(quantiles) < 2 or any(type(length) is not int for length in quantiles):
+        raise ValueError(f"{quantiles!r} are not two or more lengths")
+    if sorted(quantiles) != list(quantiles) or not 1 <= quantiles[0] <= quantiles[-1] <= MAX_TOKENS:
+        raise ValueError(f"{quantiles!r} are not ascending lengths from 1 to {MAX_TOKENS}")
+    return SizeDistribution(tuple((low, high, 1.0) for low, high in pairwise(quantiles)))
 
 
 def _request_times(info: Mapping[str, Any]) -> RequestTimes:

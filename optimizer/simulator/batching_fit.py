@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import numpy as np
 
@@ -54,6 +54,7 @@ EVALUATIONS = 20  # steps of the fit
 FIT_THREADS = max(1, min(4, os.cpu_count() or 1))
 SEQUENCES = "max_num_seqs"  # key of vLLM's model.json: the most running sequences
 USUAL_SEQUENCES = 256  # if it is not set
+SEVERAL_TOKENS = 0.05  # share of the outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +108,7 @@ class BatchingModel:
             before, after = np.split(residuals(np.concatenate([place - steps, place + steps])), 2)
             return np.asarray((after - before).T / (2 * DIFFERENCE))
 
-        found = least_squares(
+        solution = least_squares(
             lambda place: residuals(place[None])[0],
             np.zeros(len(self.place)),
             jacobian,
@@ -118,8 +119,8 @@ class BatchingModel:
             xtol=1e-2,
             max_nfev=EVALUATIONS,
         )
-        precision = found.jac.T @ found.jac
-        return replace(self, place=found.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
+        precision = solution.jac.T @ solution.jac
+        return replace(self, place=solution.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
 
     def samples(self, count: int) -> list[BatchingModel]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""
@@ -187,17 +188,26 @@ def applies(problem: Problem) -> bool:
     """Return whether the simulator describes the model of ``problem``.
 
     It streams the tokens of one prompt a request, and the lengths and the slots of an instance are known. The slots
-    are ``max_batch_size``, or vLLM's ``max_num_seqs`` if the search varies it.
+    are ``max_batch_size``, or vLLM's ``max_num_seqs`` if the search varies it. At least SEVERAL_TOKENS of the outputs
+    have more than one token.
     """
     if problem.kind is not ModelKind.STREAMING or problem.tokens is None or problem.request_batch_size != 1:
         return False
-    has_slots = min(problem.space.max_batch_size) > 0 or MODEL_JSON_PREFIX + SEQUENCES in problem.space.fields
-    return has_slots and problem.tokens.output.largest > 1
+    sequences = problem.space.fields.get(MODEL_JSON_PREFIX + SEQUENCES, ())
+    has_slots = all(map(_is_count, sequences)) if sequences else min(problem.space.max_batch_size) > 0
+    return has_slots and problem.tokens.output.share_above(1) >= SEVERAL_TOKENS
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0
 
 
 def slots(candidate: Candidate) -> int:
     """Return the most running sequences of an instance."""
-    return int(candidate.model_json.get(SEQUENCES) or candidate.max_batch_size or USUAL_SEQUENCES)
+    sequences = candidate.model_json.get(SEQUENCES)
+    if _is_count(sequences):
+        return sequences
+    return candidate.max_batch_size or USUAL_SEQUENCES
 
 
 def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int = 0) -> BatchingModel:

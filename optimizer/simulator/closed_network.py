@@ -113,9 +113,9 @@ class ClosedNetwork:
             logs[:, 0] += math.log(batch)
             return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights[:, None]).ravel(), place])
 
-        found = least_squares(residuals, np.zeros(len(self.place)), loss="soft_l1", f_scale=ROBUST)
-        precision = found.jac.T @ found.jac
-        return replace(self, place=found.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
+        solution = least_squares(residuals, np.zeros(len(self.place)), loss="soft_l1", f_scale=ROBUST)
+        precision = solution.jac.T @ solution.jac
+        return replace(self, place=solution.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
 
     def samples(self, count: int) -> list[ClosedNetwork]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""

@@ -184,9 +184,12 @@ def _row(scenario: BatchingScenario, mean_output: float) -> tuple[float, ...]:
     wanted = max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load)
     enough = min(ENOUGH_REQUESTS, ENOUGH_TOKENS / mean_output)
     repeats = min(MOST_REPEATS, math.ceil(enough / (load + wanted)))
+    running = min(scenario.slots, load)
+    pass_s = times.fixed_s + times.sequence_s * running**times.power
+    send_s = min(SEND_SHARE * times.sequence_s, pass_s / running)  # sending is a part of the pass
     return (
         *(scenario.slots, len(scenario.factors), load, scenario.delay_s, scenario.full),
         *(times.fixed_s, times.sequence_s, times.power, times.prompt_s, times.round_trip_s),
-        *(times.prompt_limit, times.kv_tokens, SEND_SHARE * times.sequence_s, RANDOM_SHARE),
+        *(times.prompt_limit, times.kv_tokens, send_s, RANDOM_SHARE),
         *(load, wanted, repeats),
     )

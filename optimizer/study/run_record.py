@@ -40,6 +40,7 @@ from optimizer.study.load_generators import PerfAnalyzerReason
 from optimizer.study.scheduler import SearchEnd
 from optimizer.study.task import Task
 
+LENGTH_QUANTILES = 21  # of the numbers of tokens
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
 KEYS: Final = {  # of run.json, except those of the options and of the classes that are written as they are
     "schema_version": "Version of this format. Another version of tune may refuse it.",
@@ -60,10 +61,11 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.objectives": "Names of the objectives, the most important one first.",
     "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
     "problem.sequence_length": "Requests in each sequence to a stateful model, as text; null for other models.",
-    "problem.tokens": "Numbers of tokens (`smallest`, `mean`, `largest`) of the generated prompts (`prompt`) and "
-    "outputs (`output`) of a model that streams; null if there are none.",
+    "problem.tokens": "Numbers of tokens (`smallest`, `mean`, `largest`, and `quantiles` at equal distances) of the "
+    "generated prompts (`prompt`) and outputs (`output`) of a model that streams; null if there are none.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
+    "problem.max_concurrency": "The most requests in flight that the search may try.",
     "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
     "problem.server_model": "Model of the server that the search `simulated` fits: "
     + ", ".join(f"`{model.name}`" for model in (ServerModel, BatchingModel, ClosedNetwork))
@@ -125,6 +127,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "tokens": None if problem.tokens is None else _tokens_document(problem.tokens),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
+        "max_concurrency": problem.max_concurrency,
         "kind": problem.kind.value,
         "server_model": model_type(problem).name,
         "request_times": problem.request_times and asdict(problem.request_times),
@@ -134,9 +137,14 @@ def problem_document(task: Task) -> dict[str, Any]:
     }
 
 
-def _tokens_document(tokens: TokenRequests) -> dict[str, dict[str, float]]:
+def _tokens_document(tokens: TokenRequests) -> dict[str, dict[str, Any]]:
     return {
-        name: {"smallest": lengths.smallest, "mean": round(lengths.mean, 2), "largest": lengths.largest}
+        name: {
+            "smallest": lengths.smallest,
+            "mean": round(lengths.mean, 2),
+            "largest": lengths.largest,
+            "quantiles": lengths.quantiles(LENGTH_QUANTILES),
+        }
         for name, lengths in (("prompt", tokens.prompt), ("output", tokens.output))
     }
 

@@ -46,7 +46,7 @@ MAX_STARTING_SECONDS = 10.0  # for the first requests of a closed loop
 
 
 class StreamingClient(LoadClient):
-    """Records the responses of each request; a base class beside one of the two loops.
+    """Records the responses of each request; a base class next to one of the two loops.
 
     The lead-in ends when the first ``_awaited`` requests have ended and, in an open loop, also those that had been
     sent by then. It takes MIN_LEAD_IN_SECONDS to MAX_LEAD_IN_SECONDS.
@@ -152,7 +152,7 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
     """Sends the requests of the lead-in until it ends, and then the others, whose planned times count from there.
 
     The server is overloaded if the first responses are late as answers are in ``OverloadDetector``: a whole request
-    may take much longer beside others than alone.
+    may take much longer with others than alone.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from objectives.load_sequence import MARGIN
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
 from optimizer.results import summary
@@ -174,6 +174,20 @@ class TestLadder:
         assert predicted[16] == pytest.approx(11.0 / BOUND_MS)
         assert predicted[18] == pytest.approx(22.0 / BOUND_MS)
         assert max(ladder.throughput) == pytest.approx(50 * 16, rel=0.15)
+
+    def test_errors_of_a_model_that_is_no_simulator_are_interpolated(self, problem: Problem) -> None:
+        """The model is wrong about where requests begin to wait: at 8 instead of 16."""
+        points = [self.at(8, 10.0), self.at(12, 40.0)]
+        ladder = load_ladder(points[0], points, replace(problem, kind=ModelKind.STATEFUL), SteepModel())
+        predicted = {load.concurrency: share for load, share in zip(ladder.loads, ladder.predicted, strict=True)}
+        assert predicted[8] == pytest.approx(math.log(10.0 / BOUND_MS))
+        assert 0 < predicted[11] < math.log(40.0 / BOUND_MS)
+
+    def test_a_measurement_without_the_bounded_latency_does_not_count(self, problem: Problem) -> None:
+        good, lost = self.at(8, 10.0), self.at(16, 10.0)
+        lost = replace(lost, measurement=replace(lost.measurement, latency_p95_ms=None))
+        for model in (None, SteepModel()):
+            assert load_ladder(good, [good, lost], problem, model) == load_ladder(good, [good], problem, model)
 
     def test_only_allowed_loads_are_tested(self, problem: Problem) -> None:
         class Listed(SearchSpace):

@@ -250,6 +250,29 @@ def test_other_fields_change_the_speed() -> None:
     assert fast > 1.2 * slow
 
 
+@pytest.mark.parametrize("choice", ["auto", -1, 0, True])
+def test_it_does_not_apply_to_a_number_of_sequences_that_is_no_number(choice: Any) -> None:
+    field = "model_json.max_num_seqs"
+    space = SearchSpace((0,), fields={field: (choice, 64)}, is_streaming=True)
+    assert model_type(replace(PROBLEM, space=space)) is ClosedNetwork
+    assert slots(Candidate(0, fields=((field, choice),))) == 256
+
+
+def test_it_does_not_apply_if_nearly_all_outputs_have_one_token() -> None:
+    assert model_type(replace(PROBLEM, tokens=tokens("16", "1..2"))) is BatchingModel
+    assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork
+
+
+@pytest.mark.parametrize("running", [1, 64, 256, 512])
+def test_sending_is_a_part_of_the_pass(running: int) -> None:
+    """Otherwise a later pass would begin before the earlier one."""
+    times = PassTimes(0.001, 0.004, 1e-5, power=0.5)
+    result = simulate(BatchingScenario(running, running, times), lengths("16", "4..8"))
+    assert min(result.latency_s(metric) for metric in LATENCY_METRICS) > 0
+    pass_s = times.fixed_s + times.sequence_s * running**times.power
+    assert result.latency_s("itl-avg") == pytest.approx(pass_s, rel=0.5)
+
+
 def test_it_needs_a_measurement() -> None:
     with pytest.raises(ValueError, match="no measured points"):
         fit([], PROBLEM, LATENCIES)

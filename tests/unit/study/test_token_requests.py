@@ -57,8 +57,13 @@ def test_the_profile_gives_the_lengths() -> None:
     task = prepare()
     assert task.token_output == "OUTPUT_ID"
     assert problem_document(task)["tokens"] == {
-        "prompt": {"smallest": 16, "mean": 17.5, "largest": 19},
-        "output": {"smallest": 32, "mean": 32, "largest": 32},
+        "prompt": {
+            "smallest": 16,
+            "mean": 17.5,
+            "largest": 19,
+            "quantiles": [16] * 5 + [17] * 5 + [18] * 6 + [19] * 5,
+        },
+        "output": {"smallest": 32, "mean": 32, "largest": 32, "quantiles": [32] * 21},
     }
     assert not task.problem.is_simulated
     assert lengths(task) == ({16: 64, 17: 64, 18: 64, 19: 64}, {32: 256})
