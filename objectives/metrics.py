@@ -13,7 +13,6 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, Protocol, TypeVar
 
-from objectives import latency_sketch
 from objectives.quantiles import parse_percentile
 
 
@@ -297,7 +296,7 @@ class Metric:
         served, sketch = measurement.requests or 0, self.timing.sketch(measurement)
         if level * (served + failed) > served:
             return math.inf
-        return latency_sketch.pooled_quantile_ms([sketch], level * (served + failed) / served) if sketch else None
+        return _sketched_quantile_ms(sketch, level * (served + failed) / served)
 
     def cost(self, measurement: Measurement) -> float | None:
         """Return the value, negated if higher is better; None if it is unknown. Lower costs are better."""
@@ -305,6 +304,15 @@ class Metric:
         if value is None or math.isnan(value):
             return None
         return -value if self.better == "higher" else value
+
+
+def _sketched_quantile_ms(sketch: str, level: float) -> float | None:
+    """Return the quantile of a sketch; None without one."""
+    if not sketch:
+        return None
+    from objectives import latency_sketch  # its packages take too long to import for the help of the command
+
+    return latency_sketch.pooled_quantile_ms([sketch], level)
 
 
 def _memory_bytes(m: Measurement) -> float | None:
@@ -348,8 +356,7 @@ def _percentile_metric(statistic: str, timing: Timing) -> Metric:
     level = parse_percentile(statistic)[1]
 
     def value(measurement: Measurement) -> float | None:
-        sketch = timing.sketch(measurement)
-        return latency_sketch.pooled_quantile_ms([sketch], level) if sketch else None
+        return _sketched_quantile_ms(timing.sketch(measurement), level)
 
     return Metric(timing.metric(statistic), "ms", "lower", value, timing, statistic, needs_own_client=True)
 

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 _PERCENTILE = re.compile(r"p([0-9]{1,3}(?:\.[0-9]{1,4})?)", re.ASCII)
 PERCENTILE_RULE = "a percentile is above 0 and below 100, with at most four decimals, such as p95 or p99.9"
 
@@ -34,9 +31,11 @@ def quantile_at(known: Mapping[float, float], level: float) -> float:
     The distribution is taken as exponential between two of them, and the exponential between the two highest ones
     continues beyond them.
     """
+    import numpy as np  # takes too long to import for the help of the command
+
     levels = np.array([0.0, *sorted(known)])
     values = np.array([0.0, *(known[own] for own in sorted(known))])
-    depths: npt.NDArray[np.float64] = -np.log1p(-levels)
+    depths = -np.log1p(-levels)
     depth = -math.log1p(-level)
     if depth <= depths[-1]:
         return float(np.interp(depth, depths, values))

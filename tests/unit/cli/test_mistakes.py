@@ -21,8 +21,7 @@ FLAGS = [
     ("--server_cpu=0 dlrm", f"--server_cpu is not an option of `tune run`; did you mean --server-cpus? {ALL}"),
     (
         "--sla 20ms dlrm",
-        "--sla is not an option of `tune run`; did you mean --sla-avg, --sla-p50, --sla-p90, --sla-p95 or --sla-p99? "
-        f"{ALL}",
+        "--sla 20ms: write METRIC<=TIME, such as p99.9<=30ms or ttft-p99.5<=200ms",
     ),
     (
         "--arrivals constant dlrm",
