@@ -313,7 +313,7 @@ def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, Serve
 
 
 def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
-    known = [[own for own in servers if _logs([own], metric)] for servers in groups]
+    known = [[own for own in servers if _is_known(own, metric)] for servers in groups]
     probes = [[log_probe(own) for own in servers] for servers in known]
     is_probed = all(math.isfinite(probe) for servers in probes for probe in servers)
     return pool_server_spread([_logs(servers, metric) for servers in known], probes if is_probed else ())
@@ -326,14 +326,32 @@ def log_probe(windows: Sequence[Measurement]) -> float:
 
 
 def _logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
-    """Return the log of a metric in each window of each server, without windows in which it is unknown."""
+    """Return the log of a metric in each window of each server, without windows in which it is unknown.
+
+    A server with a window of 0, which served nothing, has the log of the mean of its windows instead. It is -inf if
+    all of them are 0.
+    """
+    is_rate = METRICS[metric].better == "higher"
     logs = []
     for own in servers:
-        values = [METRICS[metric].value(window) for window in own]
-        known = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
-        if known:
-            logs.append(np.array(known))
+        values = [0.0 if is_rate and _served_nothing(window) else METRICS[metric].value(window) for window in own]
+        known = [value for value in values if value is not None and 0 <= value < math.inf]
+        mean = statistics.fmean(known) if known else 0.0
+        if known and min(known) > 0:
+            logs.append(np.log(known))
+        elif known:
+            logs.append(np.array([math.log(mean) if mean else -math.inf]))
     return logs
+
+
+def _served_nothing(window: Measurement) -> bool:
+    """Return whether every request of a window failed."""
+    return window.requests == 0 and bool(window.errors)
+
+
+def _is_known(windows: Sequence[Measurement], metric: str) -> bool:
+    """Return whether the metric of a server has a log: it is known, and not 0 in all windows."""
+    return any(np.isfinite(own).all() for own in _logs([windows], metric))
 
 
 def _judge_constraint(
@@ -353,7 +371,7 @@ def _judge_constraint(
     if METRICS[bound.metric].counted is not None:
         return _judge_counted(servers, bound, spreads["throughput"].freedom, test)
     if bound.metric in spreads:
-        return judge_mean(
+        judged = judge_mean(
             _logs(servers, bound.metric),
             math.log(bound.bound),
             spreads[bound.metric],
@@ -361,6 +379,11 @@ def _judge_constraint(
             test.most_servers,
             higher_is_better=METRICS[bound.metric].better == "higher",
         )
+        nothing = sum(_served_nothing(window) for own in servers for window in own) if timing is not None else 0
+        if not nothing or judged.verdict is Verdict.FAIL:
+            return judged
+        reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"
+        return ConstraintVerdict(Verdict.UNDECIDED, reason, excess=max(judged.excess, COUNTED_EXCESS))
     return _judge_each_window([METRICS[bound.metric].value(window) for own in servers for window in own], bound)
 
 
@@ -404,22 +427,26 @@ def throughput_interval(
 ) -> ConfidenceInterval:
     """Return the confidence interval of the throughput ``metric`` on a fresh server in its unit per second.
 
-    It is Student's t interval of the log, with the variance between servers that all configurations have together.
+    It is Student's t interval of the log, with the variance between servers that all configurations have together. If
+    a server served nothing, the lower end is 0, and the upper end is that of the other servers.
     """
     logs = _logs(servers, metric)
     if not logs:
         return UNBOUNDED
-    low, high = mean_bounds(logs, spread, 1 - confidence)
-    return ConfidenceInterval(math.exp(low), math.exp(high))
+    served = [own for own in logs if np.isfinite(own).all()]
+    if not served:
+        return ConfidenceInterval(0.0, 0.0)
+    low, high = mean_bounds(served, spread, 1 - confidence)
+    return ConfidenceInterval(math.exp(low) if len(served) == len(logs) else 0.0, math.exp(high))
 
 
 def throughput_ratio(
     ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
 ) -> ThroughputRatio | None:
-    """Return the ratio of our throughput to theirs on fresh servers; None if one of them is unknown.
+    """Return the ratio of our throughput to theirs on fresh servers.
 
-    It is the ratio at the same speed of the machine, see ``confidence.difference_bounds``. The estimate is the middle
-    of the interval on the log scale.
+    It is None if one of them is unknown or a server served nothing. It is the ratio at the same speed of the machine,
+    see ``confidence.difference_bounds``. The estimate is the middle of the interval on the log scale.
 
     Args:
         ours: The windows of each server of one configuration at one load.
@@ -428,7 +455,7 @@ def throughput_ratio(
         confidence: One-sided confidence of each end of the interval.
     """
     both = [[own for own in servers if _logs([own], "throughput")] for servers in (ours, theirs)]
-    if not all(both):
+    if not all(both) or not all(_is_known(own, "throughput") for servers in both for own in servers):
         return None
     logs = [_logs(servers, "throughput") for servers in both]
     probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
