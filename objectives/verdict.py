@@ -545,6 +545,12 @@ def _judge_counted(
     ]
     if not known or not all(known):
         return ConstraintVerdict(Verdict.UNDECIDED, "failed requests were not counted")
+    if any(window.overloaded for own in servers for window in own):  # unanswered requests are in none of the counts
+        return ConstraintVerdict(
+            Verdict.FAIL if len(servers) >= LOOKS[0] else Verdict.UNDECIDED,
+            "the server was overloaded, and requests stayed unanswered",
+            excess=COUNTED_EXCESS,
+        )
     requests = [np.array([float((window.requests or 0) + count) for window, count in own]) for own in known]
     misses = [np.array([float(count) for _, count in own]) for own in known]
     allowed = bound.bound / 100

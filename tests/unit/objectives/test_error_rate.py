@@ -162,3 +162,15 @@ def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
     assert judged.verdict is Verdict.UNDECIDED
     assert "no request was served in 6 of 48 windows" in judged.reason
     assert not judged.is_promising
+
+
+def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
+    """The client stopped early, so that unanswered requests are not among the failed ones."""
+    own = replace(window(np.random.default_rng(0), 0), overloaded=True, stable=False)
+    sla = Sla.from_bounds({"error-rate": 0.5})
+    for count, verdict in ((6, Verdict.FAIL), (2, Verdict.UNDECIDED)):
+        servers = [[own] * 8] * count
+        judged = judge_sla(servers, sla, server_spreads([servers], sla), SequentialTest(0.01, 9))
+        assert judged.verdict is verdict
+        assert "the server was overloaded, and requests stayed unanswered" in judged.reason
+        assert not judged.is_promising
