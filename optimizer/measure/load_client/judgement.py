@@ -258,8 +258,9 @@ def judge_closed_loop(
     """Return the measurements of ``parts`` equal parts of the ``seconds`` after the lead-in.
 
     There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
-    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. The
-    other arguments are those of ``judge_open_loop``.
+    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
+    failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
+    it, has timed out in the last part. The other arguments are those of ``judge_open_loop``.
 
     A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
     side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
@@ -293,9 +294,11 @@ def judge_closed_loop(
         else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
         for part in requests.parts(parts)
     ]
-    return (
-        failed.added_to(measurements, failed.ended_ns, requests.begin_ns, requests.end_ns) if failed else measurements
-    )
+    if not failed:
+        return measurements
+    longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
+    times_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
+    return failed.added_to(measurements, times_ns, requests.begin_ns, requests.end_ns)
 
 
 @dataclass(frozen=True, slots=True)
