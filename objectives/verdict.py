@@ -295,7 +295,10 @@ def _combine(
 
 def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
     """Return the effective requests that a verdict on ``bound`` needs at least; 0 if it permits no share of them."""
-    level = METRICS[bound.metric].quantile
+    metric = METRICS[bound.metric]
+    level, allowed = metric.quantile, bound.bound / 100
+    if metric.counted is not None:
+        return fewest_requests(allowed, error) if 0 < allowed < 1 else 0
     return 0 if level is None else fewest_requests(1 - level, error)
 
 
