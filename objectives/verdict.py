@@ -87,10 +87,13 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
 def _requests_with(window: Measurement, timing: Timing) -> int:
     """Return the number of requests that have ``timing``: those in its sketch, or all of them if there is none.
 
-    A request with a single response has no inter-token latency.
+    It is 1 if the number is unknown, so that windows have equal weights. A request with a single response has no
+    inter-token latency.
     """
     sketch = "" if timing is LATENCY else timing.sketch(window)
-    return latency_sketch.count(sketch) if sketch else window.requests or 1
+    if sketch:
+        return latency_sketch.count(sketch)
+    return 1 if window.requests is None else window.requests
 
 
 def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:
@@ -398,7 +401,8 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
     """
     windows = [window for own in servers for window in own]
     served = sum(_requests_with(window, timing) for window in windows)
-    level_of_served = level * (1 + sum(window.errors or 0 for window in windows) / served)
+    failed = sum(window.errors or 0 for window in windows)
+    level_of_served = level * (1 + failed / served) if served else math.inf
     own_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
     return MissCounts(
         [
@@ -498,7 +502,7 @@ def latency_interval_ms(
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
-    Latency quantiles are those of all requests, sketches are merged, and requests are summed. Other values are
+    Latency quantiles are those of all served requests, sketches are merged, and requests are summed. Other values are
     medians over the windows in which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
@@ -506,12 +510,13 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
         if known and own.name not in ("stable", "overloaded", *_SUMMED):
             values[own.name] = round(statistics.median(known), 4)
-    for timing in TIMINGS:
+    served = [window for window in windows if window.requests != 0]
+    for timing in TIMINGS if served else ():
         for name, level in QUANTILES.items():
-            if all(level in latency_quantiles(window, timing) for window in windows):
-                values[timing.field_of(name)] = round(pooled_quantile_ms(windows, level, timing), 4)
-        sketches = [sketch for window in windows if (sketch := timing.sketch(window))]
-        if len(sketches) == len(windows):
+            if all(level in latency_quantiles(window, timing) for window in served):
+                values[timing.field_of(name)] = round(pooled_quantile_ms(served, level, timing), 4)
+        sketches = [sketch for window in served if (sketch := timing.sketch(window))]
+        if len(sketches) == len(served):
             values[timing.sketch_field] = latency_sketch.merge(sketches)
     sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
     values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}

@@ -174,3 +174,17 @@ def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
         assert judged.verdict is verdict
         assert "the server was overloaded, and requests stayed unanswered" in judged.reason
         assert not judged.is_promising
+
+
+def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> None:
+    own = window(np.random.default_rng(0), 3)
+    pooled = pool_measurements([own, NOTHING_SERVED])
+    assert pooled.latency_sketch
+    assert pooled.latency_p95_ms == pytest.approx(own.latency_p95_ms, rel=0.01)
+    assert (pooled.requests, pooled.errors) == (own.requests, 12)
+    assert pool_measurements([NOTHING_SERVED]).errors == 9
+
+
+def test_a_window_that_served_nothing_has_only_its_failures() -> None:
+    counts = count_misses([[NOTHING_SERVED]], BOUND_MS, 0.95)
+    assert (counts.requests[0].tolist(), counts.misses[0].tolist(), counts.tail[0].tolist()) == ([9], [9], [9])
