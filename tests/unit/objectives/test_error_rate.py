@@ -188,3 +188,12 @@ def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> N
 def test_a_window_that_served_nothing_has_only_its_failures() -> None:
     counts = count_misses([[NOTHING_SERVED]], BOUND_MS, 0.95)
     assert (counts.requests[0].tolist(), counts.misses[0].tolist(), counts.tail[0].tolist()) == ([9], [9], [9])
+
+
+def test_a_bound_on_the_inter_token_latency_counts_the_requests_that_have_one() -> None:
+    """Half of the served requests have one response: 3.8 % of those with an inter-token latency or no answer fail."""
+    own = window(np.random.default_rng(0), 40)
+    streamed = replace(own, itl_sketch=sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 1000)))
+    p95, p97 = METRICS["itl-p95"], METRICS["itl-p97"]
+    assert p95.bounded_value(streamed) == pytest.approx(METRICS["itl-p98.8"].value(streamed))
+    assert p97.bounded_value(streamed) == np.inf
