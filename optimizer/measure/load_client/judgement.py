@@ -167,16 +167,21 @@ class SentRequests:
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
 
-    def windows(self, rate: float, timing: Timing) -> list[MeasurementWindow]:
+    def windows(self, rate: float, timing: Timing, failed_seconds: Floats) -> list[MeasurementWindow]:
         """Return one window per third of the time, with the p95 of ``timing``.
 
         The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
+        ``failed_seconds`` are the planned times of the failed requests, which count as unanswered.
         """
+        edges = np.linspace(self.begin_seconds, self.end_seconds, MIN_WINDOWS + 1)
+        failed = np.histogram(failed_seconds, edges)[0].tolist()
         return [
-            MeasurementWindow(rate * float(part.answered.mean()), _p95(part.times_ms(timing)))
+            MeasurementWindow(
+                rate * float(part.answered.sum()) / (len(part.answered) + own_failed), _p95(part.times_ms(timing))
+            )
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
-            for part in self.parts(MIN_WINDOWS)
+            for part, own_failed in zip(self.parts(MIN_WINDOWS), failed, strict=True)
         ]
 
 
@@ -234,9 +239,13 @@ def judge_open_loop(
         measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
         return with_failures([replace(measurement, overloaded=True)])
     on_time = requests.on_time()
+    failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
     _check_verdict(requests, on_time, load, sla)
     reason = _disagreement(
-        lambda timing: on_time.windows(samples_rate, timing), sla, spread_limit, streams=streamed is not None
+        lambda timing: on_time.windows(samples_rate, timing, failed_seconds),
+        sla,
+        spread_limit,
+        streams=streamed is not None,
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts

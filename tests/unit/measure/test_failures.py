@@ -79,6 +79,14 @@ def test_a_request_that_hangs_in_a_closed_loop_has_timed_out() -> None:
     assert (first.timed_out_requests, second.timed_out_requests) == (0, 1)
 
 
+def test_failures_in_one_third_of_an_open_loop_are_no_steady_state() -> None:
+    (steady,) = judge_open_loop(record(120, {FULL: list(range(1, 120, 4))}), OPEN, 1.5, SLA, 0.1, 1, SIZES)
+    assert steady.stable, steady.reason
+    (burst,) = judge_open_loop(record(120, {FULL: list(range(81, 111))}), OPEN, 1.5, SLA, 0.1, 1, SIZES)
+    assert not burst.stable
+    assert "unstable" in burst.reason
+
+
 def test_a_window_in_which_all_failed_serves_nothing() -> None:
     happened = record(100, {FULL: list(range(40, 100))})
     _, second = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 2, SIZES)
