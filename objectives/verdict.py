@@ -93,7 +93,7 @@ def _requests_with(window: Measurement, timing: Timing) -> int:
     sketch = "" if timing is LATENCY else timing.sketch(window)
     if sketch:
         return latency_sketch.count(sketch)
-    return 1 if window.requests is None else window.requests
+    return window.requests or (0 if _served_nothing(window) else 1)
 
 
 def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:

@@ -155,9 +155,9 @@ def _ratio(
 
 
 def _check_failures(expected: Expectation, requests: float, failures: Mapping[str, float], error: float) -> Check:
-    """Compare the share of failed requests with the larger one of what the run leaves possible and what it permits.
+    """Compare the share of failed requests with its upper bound on the run, and with the bound on the error rate.
 
-    Its SLA permits a share if it bounds the error rate. Otherwise no request of the run failed.
+    The larger one of both counts. Without a bound on the error rate no request of the run failed.
     """
     failed = sum(failures.values())
     low, high = share_interval(failed, requests + failed, error)
