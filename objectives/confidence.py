@@ -302,6 +302,11 @@ def judge_mean(
     """
     servers = len(logs)
     sign = -1.0 if higher_is_better else 1.0
+    if not logs:
+        return ConstraintVerdict(Verdict.UNDECIDED, "it is unknown")
+    if any(np.isneginf(windows).any() for windows in logs):
+        verdict = Verdict.FAIL if higher_is_better else Verdict.UNDECIDED
+        return ConstraintVerdict(verdict, "a server served nothing", excess=math.log(HOPELESS_FACTOR))
     if servers < LOOKS[0]:
         excess = sign * (float(np.mean([windows.mean() for windows in logs])) - log_bound)
         is_promising = excess <= math.log(HOPELESS_FACTOR) and most_servers >= LOOKS[0]

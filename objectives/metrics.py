@@ -294,6 +294,8 @@ class Metric:
         if not failed or level is None or self.timing is None:
             return self.value(measurement)
         served, sketch = measurement.requests or 0, self.timing.sketch(measurement)
+        if self.timing is not LATENCY and sketch:  # a request with a single response has no inter-token latency
+            served = latency_sketch.count(sketch)
         if level * (served + failed) > served:
             return math.inf
         return _sketched_quantile_ms(sketch, level * (served + failed) / served)

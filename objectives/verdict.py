@@ -87,10 +87,13 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
 def _requests_with(window: Measurement, timing: Timing) -> int:
     """Return the number of requests that have ``timing``: those in its sketch, or all of them if there is none.
 
-    A request with a single response has no inter-token latency.
+    It is 1 if the number is unknown, so that windows have equal weights. A request with a single response has no
+    inter-token latency.
     """
     sketch = "" if timing is LATENCY else timing.sketch(window)
-    return latency_sketch.count(sketch) if sketch else window.requests or 1
+    if sketch:
+        return latency_sketch.count(sketch)
+    return window.requests or (0 if _served_nothing(window) else 1)
 
 
 def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:
@@ -295,7 +298,10 @@ def _combine(
 
 def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
     """Return the effective requests that a verdict on ``bound`` needs at least; 0 if it permits no share of them."""
-    level = METRICS[bound.metric].quantile
+    metric = METRICS[bound.metric]
+    level, allowed = metric.quantile, bound.bound / 100
+    if metric.counted is not None:
+        return fewest_requests(allowed, error) if 0 < allowed < 1 else 0
     return 0 if level is None else fewest_requests(1 - level, error)
 
 
@@ -313,7 +319,7 @@ def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, Serve
 
 
 def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
-    known = [[own for own in servers if _logs([own], metric)] for servers in groups]
+    known = [[own for own in servers if _is_known(own, metric)] for servers in groups]
     probes = [[log_probe(own) for own in servers] for servers in known]
     is_probed = all(math.isfinite(probe) for servers in probes for probe in servers)
     return pool_server_spread([_logs(servers, metric) for servers in known], probes if is_probed else ())
@@ -326,14 +332,32 @@ def log_probe(windows: Sequence[Measurement]) -> float:
 
 
 def _logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
-    """Return the log of a metric in each window of each server, without windows in which it is unknown."""
+    """Return the log of a metric in each window of each server, without windows in which it is unknown.
+
+    A server with a window of 0, which served nothing, has the log of the mean of its windows instead. It is -inf if
+    all of them are 0.
+    """
+    is_rate = METRICS[metric].better == "higher"
     logs = []
     for own in servers:
-        values = [METRICS[metric].value(window) for window in own]
-        known = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
-        if known:
-            logs.append(np.array(known))
+        values = [0.0 if is_rate and _served_nothing(window) else METRICS[metric].value(window) for window in own]
+        known = [value for value in values if value is not None and 0 <= value < math.inf]
+        mean = statistics.fmean(known) if known else 0.0
+        if known and min(known) > 0:
+            logs.append(np.log(known))
+        elif known:
+            logs.append(np.array([math.log(mean) if mean else -math.inf]))
     return logs
+
+
+def _served_nothing(window: Measurement) -> bool:
+    """Return whether every request of a window failed."""
+    return window.requests == 0 and bool(window.errors)
+
+
+def _is_known(windows: Sequence[Measurement], metric: str) -> bool:
+    """Return whether the metric of a server has a log: it is known, and not 0 in all windows."""
+    return any(np.isfinite(own).all() for own in _logs([windows], metric))
 
 
 def _judge_constraint(
@@ -353,7 +377,7 @@ def _judge_constraint(
     if METRICS[bound.metric].counted is not None:
         return _judge_counted(servers, bound, spreads["throughput"].freedom, test)
     if bound.metric in spreads:
-        return judge_mean(
+        judged = judge_mean(
             _logs(servers, bound.metric),
             math.log(bound.bound),
             spreads[bound.metric],
@@ -361,6 +385,11 @@ def _judge_constraint(
             test.most_servers,
             higher_is_better=METRICS[bound.metric].better == "higher",
         )
+        nothing = sum(_served_nothing(window) for own in servers for window in own) if timing is not None else 0
+        if not nothing or judged.verdict is Verdict.FAIL:
+            return judged
+        reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"
+        return ConstraintVerdict(Verdict.UNDECIDED, reason, excess=max(judged.excess, COUNTED_EXCESS))
     return _judge_each_window([METRICS[bound.metric].value(window) for own in servers for window in own], bound)
 
 
@@ -372,7 +401,8 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
     """
     windows = [window for own in servers for window in own]
     served = sum(_requests_with(window, timing) for window in windows)
-    level_of_served = level * (1 + sum(window.errors or 0 for window in windows) / served)
+    failed = sum(window.errors or 0 for window in windows)
+    level_of_served = level * (1 + failed / served) if served else math.inf
     own_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
     return MissCounts(
         [
@@ -404,22 +434,26 @@ def throughput_interval(
 ) -> ConfidenceInterval:
     """Return the confidence interval of the throughput ``metric`` on a fresh server in its unit per second.
 
-    It is Student's t interval of the log, with the variance between servers that all configurations have together.
+    It is Student's t interval of the log, with the variance between servers that all configurations have together. If
+    a server served nothing, the lower end is 0, and the upper end is that of the other servers.
     """
     logs = _logs(servers, metric)
     if not logs:
         return UNBOUNDED
-    low, high = mean_bounds(logs, spread, 1 - confidence)
-    return ConfidenceInterval(math.exp(low), math.exp(high))
+    served = [own for own in logs if np.isfinite(own).all()]
+    if not served:
+        return ConfidenceInterval(0.0, 0.0)
+    low, high = mean_bounds(served, spread, 1 - confidence)
+    return ConfidenceInterval(math.exp(low) if len(served) == len(logs) else 0.0, math.exp(high))
 
 
 def throughput_ratio(
     ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
 ) -> ThroughputRatio | None:
-    """Return the ratio of our throughput to theirs on fresh servers; None if one of them is unknown.
+    """Return the ratio of our throughput to theirs on fresh servers.
 
-    It is the ratio at the same speed of the machine, see ``confidence.difference_bounds``. The estimate is the middle
-    of the interval on the log scale.
+    It is None if one of them is unknown or a server served nothing. It is the ratio at the same speed of the machine,
+    see ``confidence.difference_bounds``. The estimate is the middle of the interval on the log scale.
 
     Args:
         ours: The windows of each server of one configuration at one load.
@@ -428,7 +462,7 @@ def throughput_ratio(
         confidence: One-sided confidence of each end of the interval.
     """
     both = [[own for own in servers if _logs([own], "throughput")] for servers in (ours, theirs)]
-    if not all(both):
+    if not all(both) or not all(_is_known(own, "throughput") for servers in both for own in servers):
         return None
     logs = [_logs(servers, "throughput") for servers in both]
     probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
@@ -468,7 +502,7 @@ def latency_interval_ms(
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
-    Latency quantiles are those of all requests, sketches are merged, and requests are summed. Other values are
+    Latency quantiles are those of all served requests, sketches are merged, and requests are summed. Other values are
     medians over the windows in which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
@@ -476,12 +510,13 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
         if known and own.name not in ("stable", "overloaded", *_SUMMED):
             values[own.name] = round(statistics.median(known), 4)
-    for timing in TIMINGS:
+    served = [window for window in windows if window.requests != 0]
+    for timing in TIMINGS if served else ():
         for name, level in QUANTILES.items():
-            if all(level in latency_quantiles(window, timing) for window in windows):
-                values[timing.field_of(name)] = round(pooled_quantile_ms(windows, level, timing), 4)
-        sketches = [sketch for window in windows if (sketch := timing.sketch(window))]
-        if len(sketches) == len(windows):
+            if all(level in latency_quantiles(window, timing) for window in served):
+                values[timing.field_of(name)] = round(pooled_quantile_ms(served, level, timing), 4)
+        sketches = [sketch for window in served if (sketch := timing.sketch(window))]
+        if len(sketches) == len(served):
             values[timing.sketch_field] = latency_sketch.merge(sketches)
     sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
     values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
@@ -518,6 +553,12 @@ def _judge_counted(
     ]
     if not known or not all(known):
         return ConstraintVerdict(Verdict.UNDECIDED, "failed requests were not counted")
+    if any(window.overloaded for own in servers for window in own):  # unanswered requests are in none of the counts
+        return ConstraintVerdict(
+            Verdict.FAIL if len(servers) >= LOOKS[0] else Verdict.UNDECIDED,
+            "the server was overloaded, and requests stayed unanswered",
+            excess=COUNTED_EXCESS,
+        )
     requests = [np.array([float((window.requests or 0) + count) for window, count in own]) for own in known]
     misses = [np.array([float(count) for _, count in own]) for own in known]
     allowed = bound.bound / 100

@@ -35,7 +35,7 @@ from optimizer.results.forecast_accuracy import (
     median_error,
 )
 from optimizer.results.recommendation import Outcome
-from optimizer.results.shared_memory_effect import SharedMemoryEffect, read_effect
+from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of_trial
 from optimizer.simulator.metrics import as_closed_loop, is_complete, predicted_latencies
 
 UNKNOWN = ConfidenceInterval(-math.inf, math.inf)
@@ -185,7 +185,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         simulation,
         check_forecasts(run.trials),
         runner_up(run),
-        read_effect(run.folder.path),
+        effect_of_trial(run.folder.path, point.trial),
     )
 
 

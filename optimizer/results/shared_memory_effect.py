@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from optimizer.results import formatting
 FILE = "shared_memory.json"  # in the folder of the run
 MAX_BYTES = 1 << 20
 LONGEST_TEXT = 300
+LARGEST = 1e12  # of any number in the file
 SHOWN = METRICS["throughput"]
 
 
@@ -101,7 +101,7 @@ def read_effect(folder: Path) -> SharedMemoryEffect | None:
         return None
     try:
         return _effect(json.loads(read_bytes(path, MAX_BYTES, "remove it")))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise BadInputError(
             f"{one_line(str(path))}: not a measurement of shared memory ({one_line(why, LONGEST_TEXT)}); remove the "
@@ -109,16 +109,25 @@ def read_effect(folder: Path) -> SharedMemoryEffect | None:
         ) from None
 
 
+def effect_of_trial(folder: Path, trial: int) -> SharedMemoryEffect | None:
+    """Return the effect if it was measured with ``trial``. Raises BadInputError if it is damaged."""
+    effect = read_effect(folder)
+    return effect if effect is not None and effect.trial == trial else None
+
+
 def _effect(document: Mapping[str, Any]) -> SharedMemoryEffect:
     pairs = tuple((float(without), float(with_it)) for without, with_it in document["throughputs_infer_per_sec"])
-    if len(pairs) < 2 or not all(0 < value < math.inf for pair in pairs for value in pair):
-        raise ValueError("throughputs_infer_per_sec needs two or more pairs of positive numbers")
+    if len(pairs) < 2 or not all(1 / LARGEST < value < LARGEST for pair in pairs for value in pair):
+        raise ValueError(f"throughputs_infer_per_sec needs two or more pairs of positive numbers below {LARGEST:g}")
     confidence = float(document["confidence"])
     if not 0.5 < confidence < 1:
         raise ValueError("confidence is not between 0.5 and 1")
+    trial, concurrency = int(document["trial"]), float(document["concurrency"])
+    if not (0 <= trial < LARGEST and 0 < concurrency < LARGEST):
+        raise ValueError(f"trial or concurrency is not between 0 and {LARGEST:g}")
     return SharedMemoryEffect(
-        trial=int(document["trial"]),
-        concurrency=float(document["concurrency"]),
+        trial=trial,
+        concurrency=concurrency,
         pairs=pairs,
         confidence=confidence,
         hardware=one_line(str(document["hardware"]), LONGEST_TEXT),

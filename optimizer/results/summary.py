@@ -17,7 +17,8 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from objectives.sequential import LOOKS
-from objectives.verdict import MOST_EXCLUDED, estimand, needed_requests
+from objectives.sla import Sla
+from objectives.verdict import MOST_EXCLUDED, SlaVerdict, estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
@@ -145,10 +146,10 @@ def undecided_cause(outcome: Outcome) -> str:
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
-        return judged.reason
+        return _reason_with_needed(judged, outcome.sla, confirmed.error)
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
-        return judged.reason
+        return _reason_with_needed(judged, outcome.sla, confirmed.error)
     share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
     timing = METRICS[bound.metric].timing
     over = f"{formatting.exact(bound.bound)} ms"
@@ -166,6 +167,17 @@ def undecided_cause(outcome: Outcome) -> str:
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
+
+
+def _reason_with_needed(judged: SlaVerdict, sla: Sla, error: float) -> str:
+    """Return the reason of an UNDECIDED verdict, with the effective requests that an error rate lacks."""
+    for bound in sla:
+        needed = needed_requests(bound, error)
+        is_undecided = METRICS[bound.metric].counted is not None and f"{bound}: " in judged.reason
+        if is_undecided and 0 < judged.effective_requests_of(bound.metric) < needed:
+            name = formatting.short_metric(bound.metric)
+            return f"{judged.reason}; {name} needs at least {formatting.approximate(needed)} effective requests"
+    return judged.reason
 
 
 def verify_command(folder: str | Path) -> str:

@@ -106,10 +106,11 @@ class Expectation:
         rate: Requests per second of a server at that load.
         queue_ms: Mean time of a request in the queue at that load.
         server_ms: Mean time in the queue and in the execution.
-        requests: Requests that the fresh servers answered, none of which failed.
+        requests: Requests that the fresh servers served.
         safe_rate: Highest rate of a server at which independent requests safely meet the SLA; None if it is unknown.
         replica: The simulated server; None if ``why_not_simulated`` says why there is none.
         batch_size_error: Relative error of the simulated batch size on the run.
+        failed: Requests that failed on the fresh servers.
     """
 
     run: FinishedRun
@@ -123,6 +124,7 @@ class Expectation:
     replica: Replica | None = None
     why_not_simulated: str = ""
     batch_size_error: float = 0.0
+    failed: int = 0
 
     @property
     def sla(self) -> Sla:
@@ -253,6 +255,8 @@ def expectation(run: FinishedRun) -> Expectation:
     spread = confirmed_spreads(run.trials, run.problem)["throughput"]
     size = run.problem.request_batch_size
     served_by, why_not = _fitted_replica(run)
+    counted = [window for own in servers for window in own]
+    counted = counted if any(window.requests for window in counted) else [point.measurement]
     return Expectation(
         run,
         point,
@@ -260,11 +264,12 @@ def expectation(run: FinishedRun) -> Expectation:
         _values(servers or [[point.measurement]], lambda m: (m.throughput_infer_per_sec or 0.0) / size, spread),
         _values(windows, lambda m: m.queue_ms),
         _values(windows, time_in_server_ms),
-        sum(window.requests or 0 for own in servers for window in own) or point.measurement.requests or 0,
+        sum(window.requests or 0 for window in counted),
         _safe_rate(run, served_by),
         served_by,
         why_not,
         _batch_size_error(served_by, point.candidate, run) if served_by else 0.0,
+        sum(window.errors or 0 for window in counted),
     )
 
 

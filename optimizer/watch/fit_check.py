@@ -155,20 +155,27 @@ def _ratio(
 
 
 def _check_failures(expected: Expectation, requests: float, failures: Mapping[str, float], error: float) -> Check:
-    """Compare the share of failed requests with the largest one that the run, where none failed, leaves possible."""
+    """Compare the share of failed requests with its upper bound on the run, and with the bound on the error rate.
+
+    The larger one of both counts. Without a bound on the error rate no request of the run failed.
+    """
     failed = sum(failures.values())
     low, high = share_interval(failed, requests + failed, error)
-    most = share_interval(0.0, float(expected.requests), error)[1]
+    counted = expected.requests + expected.failed
+    most = share_interval(float(expected.failed), float(counted), error)[1]
+    permitted = [bound.bound / 100 for bound in expected.sla if METRICS[bound.metric].counted]
+    most = max(most, min(permitted, default=0.0))
     measured = Estimate(failed / (requests + failed), low, high)
     reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in failures.items())
     is_more = low > most
+    fewer = f"{expected.failed:,}" if expected.failed else "none"
     return Check(
         "failed requests",
         "differs" if is_more else "fits",
         "%",
         _scaled(measured, 100),
         Range(0.0, 100 * most),
-        f"requests fail ({reasons}), and none of {expected.requests:,} did in the run" if is_more else "",
+        f"requests fail ({reasons}), and {fewer} of {counted:,} did in the run" if is_more else "",
     )
 
 

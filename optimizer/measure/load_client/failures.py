@@ -39,6 +39,14 @@ class FailedRequests:
         if not served and len(self.kinds):
             raise MeasurementError(f"every request failed at {load}: {without_traceback(self.message)}")
 
+    def ended_until(self, end_ns: float, longest_wait_ns: float) -> Integers:
+        """Return ``ended_ns``, but ``end_ns`` for a request that had already waited longer than ``longest_wait_ns``.
+
+        Otherwise a request that hangs until the client stops would be counted nowhere.
+        """
+        hangs = (self.kinds == TIMED_OUT) & (self.ended_ns > end_ns) & (self.planned_ns < end_ns - longest_wait_ns)
+        return np.where(hangs, int(end_ns), self.ended_ns)
+
     def added_to(
         self, measurements: Sequence[Measurement], times_ns: Integers, begin_ns: float, end_ns: float
     ) -> list[Measurement]:
@@ -46,7 +54,7 @@ class FailedRequests:
 
         Args:
             measurements: The measurements of the served requests, one for each part.
-            times_ns: When each failed request counts: ``planned_ns`` or ``ended_ns``.
+            times_ns: When each failed request counts: ``planned_ns``, or that of ``ended_until``.
             begin_ns: Begin of the first part.
             end_ns: End of the last part.
         """

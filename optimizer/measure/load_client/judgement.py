@@ -167,16 +167,21 @@ class SentRequests:
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
 
-    def windows(self, rate: float, timing: Timing) -> list[MeasurementWindow]:
+    def windows(self, rate: float, timing: Timing, failed_seconds: Floats) -> list[MeasurementWindow]:
         """Return one window per third of the time, with the p95 of ``timing``.
 
         The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
+        ``failed_seconds`` are the planned times of the failed requests, which count as unanswered.
         """
+        edges = np.linspace(self.begin_seconds, self.end_seconds, MIN_WINDOWS + 1)
+        failed = np.histogram(failed_seconds, edges)[0].tolist()
         return [
-            MeasurementWindow(rate * float(part.answered.mean()), _p95(part.times_ms(timing)))
+            MeasurementWindow(
+                rate * float(part.answered.sum()) / (len(part.answered) + own_failed), _p95(part.times_ms(timing))
+            )
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
-            for part in self.parts(MIN_WINDOWS)
+            for part, own_failed in zip(self.parts(MIN_WINDOWS), failed, strict=True)
         ]
 
 
@@ -234,9 +239,13 @@ def judge_open_loop(
         measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
         return with_failures([replace(measurement, overloaded=True)])
     on_time = requests.on_time()
+    failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
     _check_verdict(requests, on_time, load, sla)
     reason = _disagreement(
-        lambda timing: on_time.windows(samples_rate, timing), sla, spread_limit, streams=streamed is not None
+        lambda timing: on_time.windows(samples_rate, timing, failed_seconds),
+        sla,
+        spread_limit,
+        streams=streamed is not None,
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
@@ -258,8 +267,9 @@ def judge_closed_loop(
     """Return the measurements of ``parts`` equal parts of the ``seconds`` after the lead-in.
 
     There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
-    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. The
-    other arguments are those of ``judge_open_loop``.
+    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
+    failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
+    it, has timed out in the last part. The other arguments are those of ``judge_open_loop``.
 
     A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
     side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
@@ -293,9 +303,11 @@ def judge_closed_loop(
         else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
         for part in requests.parts(parts)
     ]
-    return (
-        failed.added_to(measurements, failed.ended_ns, requests.begin_ns, requests.end_ns) if failed else measurements
-    )
+    if not failed:
+        return measurements
+    longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
+    times_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
+    return failed.added_to(measurements, times_ns, requests.begin_ns, requests.end_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
 from optimizer.results.report.parameter_effects import ParameterSample, importance, one_step_off, parameter_samples
 from optimizer.results.report.tables import ReportTable
-from optimizer.results.shared_memory_effect import read_effect
+from optimizer.results.shared_memory_effect import effect_of_trial
 from optimizer.results.summary import NextStep
 
 CONFIG = "config.pbtxt"
@@ -219,7 +219,8 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     if run.options.shared_memory != "none":
         requests += f", in {_fact(run.options.shared_memory)} shared memory"
     lines.append(("requests", requests))
-    if (effect := read_effect(run.folder.path)) is not None:
+    shown = run.outcome and (run.outcome.recommended or run.outcome.closest)
+    if shown and (effect := effect_of_trial(run.folder.path, shown.trial)) is not None:
         lines.append(("shared memory", str(effect)))
     lines.append(("space", f"{len(run.problem.space):,} configurations"))
     lines.append(("search", f"{_fact(run.options.search)}, seed {run.options.seed}"))

@@ -70,6 +70,23 @@ def test_a_request_that_the_client_gave_up_has_timed_out() -> None:
     assert overloaded.timed_out_requests == 0
 
 
+def test_a_request_that_hangs_in_a_closed_loop_has_timed_out() -> None:
+    """One sent shortly before the end may have been answered soon, so it is left out like the others in flight."""
+    happened = replace(record(100, {}), ended_ns=10_000 * MS)
+    happened.answered_ns[[10, 99]] = NEVER
+    happened.sent_ns[99] = happened.planned_ns[99] = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + 995 * MS
+    first, second = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 2, SIZES)
+    assert (first.timed_out_requests, second.timed_out_requests) == (0, 1)
+
+
+def test_failures_in_one_third_of_an_open_loop_are_no_steady_state() -> None:
+    (steady,) = judge_open_loop(record(120, {FULL: list(range(1, 120, 4))}), OPEN, 1.5, SLA, 0.1, 1, SIZES)
+    assert steady.stable, steady.reason
+    (burst,) = judge_open_loop(record(120, {FULL: list(range(81, 111))}), OPEN, 1.5, SLA, 0.1, 1, SIZES)
+    assert not burst.stable
+    assert "unstable" in burst.reason
+
+
 def test_a_window_in_which_all_failed_serves_nothing() -> None:
     happened = record(100, {FULL: list(range(40, 100))})
     _, second = judge_closed_loop(happened, CLOSED, 1.0, SLA, math.inf, 2, SIZES)

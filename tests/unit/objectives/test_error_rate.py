@@ -12,7 +12,16 @@ from objectives.confidence import Verdict
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, SlaVerdict, count_misses, judge_sla, pool_measurements, server_spreads
+from objectives.verdict import (
+    SequentialTest,
+    SlaVerdict,
+    count_misses,
+    judge_sla,
+    pool_measurements,
+    server_spreads,
+    throughput_interval,
+    throughput_ratio,
+)
 
 BOUND_MS = 20.0
 SLA = Sla.from_bounds({"p95": BOUND_MS, "error-rate": 0.5})
@@ -102,3 +111,89 @@ def test_pooled_windows_have_all_failures() -> None:
     rng = np.random.default_rng(0)
     pooled = pool_measurements([window(rng, 3), window(rng, 5)])
     assert (pooled.requests, pooled.rejected_requests, pooled.timed_out_requests, pooled.errors) == (4000, 8, 0, 8)
+
+
+NOTHING_SERVED = Measurement(
+    0.0,
+    goodput_infer_per_sec=0.0,
+    requests=0,
+    rejected_requests=9,
+    timed_out_requests=0,
+    failed_requests=0,
+    stable=True,
+)
+
+
+def test_windows_that_served_nothing_lower_the_throughput() -> None:
+    own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+    sla = Sla.from_bounds({"throughput": 90.0})
+    test = SequentialTest(0.01, 9)
+    half = [[own, NOTHING_SERVED] * 4] * 6
+    spreads = server_spreads([half], sla)
+    assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
+    assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
+    interval = throughput_interval(half, spreads["throughput"])
+    assert interval.low < 50 < interval.high < 60
+    ratio = throughput_ratio(half, [[own] * 8] * 6, spreads["throughput"])
+    assert ratio is not None
+    assert ratio.estimate == pytest.approx(0.5)
+
+
+def test_a_server_that_served_nothing_fails_a_throughput() -> None:
+    own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+    sla = Sla.from_bounds({"throughput": 1.0})
+    servers = [[own] * 8] * 5 + [[NOTHING_SERVED] * 8]
+    spreads = server_spreads([servers], sla)
+    assert judge_sla(servers, sla, spreads, SequentialTest(0.01, 9)).verdict is Verdict.FAIL
+    interval = throughput_interval(servers, spreads["throughput"])
+    assert interval.low == 0
+    assert 100 < interval.high < 120
+    assert throughput_ratio(servers, servers, spreads["throughput"]) is None
+
+
+def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
+    own = replace(window(np.random.default_rng(0), 0), latency_avg_ms=9.0)
+    sla = Sla.from_bounds({"avg": 20.0})
+    test = SequentialTest(0.01, 9)
+    servers = [[own] * 7 + [NOTHING_SERVED]] * 6
+    spreads = server_spreads([servers], sla)
+    assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
+    judged = judge_sla(servers, sla, spreads, test)
+    assert judged.verdict is Verdict.UNDECIDED
+    assert "no request was served in 6 of 48 windows" in judged.reason
+    assert not judged.is_promising
+
+
+def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
+    """The client stopped early, so that unanswered requests are not among the failed ones."""
+    own = replace(window(np.random.default_rng(0), 0), overloaded=True, stable=False)
+    sla = Sla.from_bounds({"error-rate": 0.5})
+    for count, verdict in ((6, Verdict.FAIL), (2, Verdict.UNDECIDED)):
+        servers = [[own] * 8] * count
+        judged = judge_sla(servers, sla, server_spreads([servers], sla), SequentialTest(0.01, 9))
+        assert judged.verdict is verdict
+        assert "the server was overloaded, and requests stayed unanswered" in judged.reason
+        assert not judged.is_promising
+
+
+def test_a_window_that_served_nothing_keeps_the_percentiles_of_the_others() -> None:
+    own = window(np.random.default_rng(0), 3)
+    pooled = pool_measurements([own, NOTHING_SERVED])
+    assert pooled.latency_sketch
+    assert pooled.latency_p95_ms == pytest.approx(own.latency_p95_ms, rel=0.01)
+    assert (pooled.requests, pooled.errors) == (own.requests, 12)
+    assert pool_measurements([NOTHING_SERVED]).errors == 9
+
+
+def test_a_window_that_served_nothing_has_only_its_failures() -> None:
+    counts = count_misses([[NOTHING_SERVED]], BOUND_MS, 0.95)
+    assert (counts.requests[0].tolist(), counts.misses[0].tolist(), counts.tail[0].tolist()) == ([9], [9], [9])
+
+
+def test_a_bound_on_the_inter_token_latency_counts_the_requests_that_have_one() -> None:
+    """Half of the served requests have one response: 3.8 % of those with an inter-token latency or no answer fail."""
+    own = window(np.random.default_rng(0), 40)
+    streamed = replace(own, itl_sketch=sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 1000)))
+    p95, p97 = METRICS["itl-p95"], METRICS["itl-p97"]
+    assert p95.bounded_value(streamed) == pytest.approx(METRICS["itl-p98.8"].value(streamed))
+    assert p97.bounded_value(streamed) == np.inf

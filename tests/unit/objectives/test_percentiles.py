@@ -111,6 +111,7 @@ def test_the_needed_requests_are_those_of_the_exact_bound() -> None:
     assert needed == needed_requests(SLA.constraints[0], 0.005) == 5296
     _, high = miss_rate_bounds(0.0, needed, 1e9, 0.005)
     assert high == pytest.approx(0.001, rel=1e-3)
+    assert needed_requests(Sla.from_bounds({"error-rate": 0.1}).constraints[0], 0.005) == needed
     assert needed_requests(Sla.from_bounds({"avg": 1.0}).constraints[0]) == 0
 
 

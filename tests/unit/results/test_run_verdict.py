@@ -123,6 +123,15 @@ def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
     assert re.search(r"; p99\.99 needs at least 53,000 effective requests, and these were [0-9.,]+$", cause), cause
 
 
+def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
+    rare = replace(known_problem(), sla=Sla.from_bounds({"error-rate": 0.01}))
+    own = replace(measurement(1000.0, 14.0), requests=500, rejected_requests=0)
+    confirmations = tuple(Confirmation(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8))
+    trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
+    cause = summary.undecided_cause(assess(trials, rare, BASELINE, PLAIN))
+    assert cause.endswith("16,000 effective requests; error-rate needs at least 53,000 effective requests"), cause
+
+
 def test_a_fallback_that_was_not_tested_is_undecided() -> None:
     failed = tuple(Confirmation(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=failed)

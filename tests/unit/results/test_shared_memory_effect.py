@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tests.run_folders import OPEN, write_run
 
 SAMPLE = Path("tests/data/dlrm/sample")
 BETTER = SharedMemoryEffect(
-    trial=3,
+    trial=10,
     concurrency=16,
     pairs=((1000.0, 1500.0), (1010.0, 1490.0), (990.0, 1510.0)),
     confidence=0.99,
@@ -50,6 +52,9 @@ def test_the_file_reads_as_it_was_written(folder: Path) -> None:
         ("throughputs_infer_per_sec", 3),
         ("confidence", 1),
         ("trial", None),
+        ("trial", math.inf),
+        ("concurrency", math.inf),
+        ("throughputs_infer_per_sec", [[1e-300, 1e300], [1e-300, 1e300]]),
     ],
 )
 def test_a_damaged_file_is_bad_input(key: str, value: Any, folder: Path) -> None:
@@ -74,7 +79,7 @@ def test_the_measured_effect_replaces_the_simulated_one(folder: Path, capsys: py
 
 def test_a_difference_by_chance_is_not_recommended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = ((1000.0, 1100.0), (1100.0, 1000.0), (1000.0, 1010.0))
-    write_effect(folder, SharedMemoryEffect(3, 16, pairs, 0.99, "Some other CPU", False, ""))
+    write_effect(folder, SharedMemoryEffect(10, 16, pairs, 0.99, "Some other CPU", False, ""))
     main([str(folder)])
     text = " ".join(capsys.readouterr().out.split())
     assert "makes no measurable difference" in text
@@ -85,6 +90,13 @@ def test_a_difference_by_chance_is_not_recommended(folder: Path, capsys: pytest.
 def test_the_report_shows_the_effect(folder: Path) -> None:
     write_effect(folder, BETTER)
     assert dict(report_section(read_run(folder)).environment)["shared memory"] == str(BETTER)
+
+
+def test_the_effect_of_another_trial_is_not_shown(folder: Path) -> None:
+    write_effect(folder, replace(BETTER, trial=3))
+    run = read_run(folder)
+    assert explain(run).shared_memory is None
+    assert "shared memory" not in dict(report_section(run).environment)
 
 
 def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: Path) -> None:

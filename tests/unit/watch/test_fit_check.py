@@ -154,6 +154,19 @@ def test_one_failure_of_many_requests_is_no_difference_and_rejections_of_all_are
     assert differing([refused] * SAMPLES) == {"failed requests"}
 
 
+def test_failures_that_the_run_permits_or_had_are_no_difference() -> None:
+    some = loads(RATE, failures={"REJECTED": 0.01 * RATE * SECONDS})
+    many = loads(RATE, failures={"REJECTED": 0.05 * RATE * SECONDS})
+    problem = replace(sample().run.problem, sla=Sla.from_bounds({"error-rate": 2.0}))
+    permits = replace(sample(), run=replace(sample().run, problem=problem))
+    had = replace(sample(), failed=round(0.02 * sample().requests))
+    for expected, share in ((permits, "none of"), (had, f"{had.failed:,} of")):
+        assert judge(expected, some, 1).differing == ()
+        (check,) = judge(expected, many, 1).differing
+        assert check.name == "failed requests"
+        assert share in check.explanation
+
+
 def test_few_requests_are_undecided_and_none_are_too() -> None:
     judgement, _ = judged(loads(1.0))
     assert judgement.fewest_requests == 90  # 0.95 ** 90 < 1 %
