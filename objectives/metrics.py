@@ -295,7 +295,7 @@ class Metric:
             return self.value(measurement)
         served, sketch = measurement.requests or 0, self.timing.sketch(measurement)
         if self.timing is not LATENCY and sketch:  # a request with a single response has no inter-token latency
-            served = latency_sketch.count(sketch)
+            served = _sketched_requests(sketch)
         if level * (served + failed) > served:
             return math.inf
         return _sketched_quantile_ms(sketch, level * (served + failed) / served)
@@ -315,6 +315,13 @@ def _sketched_quantile_ms(sketch: str, level: float) -> float | None:
     from objectives import latency_sketch  # its packages take too long to import for the help of the command
 
     return latency_sketch.pooled_quantile_ms([sketch], level)
+
+
+def _sketched_requests(sketch: str) -> int:
+    """Return the number of requests in a sketch."""
+    from objectives import latency_sketch  # as above
+
+    return latency_sketch.count(sketch)
 
 
 def _memory_bytes(m: Measurement) -> float | None:
