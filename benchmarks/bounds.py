@@ -14,24 +14,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from intervals import ratio_interval
+from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from objectives.verdict import pool_measurements, pooled_quantile_ms
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint
-from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.study import task
 
@@ -60,7 +57,7 @@ def main() -> None:
 @contextlib.contextmanager
 def prepared(model: str) -> Iterator[tuple[task.Task, EmbeddedTarget, Path]]:
     """Yield the task of the model, a server for it and a folder for logs."""
-    of_model = task.prepare_task(RunOptions(str(TABLES / f"{model}.yaml")), replace(hardware.detect(), gpus=()), say)
+    of_model = prepare_model(RunOptions(str(TABLES / f"{model}.yaml")))
     with tempfile.TemporaryDirectory() as scratch:
         target = EmbeddedTarget(of_model.source, log=Path(scratch) / "server.log", say=say)
         with contextlib.closing(target):
@@ -73,17 +70,8 @@ def print_tails(rounds: int, seconds: float) -> None:
     print_row("load generator", "infer/s", "p99 ms", "p99.9 ms", "requests", "p99, of own")
     print_row("---", *["--:"] * 5)
     with prepared(TAIL_MODEL) as (of_model, target, folder):
-        own = ClosedLoopGenerator(
-            log=folder / "own.log", input_data=of_model.input_data, shapes=of_model.shapes, sla=of_model.problem.sla
-        )
-        installed = runtime.ensure(say)
-        other = PerfAnalyzer(
-            installed.perf_analyzer,
-            installed.perf_analyzer_libraries,
-            folder / "perf_analyzer.log",
-            input_data=of_model.input_data,
-            shapes=of_model.shapes,
-        )
+        own = make_own_client(of_model, folder, of_model.problem.sla)
+        other = make_perf_analyzer(of_model, folder)
         load = LoadPoint(of_model.problem.request_batch_size, concurrency=CONCURRENCY)
         rows: dict[str, list[Measurement]] = {"own client": [], "perf_analyzer": []}
         with target.deploy(Candidate(64, dynamic_batching=True, fields=(THREADS,))) as endpoint:
@@ -170,10 +158,6 @@ def median(measured: list[Measurement], metric: str) -> float:
 
 def print_row(*cells: str) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from pathlib import Path
 
 import numpy as np
 from intervals import CONFIDENCE, Interval, ratio_interval
+from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
 from records import this_machine
 from scipy import special
 from tune_runs import row
@@ -50,15 +51,10 @@ from objectives.verdict import count_misses, latency_quantiles, pool_measurement
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import WINDOW_STRETCH
 from optimizer.core.trial import LoadPoint
-from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.machine import hardware
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.perf_analyzer import NEVER_UNSTABLE, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_statistics, read_windows
 from optimizer.options.run_options import RunOptions
-from optimizer.study import task
-from optimizer.study.task import Task
 
 MODELS = ("mlp:16", "dlrm:26", "text_recognition-small:4")  # name:concurrency
 SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_WINDOWS = ("mlp:16",), 2, 3
@@ -140,24 +136,17 @@ def compare(
     name: str, load: LoadPoint, rounds: int, windows: int, seconds: float
 ) -> tuple[float, dict[str, list[Round]]]:
     """Return the bound in ms, and the rounds of each way."""
-    what = task.prepare_task(RunOptions(name), replace(hardware.detect(), gpus=()), say)
-    installed = runtime.ensure(say)
-    load = replace(load, request_batch_size=what.problem.request_batch_size)
+    prepared = prepare_model(RunOptions(name))
+    load = replace(load, request_batch_size=prepared.problem.request_batch_size)
     results: dict[str, list[Round]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        perf_analyzer = PerfAnalyzer(
-            installed.perf_analyzer,
-            installed.perf_analyzer_libraries,
-            folder / "perf_analyzer.log",
-            input_data=what.input_data,
-            shapes=what.shapes,
-        )
-        target = EmbeddedTarget(what.source, log=folder / "server.log", say=say)
-        with contextlib.closing(target), target.deploy(what.dynamic_batching) as endpoint:
-            first = _own_client(what, folder, Sla()).measure(endpoint, load)  # the server is warm for each way
+        perf_analyzer = make_perf_analyzer(prepared, folder)
+        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
+            first = make_own_client(prepared, folder).measure(endpoint, load)  # the server is warm for each way
             bound_ms = first.latency_p95_ms or math.inf
-            own = _own_client(what, folder, Sla.from_bounds({"p95": bound_ms}))
+            own = make_own_client(prepared, folder, Sla.from_bounds({"p95": bound_ms}))
             ways: dict[str, Way] = {
                 "one launch": lambda: one_launch(perf_analyzer, endpoint, load, seconds, windows),
                 "a launch per window": lambda: [
@@ -171,12 +160,6 @@ def compare(
                     done = measure(endpoint, ways[way], windows * seconds, bound_ms)
                     results.setdefault(way, []).append(done)
     return bound_ms, {way: results[way] for way in ways}
-
-
-def _own_client(what: Task, folder: Path, sla: Sla) -> ClosedLoopGenerator:
-    return ClosedLoopGenerator(
-        log=folder / "closed_loop.log", input_data=what.input_data, shapes=what.shapes, sla=sla.latencies
-    )
 
 
 def one_launch(
@@ -281,10 +264,6 @@ def _shown(value: float) -> str:
 
 def _share(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.1%}"
-
-
-def say(message: str) -> None:
-    print(f"<!-- {message} -->", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,20 +28,16 @@ from pathlib import Path
 
 from closed_loop_client import agreement, answered, children_cpu_seconds
 from intervals import ratio_interval
+from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
 from records import this_machine
 from tune_runs import row
 
-from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Endpoint, LoadGenerator
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.machine import hardware
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
-from optimizer.study import task
 
 MODELS = ("mlp:16", "dlrm:26", "text_recognition-small:4")  # name:concurrency
 SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS = ("mlp:16",), 2, 0.6
@@ -85,27 +81,19 @@ def main() -> None:
 
 def compare(name: str, load: LoadPoint, rounds: int, seconds: float) -> dict[str, list[Result]]:
     """Return the results of each client, one per round."""
-    what = task.prepare_task(RunOptions(name), replace(hardware.detect(), gpus=()), say)
+    prepared = prepare_model(RunOptions(name))
     installed = runtime.ensure(say)
-    load = replace(load, request_batch_size=what.problem.request_batch_size)
+    load = replace(load, request_batch_size=prepared.problem.request_batch_size)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        pinned = PerfAnalyzer(
-            installed.pinned_perf_analyzer,
-            installed.perf_analyzer_libraries,
-            folder / "perf_analyzer.log",
-            input_data=what.input_data,
-            shapes=what.shapes,
-        )
+        pinned = replace(make_perf_analyzer(prepared, folder), binary=installed.pinned_perf_analyzer)
         newer = perf_analyzer_release.newer_perf_analyzer()
         assert newer is not None
-        own = ClosedLoopGenerator(
-            log=folder / "closed_loop.log", input_data=what.input_data, shapes=what.shapes, sla=Sla()
-        )
+        own = make_own_client(prepared, folder)
         clients: dict[str, LoadGenerator] = {PINNED: pinned, NEWER: replace(pinned, binary=newer), OWN: own}
         results: dict[str, list[Result]] = {client: [] for client in clients}
-        target = EmbeddedTarget(what.source, log=folder / "server.log", say=say)
-        with contextlib.closing(target), target.deploy(what.dynamic_batching) as endpoint:
+        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             for generator in clients.values():  # the server is warm, and the programs are in memory
                 generator.measure(endpoint, load, SMOKE_SECONDS)
             for number in range(rounds):
@@ -143,10 +131,6 @@ def table(title: str, results: Mapping[str, Sequence[Result]]) -> list[str]:
         lines.append(row(name, *cells, *(ratio.text(".3f") for ratio in ratios)))
         notes.append(f"- {name}: throughput {agreement(ratios[0])}, p95 {agreement(ratios[1])}")
     return [*lines, "", *notes]
-
-
-def say(message: str) -> None:
-    print(f"<!-- {message} -->", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from intervals import ratio_interval
+from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
 from records import this_machine
 from tune_runs import row
 
@@ -31,15 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.shared_memory import SharedMemory
-from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import LoadPoint
-from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.machine import hardware
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
-from optimizer.study import task
 from optimizer.study.task import Task
 from tests.repositories import write_wide
 
@@ -88,11 +83,11 @@ def compare(name: str, concurrency: int, rounds: int, seconds: float) -> dict[st
     results: dict[str, list[Pair]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        what = prepare(name, folder)
-        load = LoadPoint(what.problem.request_batch_size, concurrency)
-        generators = make_generators(what, folder)
-        target = EmbeddedTarget(what.source, log=folder / "server.log", say=say)
-        with contextlib.closing(target), target.deploy(what.dynamic_batching) as endpoint:
+        prepared = prepare(name, folder)
+        load = LoadPoint(prepared.problem.request_batch_size, concurrency)
+        generators = make_generators(prepared, folder)
+        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             for number in range(rounds):
                 for each, ways in generators.items():
                     places = (0, 1) if number % 2 == 0 else (1, 0)
@@ -113,21 +108,12 @@ def prepare(name: str, folder: Path) -> Task:
     if name == "wide":
         write_wide(folder / "models")
         options = RunOptions(name, model_repository=str(folder / "models"))
-    return task.prepare_task(options, replace(hardware.detect(), gpus=()), say)
+    return prepare_model(options)
 
 
-def make_generators(what: Task, folder: Path) -> dict[str, Sequence[LoadGenerator]]:
+def make_generators(prepared: Task, folder: Path) -> dict[str, Sequence[LoadGenerator]]:
     """Return each load generator without and with shared memory."""
-    installed = runtime.ensure(say)
-    perf_analyzer = PerfAnalyzer(
-        installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
-        folder / "perf_analyzer.log",
-        input_data=what.input_data,
-        shapes=what.shapes,
-        stopwatch=Stopwatch(),
-    )
-    own = ClosedLoopGenerator(log=folder / "closed_loop.log", input_data=what.input_data, shapes=what.shapes)
+    perf_analyzer, own = make_perf_analyzer(prepared, folder), make_own_client(prepared, folder)
     return {
         "perf_analyzer": (perf_analyzer, replace(perf_analyzer, shared_memory=SHARED)),
         "own client": (own, replace(own, shared_memory=SHARED)),
@@ -141,10 +127,6 @@ def table_row(model: str, generator: str, pairs: Sequence[Pair]) -> str:
     mean = throughputs.mean(axis=0)
     figures = (f"{mean[0]:,.0f}", f"{mean[1]:,.0f}", f"{p95_ms[0]:.3g}", f"{p95_ms[1]:.3g}", ratio.text(".2f"))
     return row(model, generator, *figures)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ is about the mix of states that was observed. So the sampling error has two part
 the bursts within a server. Slow changes of the machine's speed within a server are left out of the second part.
 
 One configuration sees few servers. So the variance between servers is pooled over all configurations of a run, on the
-scale of log latency, with a prior of a few servers. A probe of the machine's speed beside each server is a covariate:
-what it explains is a difference between machine states, not between servers.
+scale of log latency, with a prior of a few servers. A probe of the machine's speed next to each server is a
+covariate: the differences that it explains are those of machine states, not of servers.
 """
 
 from __future__ import annotations

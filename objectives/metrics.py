@@ -107,8 +107,9 @@ class Measurement:
         kv_cache_utilization: Largest used share of the KV cache, 0 to 1, that the engine of a language model exports.
         engine_tokens_per_sec: Tokens per second that this engine counted itself.
         engine_preemptions: Requests that lost their place in the KV cache during the measurement.
-        speed_probe_ms: Time of the speed probe beside the idle server: before the first load of the deployment in the
-            search, the geometric mean of before and after the load on a fresh server. It rises as the machine slows.
+        speed_probe_ms: Time of the speed probe while the server is idle. It is measured before the first load of the
+            deployment in the search. On a fresh server it is the geometric mean of before and after the load. It
+            rises as the machine slows.
         measure_seconds: Wall time of the measurement.
         score: Score of the answers to labelled samples by the user's metric. It does not depend on the load.
         late_request_share: Share of the requests that the open loop sent more than 1 ms late, 0 to 1. None in a

@@ -326,7 +326,7 @@ def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread
 
 
 def log_probe(windows: Sequence[Measurement]) -> float:
-    """Return the log of the time in ms of the speed probe beside a server; nan if it is unknown."""
+    """Return the log of the time in ms of the speed probe next to a server; nan if it is unknown."""
     known = [window.speed_probe_ms for window in windows if window.speed_probe_ms]
     return math.log(statistics.fmean(known)) if known else math.nan
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# From the bottom up: a package imports only packages of earlier rows. Packages of one row do not import each other.
+# The bottom is first: a package imports only packages of earlier rows. Packages of one row do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("objectives",),
     ("core",),
@@ -35,7 +35,7 @@ RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 # The SLA's types, the fields that hold its bounds, and the functions that judge it.
 SLA_NAMES = re.compile(r"Sla([A-Z]\w*)?|Constraint(Verdict)?|sla_ms|slas|latency_bounds_ms|judge_\w+")
 SLA_QUESTIONS = re.compile("is_met|missed|violation|share_of_bound")
-# What `tune run` does not use: other commands, and steps after a run.
+# Packages that `tune run` does not use: other commands, and steps after a run.
 OTHER_COMMANDS = re.compile(
     r"optimizer\.(replay|plan|explain|emit|api|watch|study\.batch|study\.sweep|results\.verification|cli(?!\.run))\b"
 )

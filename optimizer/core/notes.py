@@ -344,7 +344,7 @@ class OtherModelTransferred(Note):
 
 @dataclass(frozen=True, slots=True)
 class TransferLeftOut(Note):
-    """What of a transferred study does not fit: configurations of another space or other request batch sizes."""
+    """Parts of a transferred study do not fit: configurations of another space or other request batch sizes."""
 
     count: int
     kind: Literal["configuration", "measurement"]

@@ -44,11 +44,12 @@ def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Probl
     sla = Sla.from_bounds(bounds)
     for constraint in sla:
         if constraint.metric not in recording.known:
-            short = METRICS[constraint.metric].short_name
+            metric = METRICS[constraint.metric]
             column = f"{constraint.metric.replace('-', '_')}_ms"
-            raise BadInputError(
-                f"{recording.name}: --sla-{short} needs the column {column}, which the table does not have"
-            )
+            if metric.timing and metric.needs_own_client:
+                column = metric.timing.sketch_field
+            option = f"{recording.name}: --sla-{metric.short_name}"
+            raise BadInputError(f"{option} needs the column {column}, which the table does not have")
     return Problem(
         model="recorded",
         space=recording.space,

@@ -328,7 +328,7 @@ def ratio_sentence(comparison: Comparison) -> str:
 
 
 def warning(comparison: Comparison) -> str:
-    """Return a sentence about what is compared besides the configurations; empty if all of it is the same."""
+    """Return a sentence about other differences than the configurations; empty if there are none."""
     different = [PLURALS[one.name] for one in comparison.aspects if one.name in PLURALS and one.is_same is False]
     if not different:
         return ""

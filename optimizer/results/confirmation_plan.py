@@ -182,35 +182,59 @@ def load_ladder(
     loads = _possible_loads(point, problem, every_load=every_load)
     own = [other for other in points if other.candidate == point.candidate and _has_all_latencies(other, problem)]
     own = own or [point]
-    measured = np.array([_log_metrics(other.measurement, problem) for other in own])
-    sizes, known = np.array(list(map(_log_size, loads))), np.array([_log_size(other.load) for other in own])
-    expected = None
-    if model is not None and not problem.open_loop:
-        cells = [(point.candidate, other.concurrency) for other in (*loads, *(other.load for other in own))]
-        figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
-        if np.isfinite(figures).all():
-            predicted, errors = figures[: len(loads)], measured - figures[len(loads) :]
-            expected = predicted + (
-                np.median(errors, axis=0) if problem.is_simulated else _interpolated(sizes, known, errors)
-            )
+    expected = None if model is None or problem.open_loop else _modeled(model, own, loads, problem)
     if expected is None:
-        expected = _interpolated(sizes, known, measured)
-        # beyond the known loads, latency is proportional to the load, and throughput no higher
-        beyond = sizes - np.clip(sizes, known.min(), known.max())
-        expected += np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
+        expected = _extrapolated(own, loads, problem)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     return LoadLadder(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
+
+
+def _modeled(
+    model: PerformanceModel, own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
+) -> FloatArray | None:
+    """Return ``_log_metrics`` at ``loads`` [loads, 2] by ``model``; None where it predicts nothing.
+
+    The errors at ``own``, the points of one candidate, correct the predictions.
+    """
+    known = [other.load for other in own]
+    cells = [(own[0].candidate, load.concurrency) for load in (*loads, *known)]
+    figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
+    if not np.isfinite(figures).all():
+        return None
+    errors = _measured(own, problem) - figures[len(loads) :]
+    correction: FloatArray = (
+        np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known, errors)
+    )
+    return figures[: len(loads)] + correction
+
+
+def _extrapolated(own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
+    """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between ``own``, the points of one candidate.
+
+    Beyond them, latency is proportional to the load, and throughput no higher.
+    """
+    known = [other.load for other in own]
+    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, known))
+    beyond = sizes - np.clip(sizes, min(ends), max(ends))
+    inside = _interpolated(loads, known, _measured(own, problem))
+    return inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
+
+
+def _measured(own: Sequence[Point], problem: Problem) -> FloatArray:
+    """Return ``_log_metrics`` of points [points, 2]."""
+    return np.array([_log_metrics(other.measurement, problem) for other in own])
 
 
 def _has_all_latencies(point: Point, problem: Problem) -> bool:
     return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
 
 
-def _interpolated(sizes: FloatArray, known: FloatArray, values: FloatArray) -> FloatArray:
-    """Return ``values`` [known, columns] interpolated at ``sizes``; values at the same size are averaged."""
-    distinct, place = np.unique(known, return_inverse=True)
+def _interpolated(loads: Sequence[LoadPoint], known: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
+    """Return ``values`` [known, columns] interpolated at ``loads``; values at the same load are averaged."""
+    distinct, place = np.unique(list(map(_log_size, known)), return_inverse=True)
     averages = [np.bincount(place, column) / np.bincount(place) for column in values.T]
+    sizes = list(map(_log_size, loads))
     return np.stack([np.interp(sizes, distinct, average) for average in averages], axis=1)
 
 

@@ -91,7 +91,7 @@ def trace_sizes(options: RunOptions) -> SizeDistribution | None:
 
 
 def sizes_given_twice(size: int | str, options: RunOptions) -> BadInputError:
-    """Return the error about a size of requests beside a trace with sizes."""
+    """Return the error about a size of requests that is given in addition to a trace with sizes."""
     return BadInputError(
         f"--request-batch-size {size}: {one_line(options.arrivals)} has the size of each request; leave the option "
         f"or the column {SIZE} out"

@@ -14,9 +14,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 from scipy import special
 
-from objectives.confidence import Verdict
+from objectives.confidence import Verdict, fewest_requests, miss_rate_bounds
 from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import Constraint
+from objectives.verdict import needed_requests
 from optimizer.results import formatting
 from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
 from optimizer.watch.server_metrics import ServedLoad, sum_failures, sum_first_responses
@@ -125,8 +126,9 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
 
 def _fewest_requests(expected: Expectation, confidence: float) -> int:
     """Return the number of requests below which a bound that all of them meet could still be missed."""
-    shares = [1 - level for bound in expected.sla if (level := METRICS[bound.metric].quantile)]
-    return math.ceil(math.log(1 - confidence) / math.log(1 - min(shares, default=USUAL_SHARE)))
+    error = 1 - confidence
+    needed = max((needed_requests(bound, error) for bound in expected.sla), default=0)
+    return needed or fewest_requests(USUAL_SHARE, error)
 
 
 def _ratio(
@@ -180,12 +182,8 @@ def _check_failures(expected: Expectation, requests: float, failures: Mapping[st
 
 
 def share_interval(hits: float, count: float, error: float) -> tuple[float, float]:
-    """Return the exact binomial bounds of a share (Clopper and Pearson 1934); each is wrong with ``error``."""
-    if count <= 0:
-        return 0.0, 1.0
-    low = float(special.betaincinv(hits, count - hits + 1, error)) if hits > 0 else 0.0
-    high = float(special.betaincinv(hits + 1, count - hits, 1 - error)) if hits < count else 1.0
-    return low, high
+    """Return the exact binomial bounds of a share of independent requests; each is wrong with ``error``."""
+    return miss_rate_bounds(hits / count, count, math.inf, error) if count > 0 else (0.0, 1.0)
 
 
 def _check_rate(expected: Expectation, rate: Estimate, servers: int, error: float) -> Check:

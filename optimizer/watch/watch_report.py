@@ -14,6 +14,7 @@ from rich.text import Text
 from objectives.confidence import Verdict
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import command_line
+from optimizer.options.run_options import is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
@@ -66,7 +67,7 @@ def search_command(expected: Expectation, request_samples: float | None = None) 
     run = expected.run
     start = None if run.options.search == "grid" else str(run.folder.path)
     size = run.options.request_batch_size
-    if request_samples is not None:
+    if request_samples is not None and not is_trace(run.options.arrivals):  # a trace has the sizes
         size = max(1, round(request_samples))
     options = replace(run.options, warm_start=start, request_batch_size=size, storage=None, join=None)
     return command_line(options)
@@ -93,7 +94,10 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
         size = by_name.get("samples per request")
         differs = size is not None and size.status == "differs" and size.measured is not None
         command = search_command(expected, size.measured.value if differs and size and size.measured else None)
-        steps.append(NextStep(f"search again: {cost_sentence(search_cost(expected.run))}", command))
+        again = "search again"
+        if differs and is_trace(expected.run.options.arrivals):
+            again = "record a new trace, whose requests have the present sizes, and search again with it"
+        steps.append(NextStep(f"{again}: {cost_sentence(search_cost(expected.run))}", command))
     return steps
 
 

@@ -57,7 +57,7 @@ def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
     assert len(windows) == 2, "rejections keep the queue short, so the server is not overloaded"
     for window in windows:
         assert window.rejected_requests
-        # the batcher may sleep beside a full queue for as long as the client waits for the last answers
+        # the batcher may sleep while the queue is full for as long as the client waits for the last answers
         assert (window.timed_out_requests or 0) <= 3
         assert window.failed_requests == 0
         assert window.throughput_infer_per_sec is not None

@@ -341,7 +341,7 @@ def test_the_recommendation_is_tested_separately(built: Run) -> None:
 
 
 def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
-    """The plan is not made anew, no row is lost, and the result is that of the run with all its windows."""
+    """The plan is not made again, no row is lost, and the result is that of the run with all its windows."""
     before, info = steady_run.rows(), steady_run.info()
     drawn_ns = (steady_run.folder / "report.html").stat().st_mtime_ns
     plan = info["confirmation_plan"]

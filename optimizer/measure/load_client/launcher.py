@@ -1,4 +1,4 @@
-"""What both loops share: requests, the client process, its errors, crashes of the server, statistics, repetitions."""
+"""The parts of both loops: requests, client process, errors, crashes of the server, statistics and repetitions."""
 
 from __future__ import annotations
 

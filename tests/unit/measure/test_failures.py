@@ -134,7 +134,7 @@ def test_the_client_counts_failures_by_message_without_those_of_the_warm_up(tmp_
 
 
 def test_responses_of_failed_requests_are_left_out() -> None:
-    """Of three requests with 2, 0 and 3 responses the first and the second one fail."""
+    """The first and the second of three requests with 2, 0 and 3 responses fail."""
     messages = (b"a", b"b", b"c", b"d", b"e")
     responses = ResponseRecord(np.array([0, 2, 2, 5]), np.arange(5) * MS, messages, 0, 10 * MS)
     times = np.array([0, 1, 2]) * MS

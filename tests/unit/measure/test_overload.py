@@ -52,7 +52,7 @@ def test_an_overload_is_detected_within_three_seconds(load: float, by_seconds: f
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_busy_server_is_not_overloaded(seed: int) -> None:
-    """At 95 % of the capacity the queue is long and varies, but it is stationary."""
+    """The queue is long and varies at 95 % of the capacity, but it is stationary."""
     planned = poisson(1000, 20, seed)
     assert first_told(planned, answer_times(planned, 0.95e-3), acceptable_seconds=0.05)[0] == np.inf
 
@@ -92,7 +92,7 @@ PERIOD = 4.0
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_burst_that_the_server_recovers_from_is_not_an_overload(seed: int) -> None:
-    """In the burst of 0.8 s the rate is 1.87 times the capacity, and the queue grows to 0.7 s."""
+    """The rate is 1.87 times the capacity in the burst of 0.8 s, and the queue grows to 0.7 s."""
     planned = spikes(560, 20, seed)
     answered = answer_times(planned, 1e-3)
     assert 0.6 < (answered - planned).max() < 0.9

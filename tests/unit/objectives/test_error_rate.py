@@ -87,7 +87,7 @@ def test_uncounted_failures_are_undecided() -> None:
 
 
 def test_failed_requests_are_late() -> None:
-    """Of the served requests hardly any is late, but 8 % of all fail."""
+    """Hardly any of the served requests is late, but 8 % of all fail."""
     sla = Sla.from_bounds({"p95": BOUND_MS})
     assert judge([0] * 6, sla).verdict is Verdict.PASS
     assert judge([174] * 6, sla).verdict is Verdict.FAIL

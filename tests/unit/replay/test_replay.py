@@ -336,6 +336,11 @@ def test_a_bound_needs_its_column() -> None:
         recorded_problem(read_recording(KNOWN), {"p99": 20})
 
 
+def test_a_bound_on_another_percentile_needs_the_sketch() -> None:
+    with pytest.raises(BadInputError, match=r"--sla-p99\.9 needs the column latency_sketch, which the table"):
+        recorded_problem(read_recording(KNOWN), {"p99.9": 20})
+
+
 # -- the engine on a table --------------------------------------------------------------------------------------
 
 

@@ -256,6 +256,17 @@ def test_the_command_of_a_search_has_the_new_request_size() -> None:
     assert "--request-batch-size" not in search_command(sample())
 
 
+def test_a_search_with_a_trace_needs_a_new_trace_for_other_sizes() -> None:
+    """The trace has the size of each request, so a command with a size of requests would be refused."""
+    judgement = judged(loads(RATE, samples=8 * RATE * SECONDS))[0]
+    run = judgement.expected.run
+    run = replace(run, options=replace(run.options, arrivals="requests.csv"))
+    steps = next_steps(replace(judgement, expected=replace(judgement.expected, run=run)))
+    search = next(step for step in steps if "search again" in step.advice)
+    assert search.advice.startswith("record a new trace")
+    assert "--request-batch-size" not in search.command
+
+
 def test_the_bounds_of_a_share_are_exact() -> None:
     assert share_interval(0, 100, 0.05) == pytest.approx((0.0, 1 - 0.05 ** (1 / 100)))
     assert share_interval(100, 100, 0.05) == pytest.approx((0.05 ** (1 / 100), 1.0))

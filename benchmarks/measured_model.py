@@ -1,0 +1,45 @@
+"""The reference model and the load generators of benchmarks that measure one configuration on this machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from objectives.sla import Sla
+from optimizer.deploy import runtime
+from optimizer.machine import hardware
+from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.options.run_options import RunOptions
+from optimizer.study.task import Task, prepare_task
+
+
+def prepare_model(options: RunOptions) -> Task:
+    """Return the task of a model that is served on the CPUs."""
+    return prepare_task(options, replace(hardware.detect(), gpus=()), say)
+
+
+def make_perf_analyzer(prepared: Task, folder: Path) -> PerfAnalyzer:
+    """Return the perf_analyzer of this machine for the requests of ``prepared``; its log is in ``folder``."""
+    installed = runtime.ensure(say)
+    return PerfAnalyzer(
+        installed.perf_analyzer,
+        installed.perf_analyzer_libraries,
+        folder / "perf_analyzer.log",
+        input_data=prepared.input_data,
+        shapes=prepared.shapes,
+    )
+
+
+def make_own_client(prepared: Task, folder: Path, sla: Sla | None = None) -> ClosedLoopGenerator:
+    """Return the closed loop of the own client for the requests of ``prepared``; it counts misses of ``sla``."""
+    bounds = (sla or Sla()).latencies
+    return ClosedLoopGenerator(
+        log=folder / "closed_loop.log", input_data=prepared.input_data, shapes=prepared.shapes, sla=bounds
+    )
+
+
+def say(line: str) -> None:
+    """Print progress next to the table, which is on standard output."""
+    print(line, file=sys.stderr, flush=True)
