@@ -203,10 +203,9 @@ def _modeled(
     if not np.isfinite(figures).all():
         return None
     errors = _measured(own, problem) - figures[len(loads) :]
-    correction: FloatArray = (
-        np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known, errors)
-    )
-    return figures[: len(loads)] + correction
+    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known, errors)
+    predicted: FloatArray = figures[: len(loads)] + correction
+    return predicted
 
 
 def _extrapolated(own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
@@ -218,7 +217,8 @@ def _extrapolated(own: Sequence[Point], loads: Sequence[LoadPoint], problem: Pro
     sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, known))
     beyond = sizes - np.clip(sizes, min(ends), max(ends))
     inside = _interpolated(loads, known, _measured(own, problem))
-    return inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
+    extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
+    return extrapolated
 
 
 def _measured(own: Sequence[Point], problem: Problem) -> FloatArray:
