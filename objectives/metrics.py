@@ -86,6 +86,8 @@ class Measurement:
         failed_requests: Requests that failed for another reason.
         goodput_infer_per_sec: Inferences per second of the requests that were served within all latency bounds. Only
             tune's own client measures it.
+        by_priority: Requests, throughput and latencies of each priority, see ``objectives.priority_stats``; empty for
+            a load without priorities.
         requests_over_ms: Exact numbers of requests above the latency bounds of the SLA, such as ``20:13 10:155``
             (bound in ms, count); empty if they were not counted, as by perf_analyzer.
         requests_over_ttft_ms: The same for the bounds of the time to first response.
@@ -152,6 +154,7 @@ class Measurement:
     timed_out_requests: int | None = None
     failed_requests: int | None = None
     goodput_infer_per_sec: float | None = None
+    by_priority: str = ""
     requests_over_ms: str = ""
     requests_over_ttft_ms: str = ""
     requests_over_itl_ms: str = ""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from objectives import latency_sketch
+from objectives import latency_sketch, priority_stats
 from objectives.confidence import (
     ConstraintVerdict,
     FloatArray,
@@ -502,7 +502,8 @@ def latency_interval_ms(
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
-    Latency quantiles are those of all served requests, sketches are merged, and requests are summed. Other values are
+    Latency quantiles are those of all served requests, sketches are merged, and requests are summed, also by
+    priority. Other values are
     medians over the windows in which they are known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
@@ -518,6 +519,7 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
         sketches = [sketch for window in served if (sketch := timing.sketch(window))]
         if len(sketches) == len(served):
             values[timing.sketch_field] = latency_sketch.merge(sketches)
+    values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
     sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
     values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
     stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)

@@ -47,6 +47,7 @@ class RunKeywords(TypedDict, total=False):
     request_intervals: str | Path
     request_trace: str | Path
     request_batch_size: str | int
+    priorities: str
     sequence_length: str | int
     input_data: str | Path
     shape: list[str]

@@ -26,6 +26,7 @@ from optimizer.config.batching import (
     parse_policy,
     resolve_policy,
 )
+from optimizer.config.queue_policy import is_queue_field, without_unused
 from optimizer.core.errors import ParameterError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution
@@ -190,7 +191,7 @@ class SearchSpace:
 
     def __len__(self) -> int:
         """Return the number of canonical candidates."""
-        if self.is_stateful:
+        if self.is_stateful or any(map(is_queue_field, self.fields)):
             return sum(1 for _ in self._enumerate())
         every = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
@@ -257,7 +258,7 @@ class SearchSpace:
     def _effective(
         self, max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]
     ) -> tuple[tuple[str, FieldValue], ...]:
-        """Return ``fields`` with the first choice of a setting of the sequence batcher that has no effect.
+        """Return ``fields`` with the first choice of a setting of a queue or the sequence batcher without effect.
 
         A single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy
         ``direct`` a batch waits only if both its delay and its share of slots are above 0.
@@ -270,7 +271,7 @@ class SearchSpace:
                 if float(chosen[path]) == 0:
                     chosen[other] = self.fields[other][0]
                     break
-        return tuple((path, chosen[path]) for path, _ in fields)
+        return without_unused(tuple((path, chosen[path]) for path, _ in fields), self.fields)
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:
         """Return the choice of ``path`` that equals ``value``: config.pbtxt has "4" for a 4 in the profile."""
@@ -377,6 +378,7 @@ class Problem:
         kind: Kind of the model.
         request_times: When an open loop sends; None for a closed loop.
         tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
+        priorities: Shares of the priorities of the requests; None if all have the default one or a trace tells them.
     """
 
     model: str
@@ -394,6 +396,7 @@ class Problem:
     kind: ModelKind = ModelKind.BATCHED
     request_times: RequestTimes | None = None
     tokens: TokenRequests | None = None
+    priorities: SizeDistribution | None = None
 
     @property
     def is_simulated(self) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DISTRIBUTION_MARKS = ("*", "|", "..")  # a DIM with one of these has several sizes
 MAX_SIZE = 2**31 - 1
 MAX_CHOICES = 64
+MAX_PRIORITIES = 16  # of one load: each has statistics of its own
 DRAWN_SIZES = 8192  # for quantiles
 ValueRange: TypeAlias = "tuple[int, int] | tuple[float, float]"
 _CHOICE = re.compile(r"([0-9]{1,10})(?:\.\.([0-9]{1,10}))?(?:\*([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
@@ -190,6 +191,21 @@ def parse_size_distribution(text: str) -> SizeDistribution:
     if len(choices) > MAX_CHOICES:
         raise ValueError(f"give at most {MAX_CHOICES} choices")
     return SizeDistribution(tuple(choices))
+
+
+def parse_priorities(text: str) -> SizeDistribution:
+    """Return the shares of priorities in ``text``, such as ``1*20|2*80``. Raises ValueError with an example."""
+    rule = f"write at most {MAX_PRIORITIES} different priorities from 1 and their shares, such as 1*20|2*80"
+    try:
+        shares = parse_size_distribution(text)
+    except ValueError:
+        raise ValueError(rule) from None
+    levels = {low for low, _, _ in shares.choices}
+    if len(levels) < len(shares.choices) or len(levels) > MAX_PRIORITIES:
+        raise ValueError(rule)
+    if any(low != high for low, high, _ in shares.choices):
+        raise ValueError(rule)
+    return SizeDistribution(tuple(sorted(shares.choices)))
 
 
 def _number(text: str) -> float:

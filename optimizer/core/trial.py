@@ -123,6 +123,8 @@ def short_path(path: str) -> str:
     """
     if model := model_of_field(path):
         return f"{model}/{short_path(path.removeprefix(f'{model}/'))}"
+    if ".priority_queue_policy." in path:  # the same settings exist for each level
+        return path[path.index("priority_queue_policy.") :]
     parts = path.split(".")
     return parts[1] if parts[0] == "parameters" and len(parts) > 1 else parts[-1]
 

@@ -12,6 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config import model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
+from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.errors import ParameterError
 from optimizer.core.notes import ServedOnCpu
@@ -128,6 +129,7 @@ def build_space(
         threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
         fields[ONNX_RUNTIME_PATHS["intra_op_thread_count"]] = tuple(map(str, threads))
     check_sequence_fields(section, source.tuned_config, fields)
+    check_queue_fields(source.tuned_config, fields)
     if largest == 0 and any(section.max_batch_size or ()):
         name = one_line(source.tuned_model)
         raise ParameterError("max_batch_size", f"{name} has no batch dimension; write [0] or leave it out")
@@ -164,12 +166,18 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
         keys["preferred_batch_size"] = [*space.preferred_batch_sizes]
     keys["instance_group_count"] = [*space.instance_count]
     settings = {path: name for name, path in ONNX_RUNTIME_PATHS.items()}
+    queue = {path: name for name, path in QUEUE_PATHS.items()}
     for path, values in space.fields.items():
         if model := model_of_field(path):
             others = keys.setdefault("models", {}).setdefault(model, {})
             others[path.removeprefix(f"{model}/")] = [*values]
         elif key := profile_key(path):
             keys[key] = [*values]
+        elif path in queue:
+            keys[queue[path]] = [*values]
+        elif path.startswith(f"{PRIORITY_POLICY}."):
+            level, name = path.removeprefix(f"{PRIORITY_POLICY}.").split(".")
+            keys.setdefault("priority_queue_policy", {}).setdefault(level, {})[name] = [*values]
         elif path in settings:
             keys.setdefault("onnxruntime", {})[settings[path]] = [int(value) for value in values]
         elif path != VARIANT:  # it follows from the variants of the model section

@@ -23,6 +23,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
+from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
@@ -64,6 +65,7 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
     INSTANCE_GPUS: "instance_group_gpus",
+    **{path: name for name, path in QUEUE_PATHS.items()},
 }
 MAY_BE_EMPTY: Final = ("sla", "request", "tokens", "load", "space", "score", "tolerance")
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
@@ -157,6 +159,9 @@ class Profile(ProfileSection):
             return self.fault("space", "server", name.removeprefix(SERVER_OPTION_PREFIX), problem=error.problem)
         if name.startswith(MODEL_JSON_PREFIX):
             return self.fault("space", "model_json", name.removeprefix(MODEL_JSON_PREFIX), problem=error.problem)
+        if name.startswith(f"{PRIORITY_POLICY}."):
+            keys = name.removeprefix(f"{PRIORITY_POLICY}.").split(".")
+            return self.fault("space", "priority_queue_policy", *keys, problem=error.problem)
         if name in _PARAMETER_KEYS:
             return self.fault("space", _PARAMETER_KEYS[name], problem=error.problem)
         return self.fault("space", problem=str(error))

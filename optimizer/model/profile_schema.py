@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from objectives.quantiles import PERCENTILE_RULE
+from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import format_value, resolve_inside
 from optimizer.core.token_lengths import TokenRequests
@@ -52,11 +53,15 @@ from optimizer.model.profile_values import (
     PositiveInt,
     PreferredSizes,
     PrintableText,
+    Priorities,
+    PriorityLevel,
     QueueDelay,
+    QueueNumber,
     RequestSize,
     ScoreMetric,
     ServerOption,
     ThreadCount,
+    TimeoutAction,
     TokenLengths,
     ValueBounds,
     suggest,
@@ -264,6 +269,12 @@ class RequestSection(ProfileSection):
         description="Samples in a request; with --load rate also a mix of sizes such as 1*9|8*1",
         examples=[1],
     )
+    priorities: Priorities | None = Field(
+        default=None,
+        description="Priorities of the requests and their shares; 1 is the highest "
+        "(default: the default level of the model)",
+        examples=[{1: 0.2, 2: 0.8}],
+    )
     sequence_length: RequestSize | None = Field(
         default=None,
         description="Requests in a sequence to a stateful model, or a mix of lengths such as 10..30 (default: 20)",
@@ -434,6 +445,23 @@ class OnnxRuntimeSection(ProfileSection):
         return {path: tuple(map(str, c)) if path.startswith("parameters.") else c for path, c in fields.items()}
 
 
+class QueuePolicySection(ProfileSection):
+    """The choices of the queue of one priority level, in place of those of the default queue."""
+
+    max_queue_size: NonEmpty[QueueNumber] | None = Field(
+        default=None, description="Requests of this level that may wait; 0: no limit", examples=[[0, 16]]
+    )
+    default_timeout_microseconds: NonEmpty[QueueNumber] | None = Field(
+        default=None, description="Time in µs that a request of this level may wait; 0: any", examples=[[0, 20000]]
+    )
+    timeout_action: NonEmpty[TimeoutAction] | None = Field(
+        default=None, description="What happens to a request that has waited for longer", examples=[["REJECT"]]
+    )
+    allow_timeout_override: NonEmpty[bool] | None = Field(
+        default=None, description="Whether a request may set a shorter timeout", examples=[[False]]
+    )
+
+
 class SpaceSection(ProfileSection):
     """The choices of each parameter; None is not given. ``Space`` decides which combinations are valid."""
 
@@ -475,6 +503,35 @@ class SpaceSection(ProfileSection):
         description="Keys of model.json in the version folder of the model, which Triton's vLLM backend reads",
         examples=[{"max_num_seqs": [64, 128, 256]}],
     )
+    max_queue_size: NonEmpty[QueueNumber] | None = Field(
+        default=None,
+        description="Requests that may wait in the batcher's queue, which rejects others; 0: no limit",
+        examples=[[0, 16, 64]],
+    )
+    default_timeout_microseconds: NonEmpty[QueueNumber] | None = Field(
+        default=None,
+        description="Time in µs that a request may wait in the batcher's queue; 0: any",
+        examples=[[0, 20000]],
+    )
+    timeout_action: NonEmpty[TimeoutAction] | None = Field(
+        default=None,
+        description="What happens to a request that has waited for longer: REJECT, or DELAY behind all others",
+        examples=[["REJECT", "DELAY"]],
+    )
+    allow_timeout_override: NonEmpty[bool] | None = Field(
+        default=None, description="Whether a request may set a shorter timeout", examples=[[False]]
+    )
+    priority_levels: NonEmpty[QueueNumber] | None = Field(
+        default=None, description="Levels of priority, each with a queue of its own; 0: none", examples=[[0, 2]]
+    )
+    default_priority_level: NonEmpty[PositiveInt] | None = Field(
+        default=None, description="Level of a request without a priority; 1 is the highest", examples=[[2]]
+    )
+    priority_queue_policy: dict[PriorityLevel, QueuePolicySection] = Field(
+        default={},
+        description="Queues of single levels, in place of the settings above, by level",
+        examples=[{2: {"default_timeout_microseconds": [20000]}}],
+    )
     onnxruntime: OnnxRuntimeSection = Field(
         default=OnnxRuntimeSection(), description="Settings of ONNX Runtime, under the names of Triton's backend"
     )
@@ -501,7 +558,14 @@ class SpaceSection(ProfileSection):
         placed = {path: choices for path, choices in placement.items() if choices}
         options = {f"{SERVER_OPTION_PREFIX}{name}": choices for name, choices in self.server.items()}
         file = {f"{MODEL_JSON_PREFIX}{key}": choices for key, choices in self.model_json.items()}
-        return self.onnxruntime.fields() | self.config | placed | options | file | others
+        return self.onnxruntime.fields() | self._queue_fields() | self.config | placed | options | file | others
+
+    def _queue_fields(self) -> dict[str, tuple[FieldValue, ...]]:
+        """Return the choices of the batcher's queue by path in ModelConfig."""
+        own = {path: getattr(self, name) for name, path in QUEUE_PATHS.items()}
+        for level, section in self.priority_queue_policy.items():
+            own |= {f"{PRIORITY_POLICY}.{level}.{name}": choices for name, choices in section}
+        return {path: choices for path, choices in own.items() if choices}
 
 
 class ScoreSection(ProfileSection):

@@ -28,6 +28,7 @@ from optimizer.core.request_sizes import (
     DISTRIBUTION_MARKS,
     SizeDistribution,
     parse_bounds,
+    parse_priorities,
     parse_size_distribution,
     parse_size_distributions,
 )
@@ -240,6 +241,13 @@ def _check_mix(value: object) -> str:
     return str(value)
 
 
+def _check_priorities(value: object) -> str:
+    """Return shares of priorities as text: ``1*20|2*80`` or the mapping ``{1: 20, 2: 80}``."""
+    if isinstance(value, dict):
+        value = "|".join(f"{priority}*{share}" for priority, share in value.items())
+    return str(parse_priorities(str(value)))
+
+
 def _parse_lengths(value: object, info: ValidationInfo) -> SizeDistribution:
     """Return the lengths of prompts or outputs; a file of them is at or below the profile's folder."""
     if not isinstance(value, str) and not _is_whole(value):
@@ -323,6 +331,9 @@ ExecutionMode = Literal[0, 1]
 GraphLevel = Literal[-1, 0, 1, 2]
 Accelerator = Literal["none", "tensorrt"]
 BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
+QueueNumber = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TimeoutAction = Literal["REJECT", "DELAY"]
+PriorityLevel = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 LatencyBound = Annotated[float | None, PlainValidator(_parse_bound_ms), _in_schema(_TIME)]
 QueueDelay = Annotated[int | str, PlainValidator(_parse_delay), _in_schema({"enum": ["off", False]}, _DELAY)]
 PreferredSizes = Annotated[
@@ -382,6 +393,14 @@ TokenLengths = Annotated[
 ]
 _SizeMix = Annotated[str, _parsed_by(_check_mix), _in_schema({"type": "string", "pattern": r"[*|]|\.\."}), Tag(MIX)]
 RequestSize = Annotated[Annotated[PositiveInt, Tag(NUMBER)] | _SizeMix, Discriminator(_number_or_mix)]
+Priorities = Annotated[
+    str,
+    _parsed_by(_check_priorities),
+    _in_schema(
+        {"type": "string", "minLength": 1},
+        {"type": "object", "patternProperties": {"^[1-9][0-9]*$": {"type": "number"}}, "additionalProperties": False},
+    ),
+]
 InputData = Annotated[
     Path | str | None,
     PlainValidator(_resolve_input_data),

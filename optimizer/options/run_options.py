@@ -96,6 +96,7 @@ class RunOptions:
     output_shared_memory_bytes: float | None = None  # for each sample of an output of variable size
     measurement_interval_ms: float | None = None  # length of each of the three windows
     request_batch_size: int | str | None = None  # text: a mix of sizes, see optimizer.core.request_sizes
+    priorities: str | None = None  # shares of priorities, see optimizer.core.request_sizes
     sequence_length: int | str | None = None  # of a stateful model; text: a mix, see optimizer.core.request_sizes
     input_data: str | None = None  # random, zero, or a file or folder of samples
     shapes: tuple[str, ...] = ()  # see optimizer.core.request_sizes

@@ -13,7 +13,7 @@ from typing import Final
 from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import metric_name, parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.interfaces import ProtocolName
-from optimizer.core.request_sizes import parse_range, parse_shape
+from optimizer.core.request_sizes import parse_priorities, parse_range, parse_shape
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.token_lengths import parse_token_lengths
 from optimizer.options import values
@@ -352,6 +352,12 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "Samples in each request; with --load rate also a mix of sizes such as 1*9|8*1",
             short="b",
             is_common=True,
+        ),
+        Option(
+            "priorities",
+            ValueType("SHARES", _checked(parse_priorities)),
+            "Priorities of the requests and their shares, such as 1*20|2*80; 1 is the highest (see docs/queues.md)",
+            default="the default level of the model",
         ),
         Option(
             "sequence-length",

@@ -20,6 +20,7 @@ from optimizer.results.recommendation import Outcome
 
 REQUEST_OPTIONS = (
     "request_batch_size",
+    "priorities",
     "sequence_length",
     "input_data",
     "shapes",

@@ -34,6 +34,7 @@ _TYPES: dict[str, Any] = {
             "reason",
             "verdict",
             "batch_stats",
+            "by_priority",
             *(timing.over_field for timing in TIMINGS),
             *(timing.sketch_field for timing in TIMINGS),
             "response_times_ms",

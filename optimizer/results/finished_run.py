@@ -12,7 +12,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
-from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import MAX_TOKENS, TokenRequests
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
@@ -151,6 +151,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         kind=kind,
         request_times=_request_times(info) if options.load == "rate" else None,
         tokens=_token_requests(info.get("tokens")),
+        priorities=parse_priorities(str(info["priorities"])) if info.get("priorities") else None,
     )
 
 

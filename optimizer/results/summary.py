@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from objectives import priority_stats
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
@@ -72,7 +73,8 @@ KEYS: Final = {  # of ``document``
     "verdict": "PASS, FAIL or UNDECIDED.",
     "undecided_cause": "Why the verdict is UNDECIDED; null for another one.",
     "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "
-    "`energy_joules_per_1000_infer`, and `verdict` (null if it was not measured on fresh servers).",
+    "`energy_joules_per_1000_infer`, and `verdict` (null if it was not measured on fresh servers). "
+    "With several priorities, `priorities` has the requests, throughput and latency of each.",
     "confirmation": "Test of the recommendation on fresh servers; null if there was none:",
     "confirmation.verdict": "PASS, FAIL or UNDECIDED.",
     "confirmation.confidence": "Confidence level.",
@@ -258,8 +260,26 @@ def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str,
     rest = [name for name in dict.fromkeys(metrics) if name not in shown]
     lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
     lines += [("failed", text)] if (text := failed_requests(measurement)) else []
+    lines += priority_lines(measurement)
     gpu = formatting.gpu(measurement)
     return [*lines, ("GPU", gpu)] if gpu else lines
+
+
+def priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
+    """Return (label, values with units) of each priority; an empty list for a load without priorities."""
+    lines = []
+    for own in priority_stats.from_text(measurement.by_priority):
+        quantiles = " · ".join(f"{name} {_milliseconds(own.latency_ms(level))}" for name, level in QUANTILES.items())
+        text = f"{formatting.approximate(own.throughput_infer_per_sec)} infer/s · {quantiles}"
+        if measurement.errors is not None:
+            total = formatting.count(own.served + own.errors, "request")
+            text += f" · {own.errors:,} of {total} failed ({own.rejected:,} rejected, {own.timed_out:,} timed out)"
+        lines.append((f"priority {own.priority or 'default'}", text))
+    return lines
+
+
+def _milliseconds(value: float | None) -> str:
+    return formatting.UNKNOWN if value is None else f"{formatting.number(value)} ms"
 
 
 def failed_requests(measurement: Measurement) -> str:
@@ -536,7 +556,24 @@ def entry(point: Point) -> dict[str, object]:
         **{name: getattr(point.load, name) for name in _LOAD},
         **{name: _known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
         ENERGY: _known(METRICS["energy"].value(point.measurement)),
+        **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
     }
+
+
+def _priorities(measurement: Measurement) -> list[dict[str, object]]:
+    """Return the statistics of each priority for JSON."""
+    return [
+        {
+            "priority": own.priority,
+            "throughput_infer_per_sec": own.throughput_infer_per_sec,
+            "requests": own.served,
+            "rejected_requests": own.rejected,
+            "timed_out_requests": own.timed_out,
+            "failed_requests": own.failed,
+            **{LATENCY.field_of(name): own.latency_ms(level) for name, level in QUANTILES.items()},
+        }
+        for own in priority_stats.from_text(measurement.by_priority)
+    ]
 
 
 def document(

@@ -6,6 +6,13 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from optimizer.config.queue_policy import (
+    ALLOW_TIMEOUT_OVERRIDE,
+    MAX_QUEUE_SIZE,
+    PRIORITY_LEVELS,
+    TIMEOUT_ACTION,
+    TIMEOUT_US,
+)
 from optimizer.simulator.scenario import (
     RING_LENGTH,
     Array,
@@ -21,16 +28,8 @@ from optimizer.simulator.scenario import (
 )
 
 NS = 1e9
-MAX_QUEUE_SIZE = "dynamic_batching.default_queue_policy.max_queue_size"
-TIMEOUT_US = "dynamic_batching.default_queue_policy.default_timeout_microseconds"
-TIMEOUT_ACTION = "dynamic_batching.default_queue_policy.timeout_action"
 # with any of these fields set, Triton's batcher forms no batch ahead of an idle instance
-QUEUE_POLICIES = (
-    TIMEOUT_US,
-    "dynamic_batching.default_queue_policy.allow_timeout_override",
-    MAX_QUEUE_SIZE,
-    "dynamic_batching.priority_levels",
-)
+QUEUE_POLICIES = (TIMEOUT_US, ALLOW_TIMEOUT_OVERRIDE, MAX_QUEUE_SIZE, PRIORITY_LEVELS)
 
 
 class PackedScenarios:

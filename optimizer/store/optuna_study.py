@@ -266,6 +266,7 @@ def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
         "request_batch_size": problem.request_batch_size,
         **({"request_mix": problem.request_mix.choices} if problem.request_mix else {}),
         **({"request_times": _times_of(problem.request_times)} if problem.request_times else {}),
+        **({"priorities": str(problem.priorities)} if problem.priorities else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": list(map(str, problem.sla)),
     }

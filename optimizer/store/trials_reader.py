@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from objectives import batch_stats, latency_sketch, response_times
+from objectives import batch_stats, latency_sketch, priority_stats, response_times
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
@@ -166,7 +166,7 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
 }
 _SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share")
 _OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
-_TEXTS = ("batch_stats", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling")
+_TEXTS = ("batch_stats", "by_priority", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling")
 _FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *_TEXTS, "stable", "overloaded"))
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
@@ -292,6 +292,7 @@ def _measurements(
         "stable": stable,
         "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
         "batch_stats": _each(table, "batch_stats", _batch_stats),
+        "by_priority": _each(table, "by_priority", _by_priority),
         **{name: _each(table, name, _requests_over) for name in _OVER},
         **{name: _each(table, name, _latency_sketch) for name in _SKETCHES},
         "response_times_ms": _each(table, "response_times_ms", _response_times),
@@ -407,6 +408,11 @@ def _batch_stats(text: str) -> str:
     for size, executions, compute_ns in batch_stats.from_text(text):
         if compute_ns > 1e6 * MOST_MS * executions:
             raise ValueError(f"more than {MOST_MS:g} ms for a batch of {size} samples")
+    return text
+
+
+def _by_priority(text: str) -> str:
+    priority_stats.from_text(text)
     return text
 
 

@@ -91,14 +91,17 @@ def make_load_generators(
         "seed": options.seed,
         "streams": task.source.is_streaming,
         "token_output": task.token_output,
+        "priorities": task.problem.priorities,
         "counts_failures": any(bound.metric == "error-rate" for bound in task.problem.sla),
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
-    if task.problem.needs_own_client and not task.problem.open_loop and is_too_large(task):
+    goal, has_priorities = task.problem.needs_own_client, task.problem.priorities is not None
+    if (goal or has_priorities) and not task.problem.open_loop and is_too_large(task):
+        why = f"measure {goal.short_name}" if goal else "send several priorities"
         raise BadInputError(
             f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, which tune's own "
-            f"client keeps in memory to measure {task.problem.needs_own_client.short_name}; give fewer"
+            f"client keeps in memory to {why}; give fewer"
         )
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_sharing(_make_own_client(options, task, own)), task.unbounded)
@@ -125,10 +128,10 @@ def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
 def own_client_searches(task: Task) -> bool:
     """Return whether the project's own client measures the search too.
 
-    It measures open loops, sequences and streams, and goals that perf_analyzer does not report.
+    It measures open loops, sequences, streams and several priorities, and goals that perf_analyzer does not report.
     """
     is_special = task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
-    return is_special or task.problem.needs_own_client is not None
+    return is_special or task.problem.priorities is not None or task.problem.needs_own_client is not None
 
 
 def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
@@ -144,8 +147,13 @@ def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str],
 
 
 def perf_analyzer_checks(task: Task) -> bool:
-    """Return whether perf_analyzer can check the own client: not in an open loop, a stream or a mix of lengths."""
-    has_mix = task.sequence_length is not None and task.sequence_length.fixed is None
+    """Return whether perf_analyzer can check the own client: not in an open loop, a stream or a mix.
+
+    It sends neither sequences of several lengths nor requests of several priorities.
+    """
+    has_mix = task.problem.priorities is not None or (
+        task.sequence_length is not None and task.sequence_length.fixed is None
+    )
     return not (task.problem.open_loop or task.source.is_streaming or has_mix)
 
 

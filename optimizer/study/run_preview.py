@@ -231,6 +231,7 @@ def _load(shown: RunPreview) -> str:
     size = problem.request_batch_size
     each = f"requests of {formatting.exact(size)} sample{'' if size == 1 else 's'}"
     each += " on average" if problem.request_mix else ""
+    each += f" of the priorities {problem.priorities}" if problem.priorities else ""
     data = f"{Path(shown.task.input_data).name} as input data"
     if options.shared_memory != "none":
         data += f", in {options.shared_memory} shared memory"

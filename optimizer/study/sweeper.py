@@ -13,6 +13,7 @@ from typing import Any, Literal
 from objectives.metrics import Measurement
 from optimizer.config import gpu_placement, model_config
 from optimizer.config.model_source import ModelSource, served_models
+from optimizer.config.queue_policy import check_queue_fields
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
@@ -230,6 +231,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
         )
     try:
         check_sequence_fields(SpaceSection(), task.source.tuned_config, choices.fields)
+        check_queue_fields(task.source.tuned_config, choices.fields)
     except ValueError as error:
         raise BadInputError(f"--config {error}") from None
     loads = tuple(

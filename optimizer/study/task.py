@@ -13,12 +13,12 @@ from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
@@ -29,7 +29,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote
 from optimizer.study import shared_memory
 from optimizer.study.model_finder import NamedModel, find_model
-from optimizer.study.trace_check import check_recorded_kinds
+from optimizer.study.trace_check import check_recorded_kinds, priorities_fault
 
 MAX_CONCURRENCY = 256
 DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
@@ -86,6 +86,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         check_recorded_kinds(arrivals.name, arrivals.kinds, source, space)
+    priorities = _priorities(named, space, options, arrivals)
     _check(named, score, options)
     shared_memory.check_model(options, source, on_gpu=on_gpu)
     sequence_length = _sequence_length(named, options)
@@ -106,6 +107,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         kind=source.kind,
         request_times=arrivals.times if arrivals else None,
         tokens=tokens,
+        priorities=priorities,
     )
     _check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
@@ -218,11 +220,12 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
     """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
     source, name, profile = named.source, one_line(named.source.name), named.profile
     is_batched, goal = source.kind is ModelKind.BATCHED, problem.needs_own_client
-    if is_batched and goal is None:
+    if is_batched and goal is None and problem.priorities is None:
         return
     why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
-    if is_batched and goal is not None:
-        why = f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
+    if is_batched:
+        lacks = f"report {goal.short_name}" if goal else "send several priorities"
+        why = f"perf_analyzer does not {lacks}, and tune's own client measures it"
     if options.target == "remote":
         if server_address(options.url).protocol != "grpc":
             raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
@@ -250,6 +253,28 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
         raise BadInputError(
             f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
         )
+
+
+def _priorities(
+    named: NamedModel, space: SearchSpace, options: RunOptions, arrivals: Arrivals | None
+) -> SizeDistribution | None:
+    """Return the shares of the priorities of the requests; None without any.
+
+    Raises BadInputError if the model lacks a priority, or if a trace has its own.
+    """
+    of_profile = named.profile.request.priorities if named.profile else None
+    text = options.priorities or of_profile
+    if text is None:
+        return None
+    priorities = parse_priorities(text)
+    fault = priorities_fault(priorities, named.source, space)
+    if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
+        fault = f"the trace {arrivals.name} has the requests' own; leave the priorities out"
+    if not fault:
+        return priorities
+    if named.profile and not options.priorities:
+        raise named.profile.fault("request", "priorities", problem=fault)
+    raise BadInputError(f"--priorities {fault}" if fault[0].isdigit() else f"--priorities: {fault}")
 
 
 def _sequence_length(named: NamedModel, options: RunOptions) -> SizeDistribution | None:

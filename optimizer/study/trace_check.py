@@ -1,21 +1,21 @@
-"""Checks whether a model can serve the sizes and priorities of a recorded trace of requests."""
+"""Checks whether a model can serve the priorities of a load, and the sizes and priorities of a recorded trace."""
 
 from __future__ import annotations
 
 from optimizer.config.model_source import ModelSource
+from optimizer.config.queue_policy import PRIORITY_LEVELS
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, RecordedKinds
-
-PRIORITY_LEVELS = "dynamic_batching.priority_levels"
 
 
 def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, space: SearchSpace) -> None:
     """Raise BadInputError if a request of the trace ``file`` does not fit the model.
 
     Triton gives a request whose priority the model lacks the default priority, without an error. A priority has to be
-    a level of every configuration that has levels.
+    a level of every configuration that has levels. Those without levels treat all requests alike.
     """
     name = one_line(source.name)
     if source.is_streaming or source.is_stateful:
@@ -24,8 +24,7 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, s
             f"leave the columns {SIZE} and {PRIORITY} out"
         )
     largest = max(source.config.max_batch_size, 1)
-    levels = source.tuned_config.dynamic_batching.priority_levels
-    levels = min(map(int, space.fields.get(PRIORITY_LEVELS, (levels,))))
+    levels = fewest_levels(source, space)
     for (size, priority), line in zip(kinds.kinds, kinds.first_lines, strict=True):
         if size > largest:
             raise BadInputError(
@@ -33,8 +32,30 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, s
                 "in parts, or raise max_batch_size in config.pbtxt"
             )
         if priority > levels:
-            has = f"{name} has the levels 1 to {levels}" if levels else f"{name} has no priority levels"
             raise BadInputError(
-                f"{file}:{line}: {PRIORITY} {priority}: {has}; raise {PRIORITY_LEVELS} in config.pbtxt, or leave the "
-                f"column {PRIORITY} out"
+                f"{file}:{line}: {PRIORITY} {priority}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in "
+                f"config.pbtxt, or leave the column {PRIORITY} out"
             )
+
+
+def fewest_levels(source: ModelSource, space: SearchSpace) -> int:
+    """Return the fewest priority levels of the configurations that have any; 0 if none has."""
+    levels = source.tuned_config.dynamic_batching.priority_levels
+    return min(filter(None, map(int, space.fields.get(PRIORITY_LEVELS, (levels,)))), default=0)
+
+
+def priorities_fault(priorities: SizeDistribution, source: ModelSource, space: SearchSpace) -> str:
+    """Return why the model cannot serve the ``priorities`` of a load; an empty text if it can."""
+    name, levels = one_line(source.name), fewest_levels(source, space)
+    if source.is_streaming or source.is_stateful:
+        return f"{name} {'is stateful' if source.is_stateful else 'streams'}; leave the priorities out"
+    if priorities.largest > levels:
+        return (
+            f"{priorities.largest}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in config.pbtxt, or set "
+            "priority_levels in the space of a profile"
+        )
+    return ""
+
+
+def _described(name: str, levels: int) -> str:
+    return f"{name} has the levels 1 to {levels}" if levels else f"{name} has no priority levels"

@@ -74,11 +74,7 @@ def split_failures(record: SendRecord, sizes: Integers) -> tuple[SendRecord, Int
     """
     if record.failures is None:
         return record, sizes, None
-    kinds = np.full(len(record.planned_ns), SERVED)
-    if not record.overload:
-        kinds[(record.sent_ns != NEVER) & (record.answered_ns == NEVER)] = TIMED_OUT
-    for message, requests in record.failures.items():
-        kinds[np.array(requests, dtype=np.int64)] = failure_kind(message)
+    kinds = request_kinds(record)
     served, failed = kinds == SERVED, kinds != SERVED
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
     message = max(record.failures, key=lambda own: len((record.failures or {})[own]), default="no answer in time")
@@ -93,6 +89,18 @@ def split_failures(record: SendRecord, sizes: Integers) -> tuple[SendRecord, Int
         np.resize(sizes, len(kinds))[served],
         FailedRequests(record.planned_ns[failed], ended_ns[failed], kinds[failed], message),
     )
+
+
+def request_kinds(record: SendRecord) -> Integers:
+    """Return the kind of the failure of each request, or SERVED. All are SERVED if failures were not counted."""
+    kinds = np.full(len(record.planned_ns), SERVED)
+    if record.failures is None:
+        return kinds
+    if not record.overload:
+        kinds[(record.sent_ns != NEVER) & (record.answered_ns == NEVER)] = TIMED_OUT
+    for message, requests in record.failures.items():
+        kinds[np.array(requests, dtype=np.int64)] = failure_kind(message)
+    return kinds
 
 
 def failure_kind(message: str) -> int:

@@ -81,9 +81,18 @@ class OpenLoopGenerator(LoadClientGenerator):
         else:
             seconds += lead_in_seconds
 
-        def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
+        def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
             return judge_open_loop(
-                record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output, lead_in_seconds
+                record,
+                load,
+                seconds,
+                self.sla,
+                spread_limit,
+                parts,
+                sizes,
+                self.token_output,
+                lead_in_seconds,
+                priorities,
             )
 
         planned_ns = self._plan(load, seconds, int(seeds[0]))
@@ -143,8 +152,10 @@ class ClosedLoopGenerator(LoadClientGenerator):
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
-        def judge(record: SendRecord, sizes: Sizes) -> list[Measurement]:
-            return judge_closed_loop(record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output)
+        def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
+            return judge_closed_loop(
+                record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output, priorities
+            )
 
         while True:
             try:

@@ -19,8 +19,9 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.notes import LateRequests
 from optimizer.core.timing import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.failures import split_failures
+from optimizer.measure.load_client.failures import SERVED, request_kinds, split_failures
 from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.priorities import ALIKE, with_priorities
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_health import without_traceback
 
@@ -195,6 +196,7 @@ def judge_open_loop(
     sizes: Sizes = ONE_SAMPLE,
     token_output: str = "",
     lead_in_seconds: float = LEAD_IN_SECONDS,
+    priorities: Sizes = ALIKE,
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
 
@@ -202,7 +204,8 @@ def judge_open_loop(
     ``sizes`` are the samples of the requests, in turn. A measurement is not stable if the server was overloaded, or
     if thirds of the time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound.
     These thirds are judged without lateness, since they show whether the server is in a steady state.
-    ``token_output`` is explained in ``responses``.
+    ``token_output`` is explained in ``responses``. ``priorities`` are those of the requests, in turn. The
+    measurements of a server that was not overloaded have the requests of each.
 
     A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
     estimated from the first responses.
@@ -213,6 +216,7 @@ def judge_open_loop(
         raise MeasurementError(
             f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
         )
+    every, every_size = record, sizes
     record, sizes, failed = split_failures(record, sizes)
     streamed = StreamedRequests.decode(record.responses, token_output) if record.responses else None
     requests = SentRequests.of(record, seconds, sizes, streamed, lead_in_seconds)
@@ -249,9 +253,11 @@ def judge_open_loop(
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
-    return with_failures(
+    measurements = with_failures(
         [_measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)]
     )
+    times_ns, span_ns = every.planned_ns, (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
+    return with_priorities(measurements, every, every_size, priorities, times_ns, *span_ns)
 
 
 def judge_closed_loop(
@@ -263,6 +269,7 @@ def judge_closed_loop(
     parts: int = 1,
     sizes: Sizes = ONE_SAMPLE,
     token_output: str = "",
+    priorities: Sizes = ALIKE,
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the ``seconds`` after the lead-in.
 
@@ -280,6 +287,7 @@ def judge_closed_loop(
     """
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
+    every, every_size = record, sizes
     record, sizes, failed = split_failures(record, sizes)
     requests = AnsweredRequests.of(record, seconds, sizes, token_output)
     if failed:
@@ -303,11 +311,14 @@ def judge_closed_loop(
         else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
         for part in requests.parts(parts)
     ]
-    if not failed:
-        return measurements
-    longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
-    times_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
-    return failed.added_to(measurements, times_ns, requests.begin_ns, requests.end_ns)
+    times_ns = every.answered_ns.copy()
+    if failed:
+        longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
+        failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
+        measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
+        times_ns[request_kinds(every) != SERVED] = failed_ns
+    span_ns = requests.begin_ns, requests.end_ns
+    return with_priorities(measurements, every, every_size, priorities, times_ns, *span_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from optimizer.measure.load_client.plan import (
     StreamPlan,
     write_places,
 )
+from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
 from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
 from optimizer.measure.server_health import model_died, without_traceback
@@ -59,12 +60,16 @@ STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
 PACKAGES = Path(__file__).parents[3]
 
 IN_TURN: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64]], list[Measurement]]"
+Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64], npt.NDArray[np.int64]], list[Measurement]]"
+DRAWN_PRIORITIES = 4096  # then they start over
 
 
 @dataclass(frozen=True, eq=False)
 class RequestKinds:
-    """The samples and the priority of each of several requests, and the number of its kind in a trace."""
+    """The samples and the priority of each of several requests, and the number of its kind.
+
+    The kinds are those of a trace, or the priorities.
+    """
 
     sizes: npt.NDArray[np.int64]
     priorities: npt.NDArray[np.int64]
@@ -73,15 +78,16 @@ class RequestKinds:
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Serialized requests, the number of samples of each, the metadata of the model, and the number of its kind.
+    """Serialized requests, the number of samples of each, the metadata of the model, kinds and priorities.
 
-    They are sent in turn, or in the order of a trace, which tells the kinds.
+    They are sent in turn, or in an order of kinds. ``priorities`` is ALIKE if all have the default priority.
     """
 
     serialized: list[bytes]
     sizes: npt.NDArray[np.int64]
     metadata: ModelMetadataResponse
     kinds: npt.NDArray[np.int64] = field(default_factory=lambda: IN_TURN)
+    priorities: npt.NDArray[np.int64] = field(default_factory=lambda: ALIKE)
 
     def order(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which message to send for each request, by the number of its kind; those of a kind in turn."""
@@ -101,6 +107,7 @@ class LoadClientGenerator:
         log: File for the output of the client process. Temporary files are written to its folder.
         input_data: ``random``, ``zero`` or a JSON data file, as for perf_analyzer.
         shapes: ``name:d1,d2``, as for perf_analyzer.
+        priorities: Shares of the priorities of the requests; None sends none.
         request_mix: Distribution of the samples per request if the load's request batch size is an average.
         sla: The latency bounds. They decide which differences between windows matter and, in an open loop, which
             backlog is an overload and which late requests void a measurement.
@@ -117,6 +124,7 @@ class LoadClientGenerator:
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
     request_mix: SizeDistribution | None = None
+    priorities: SizeDistribution | None = None
     sla: Sla = field(default_factory=Sla)
     seed: int = 0
     window_ms: int
@@ -202,12 +210,15 @@ class LoadClientGenerator:
         period_seconds: float = 0.0,
         kinds: npt.NDArray[np.int64] = IN_TURN,
     ) -> list[Measurement]:
-        """Apply a load for ``seconds`` and return what ``judge`` makes of the record and the requests' samples.
+        """Apply a load for ``seconds`` and return what ``judge`` makes of the record, the samples and the priorities.
 
         ``kinds`` are the numbers of the kinds of the requests in a trace; IN_TURN without one. The other arguments
         are those of SendPlan and StreamPlan.
         """
         messages = self._messages_for(endpoint, load)
+        if self.priorities is not None and not len(kinds):
+            drawn = self.priorities.draw(DRAWN_PRIORITIES, np.random.default_rng(self.seed))
+            kinds = np.searchsorted([level for level, _, _ in self.priorities.choices], drawn)
         order = messages.order(kinds) if len(kinds) else IN_TURN
         before = self._statistics(endpoint)
         stream = StreamPlan(
@@ -233,7 +244,10 @@ class LoadClientGenerator:
         fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
         if record.hangs or fatal:
             raise ServerCrashed(without_traceback(fatal or record.error))
-        measurements = judge(record, messages.sizes[order] if len(order) else messages.sizes)
+        sizes, priorities = messages.sizes, messages.priorities
+        if len(order):
+            sizes, priorities = sizes[order], priorities[order] if len(priorities) else ALIKE
+        measurements = judge(record, sizes, priorities)
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)
         return [
@@ -314,11 +328,16 @@ class LoadClientGenerator:
         return MAX_MESSAGES
 
     def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
-        """Return about ``count`` requests of the load."""
-        sizes = np.full(count, round(load.request_batch_size))
+        """Return about ``count`` requests of the load, ordered by priority, and more of the frequent priorities."""
+        numbers = priorities = np.zeros(count, dtype=np.int64)
+        if self.priorities is not None:
+            levels, _, weights = map(np.array, zip(*self.priorities.choices, strict=True))
+            each = np.maximum(1, np.round(count * weights / weights.sum())).astype(np.int64)
+            numbers, priorities = np.repeat(np.arange(len(each)), each), np.repeat(levels, each)
+        sizes = np.full(len(numbers), round(load.request_batch_size))
         if self.request_mix is not None:
-            sizes = self.request_mix.draw(count, np.random.default_rng(self.seed))
-        return RequestKinds(sizes, np.zeros_like(sizes), np.zeros_like(sizes))
+            sizes = self.request_mix.draw(len(numbers), np.random.default_rng(self.seed))
+        return RequestKinds(sizes, priorities, numbers)
 
     def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
         """Return the requests of this load (cached). Raises BadInputError, MeasurementError."""
@@ -349,7 +368,8 @@ class LoadClientGenerator:
             count = min(self._wanted_messages(load), max(fewest, MAX_MESSAGE_BYTES // len(largest)))
             kinds = self._request_kinds(load, count)
             serialized = make(kinds.sizes.tolist(), kinds.priorities.tolist())
-            self._messages[key] = Messages(serialized, kinds.sizes, metadata, kinds.numbers)
+            priorities = kinds.priorities if kinds.priorities.any() else ALIKE
+            self._messages[key] = Messages(serialized, kinds.sizes, metadata, kinds.numbers, priorities)
         return self._messages[key]
 
 

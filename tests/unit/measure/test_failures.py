@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from objectives.metrics import METRICS, Measurement
+from objectives.priority_stats import from_text
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
@@ -152,3 +154,21 @@ def test_responses_of_failed_requests_are_left_out() -> None:
 def test_without_counts_the_error_rate_is_unknown() -> None:
     assert Measurement(requests=5).errors is None
     assert METRICS["error-rate"].value(Measurement(requests=5)) is None
+
+
+def test_each_priority_has_its_own_requests_and_failures() -> None:
+    """Every fourth request has priority 1, and 5 of these are rejected; all windows together have every request."""
+    happened = record(100, {FULL: [0, 4, 8, 12, 16], EXPIRED: [1]})
+    priorities = np.array([1, 2, 2, 2])
+    for judge, load, seconds in ((judge_closed_loop, CLOSED, 1.0), (judge_open_loop, OPEN, 1.5)):
+        windows = judge(happened, load, seconds, SLA, math.inf, 2, SIZES, priorities=priorities)
+        statistics = [from_text(window.by_priority) for window in windows]
+        assert [own.priority for own in itertools.chain(*statistics)] == [1, 2, 1, 2]
+        for window, (first, second) in zip(windows, statistics, strict=True):
+            assert (first.rejected, second.rejected) == (window.rejected_requests, 0)
+            assert (first.timed_out, second.timed_out) == (0, window.timed_out_requests)
+            assert first.served + second.served == window.requests
+            total = first.throughput_infer_per_sec + second.throughput_infer_per_sec
+            assert total == pytest.approx(window.throughput_infer_per_sec, rel=0.02)
+        (plain,) = judge(happened, load, seconds, SLA, math.inf, 1, SIZES)
+        assert plain.by_priority == ""

@@ -33,6 +33,7 @@ from optimizer.measure.load_client.plan import (
     write_record,
     write_response_times,
 )
+from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
 from optimizer.measure.output_check import ReferenceOutputs
@@ -187,7 +188,7 @@ def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) 
     class Launched(ClosedLoopGenerator):
         def _launch(self, endpoint: Endpoint, load: LoadPoint, judge: Judge, *_: Any, **__: Any) -> list[Measurement]:
             launches.append(load)
-            return judge(happened, np.ones(1, np.int64))
+            return judge(happened, np.ones(1, np.int64), ALIKE)
 
     with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
         Launched(log=tmp_path / "log", streams=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)

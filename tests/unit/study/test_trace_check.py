@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -66,6 +68,36 @@ def test_a_trace_that_the_model_cannot_serve_is_refused(
         task(models, trace, name, size)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("load", ["rate", "concurrency"])
+def test_priorities_of_a_load_are_those_of_the_task(models: Path, load: Literal["rate", "concurrency"]) -> None:
+    options = RunOptions("sleeper", model_repository=str(models), load=load, priorities="1*20|2*80")
+    assert str(prepare_task(options, TWO_CPUS, print).problem.priorities) == "1*20|2*80"
+
+
+@pytest.mark.parametrize(
+    ("name", "priorities", "message"),
+    [
+        (
+            "sleeper",
+            "1*1|3*9",
+            "--priorities 3: sleeper has the levels 1 to 2; raise dynamic_batching.priority_levels",
+        ),
+        ("streamer", "1*1|2*9", "--priorities: streamer streams; leave the priorities out"),
+    ],
+)
+def test_priorities_that_the_model_lacks_are_refused(models: Path, name: str, priorities: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=re.escape(message)):
+        prepare_task(RunOptions(name, model_repository=str(models), priorities=priorities), TWO_CPUS, print)
+
+
+def test_priorities_of_a_trace_are_not_mixed_with_others(models: Path) -> None:
+    file = models.parent / "trace.csv"
+    file.write_text("time_s,priority\n0,1\n1,2\n")
+    own = RunOptions("sleeper", model_repository=str(models), load="rate", arrivals=str(file), priorities="1*1|2*1")
+    with pytest.raises(BadInputError, match=r"--priorities: the trace .*trace.csv has the requests' own"):
+        prepare_task(own, TWO_CPUS, print)
 
 
 def test_a_streaming_model_takes_the_times_of_a_trace(models: Path) -> None:

@@ -1,0 +1,149 @@
+"""The queue of Triton's dynamic batcher: limits, timeouts and priorities as fields of a search space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config import field_path
+from optimizer.core.errors import ParameterError
+from optimizer.core.trial import FieldValue
+
+BATCHER: Final = "dynamic_batching"
+DEFAULT_POLICY: Final = f"{BATCHER}.default_queue_policy"
+MAX_QUEUE_SIZE: Final = f"{DEFAULT_POLICY}.max_queue_size"
+TIMEOUT_US: Final = f"{DEFAULT_POLICY}.default_timeout_microseconds"
+TIMEOUT_ACTION: Final = f"{DEFAULT_POLICY}.timeout_action"
+ALLOW_TIMEOUT_OVERRIDE: Final = f"{DEFAULT_POLICY}.allow_timeout_override"
+PRIORITY_LEVELS: Final = f"{BATCHER}.priority_levels"
+DEFAULT_PRIORITY_LEVEL: Final = f"{BATCHER}.default_priority_level"
+PRIORITY_POLICY: Final = f"{BATCHER}.priority_queue_policy"  # a map: the level follows
+PRESERVE_ORDERING: Final = f"{BATCHER}.preserve_ordering"
+POLICY_FIELDS: Final = (  # of a queue policy
+    "max_queue_size",
+    "default_timeout_microseconds",
+    "timeout_action",
+    "allow_timeout_override",
+)
+QUEUE_PATHS: Final = {  # short names -> paths in ModelConfig
+    **{name: f"{DEFAULT_POLICY}.{name}" for name in POLICY_FIELDS},
+    "priority_levels": PRIORITY_LEVELS,
+    "default_priority_level": DEFAULT_PRIORITY_LEVEL,
+}
+Fields: TypeAlias = tuple[tuple[str, FieldValue], ...]
+_Numbers: TypeAlias = Callable[[str], list[int]]
+_Values: TypeAlias = Callable[[str], list[FieldValue]]
+
+
+def is_queue_field(path: str) -> bool:
+    """Return whether a path in ModelConfig is a setting of the dynamic batcher's queue."""
+    return path in QUEUE_PATHS.values() or path.startswith(f"{PRIORITY_POLICY}.")
+
+
+def may_refuse(fields: Mapping[str, Collection[FieldValue]], config: ModelConfig | None = None) -> bool:
+    """Return whether any choice of ``fields``, or the unchanged ``config``, limits a queue or rejects late requests.
+
+    A request that expires is only delayed if each timeout has the action DELAY.
+    """
+    limits = [path for path in fields if path.endswith((".max_queue_size", ".default_timeout_microseconds"))]
+    if any(int(value) > 0 for path in limits for value in fields[path] if is_queue_field(path)):
+        return True
+    if config is None:
+        return False
+    batching = config.dynamic_batching
+    policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
+    return any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies)
+
+
+def without_unused(fields: Fields, choices: Mapping[str, Sequence[FieldValue]]) -> Fields:
+    """Return ``fields`` with the first of the ``choices`` of each queue setting that has no effect.
+
+    Without a timeout its action has none; without priority levels the default level and the policies of levels.
+    """
+    own = dict(fields)
+    unused = []
+    for path in own:
+        head, _, name = path.rpartition(".")
+        if name == "timeout_action" and int(own.get(f"{head}.default_timeout_microseconds", 1)) == 0:
+            unused.append(path)
+        of_levels = path == DEFAULT_PRIORITY_LEVEL or path.startswith(f"{PRIORITY_POLICY}.")
+        if of_levels and int(own.get(PRIORITY_LEVELS, 1)) == 0:
+            unused.append(path)
+    own |= {path: choices[path][0] for path in unused if path in choices}
+    return tuple((path, own[path]) for path, _ in fields)
+
+
+def check_queue_fields(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]]) -> None:
+    """Raise ParameterError if a combination of queue settings has no effect, or if Triton refuses it.
+
+    A setting that is no field has the value of ``config``.
+    """
+    paths = [path for path in fields if is_queue_field(path)]
+    if not paths:
+        return
+    if config.max_batch_size == 0:
+        raise ParameterError(paths[0], "needs dynamic batching, which a model of max_batch_size 0 cannot have")
+    for path in paths:
+        for value in fields[path]:
+            _check_value(path, value)
+
+    def values(path: str) -> list[FieldValue]:
+        if path in fields:
+            return list(fields[path])
+        known = field_path.get_value(config, path)
+        return [] if known is None else [known]
+
+    def numbers(path: str) -> list[int]:
+        return [int(value) for value in values(path)]
+
+    for path in paths:
+        head, _, name = path.rpartition(".")
+        timeout = f"{head}.default_timeout_microseconds"
+        if name == "timeout_action" and not any(numbers(timeout)):
+            raise ParameterError(
+                path, "has no effect without a timeout; add default_timeout_microseconds above 0, or leave it out"
+            )
+    _check_levels(paths, numbers, values)
+
+
+def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> None:
+    """Raise ParameterError if the priorities do not fit each other, as Triton's ``ValidateModelConfig`` does."""
+    with_levels = [levels for levels in numbers(PRIORITY_LEVELS) if levels]
+    least = min(with_levels, default=0)
+    defaults = numbers(DEFAULT_PRIORITY_LEVEL)
+    if with_levels and not any(defaults):
+        raise ParameterError(
+            PRIORITY_LEVELS,
+            f"{least} needs a default for requests without a priority; add default_priority_level from 1 to {least}",
+        )
+    if not with_levels:
+        for path in paths:
+            if path == DEFAULT_PRIORITY_LEVEL or path.startswith(f"{PRIORITY_POLICY}."):
+                raise ParameterError(
+                    path, "has no effect without levels; add priority_levels above 0, or leave it out"
+                )
+        return
+    for default in defaults:
+        if not 1 <= default <= least:
+            raise ParameterError(
+                DEFAULT_PRIORITY_LEVEL, f"{default} is not a level from 1 to priority_levels {least}"
+            )
+    for path in paths:
+        if path.startswith(f"{PRIORITY_POLICY}."):
+            level = path.removeprefix(f"{PRIORITY_POLICY}.").partition(".")[0]
+            if not 1 <= int(level) <= least:
+                raise ParameterError(path, f"{level} is not a level from 1 to priority_levels {least}")
+    if True in values(PRESERVE_ORDERING) and max(with_levels) > 1:
+        raise ParameterError(
+            PRIORITY_LEVELS, f"{max(with_levels)} excludes preserve_ordering, which Triton permits for one level only"
+        )
+
+
+def _check_value(path: str, value: FieldValue) -> None:
+    """Raise ParameterError if the field cannot have ``value``."""
+    if isinstance(value, bool) is not path.endswith("allow_timeout_override"):
+        wanted = "true or false" if path.endswith("allow_timeout_override") else "no true or false"
+        raise ParameterError(path, f"{value!r} does not fit; it takes {wanted}")
+    field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)

@@ -1,0 +1,108 @@
+"""Settings of the batcher's queue: what Triton refuses, what has no effect, and what may refuse requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.config.queue_policy import (
+    DEFAULT_PRIORITY_LEVEL,
+    MAX_QUEUE_SIZE,
+    PRESERVE_ORDERING,
+    PRIORITY_LEVELS,
+    PRIORITY_POLICY,
+    TIMEOUT_ACTION,
+    TIMEOUT_US,
+    check_queue_fields,
+    may_refuse,
+)
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.errors import ParameterError
+from optimizer.core.trial import FieldValue, short_path
+
+Fields = Mapping[str, tuple[FieldValue, ...]]
+LEVELS: Fields = {PRIORITY_LEVELS: (0, 2), DEFAULT_PRIORITY_LEVEL: (2,)}
+
+TWO_LEVELS = "dynamic_batching { priority_levels: 2 default_priority_level: 1 }"
+
+
+def config(text: str = "", max_batch_size: int = 8) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig(max_batch_size=max_batch_size))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({MAX_QUEUE_SIZE: (0, 16)}, ""),
+        ({TIMEOUT_US: (0, 1000), TIMEOUT_ACTION: ("REJECT", "DELAY")}, ""),
+        (
+            {TIMEOUT_ACTION: ("DELAY",)},
+            "dynamic_batching { default_queue_policy { default_timeout_microseconds: 9 } }",
+        ),
+        (LEVELS, ""),
+        ({**LEVELS, f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, ""),
+        ({f"{PRIORITY_POLICY}.2.max_queue_size": (4,)}, TWO_LEVELS),
+        ({PRESERVE_ORDERING: (True, False)}, ""),
+    ],
+)
+def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
+    check_queue_fields(config(text), fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({TIMEOUT_ACTION: ("DELAY",)}, "timeout_action: .* without a timeout; add default_timeout_microseconds"),
+        ({TIMEOUT_ACTION: ("DELAY",), TIMEOUT_US: (0,)}, "without a timeout"),
+        ({PRIORITY_LEVELS: (2,)}, "add default_priority_level from 1 to 2"),
+        ({DEFAULT_PRIORITY_LEVEL: (1,)}, "has no effect without levels; add priority_levels"),
+        ({PRIORITY_LEVELS: (2, 4), DEFAULT_PRIORITY_LEVEL: (1, 3)}, "3 is not a level from 1 to priority_levels 2"),
+        ({**LEVELS, f"{PRIORITY_POLICY}.3.max_queue_size": (4,)}, "3 is not a level from 1 to priority_levels 2"),
+        ({f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, "has no effect without levels"),
+        ({**LEVELS, f"{PRIORITY_POLICY}.1.timeout_action": ("DELAY",)}, "without a timeout"),
+        ({**LEVELS, PRESERVE_ORDERING: (True,)}, "excludes preserve_ordering"),
+        ({MAX_QUEUE_SIZE: (True,)}, "True does not fit"),
+        ({MAX_QUEUE_SIZE: (-1,)}, "-1 does not fit"),
+    ],
+)
+def test_other_combinations_are_refused(fields: Fields, problem: str) -> None:
+    with pytest.raises(ParameterError, match=problem):
+        check_queue_fields(config(), fields)
+
+
+def test_a_model_without_batch_dimension_has_no_queue() -> None:
+    with pytest.raises(ParameterError, match="max_queue_size: needs dynamic batching"):
+        check_queue_fields(config(max_batch_size=0), {MAX_QUEUE_SIZE: (4,)})
+
+
+def test_settings_without_effect_are_searched_once() -> None:
+    fields: Fields = {
+        TIMEOUT_US: (0, 1000),
+        TIMEOUT_ACTION: ("REJECT", "DELAY"),
+        **LEVELS,
+        DEFAULT_PRIORITY_LEVEL: (1, 2),
+    }
+    space = SearchSpace((4,), (0,), fields=fields)
+    chosen = [dict(candidate.fields) for candidate in space.candidates()]
+    assert len(space) == len(chosen) == 3 * 3  # no timeout, or two actions; no levels, or two defaults
+    assert all(own[TIMEOUT_ACTION] == "REJECT" for own in chosen if own[TIMEOUT_US] == 0)
+    assert all(own[DEFAULT_PRIORITY_LEVEL] == 1 for own in chosen if own[PRIORITY_LEVELS] == 0)
+    for candidate in space.candidates():
+        values = space.parameter_values(candidate)
+        assert values is not None
+        assert space.candidate(values) == candidate
+
+
+def test_whether_requests_may_be_refused() -> None:
+    assert may_refuse({MAX_QUEUE_SIZE: (0, 4)})
+    assert may_refuse({f"{PRIORITY_POLICY}.2.default_timeout_microseconds": (9,)})
+    assert not may_refuse({MAX_QUEUE_SIZE: (0,), **LEVELS})
+    assert may_refuse({}, config("dynamic_batching { default_queue_policy { max_queue_size: 3 } }"))
+
+
+def test_the_names_of_a_level_keep_the_level() -> None:
+    assert short_path(f"{PRIORITY_POLICY}.2.max_queue_size") == "priority_queue_policy.2.max_queue_size"
+    assert short_path(MAX_QUEUE_SIZE) == "max_queue_size"
