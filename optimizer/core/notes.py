@@ -319,6 +319,27 @@ class ContinuousBatchingSimulated(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class RefusalsSimulated(Note):
+    """The search simulated which requests a limited queue refuses.
+
+    ``agreed`` of ``compared`` measurements were on the same side of the bound as the simulation.
+    """
+
+    compared: int
+    agreed: int
+    is_trusted: bool
+
+    def __str__(self) -> str:
+        right = f"right about {self.agreed} of {_count(self.compared, 'measurement')}"
+        if self.is_trusted:
+            return f"the search simulated how many requests a limited queue refuses, and was {right}"
+        return (
+            f"simulated refusals of a limited queue were {right} only: the search predicted failed requests from "
+            "the measurements alone"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WarmStarted(Note):
     """The search began with configurations of another study; ``machine`` is empty if it is unknown."""
 

@@ -61,6 +61,10 @@ def print_outcome(
     if outcome.recommended is not None:
         _print_change(console, baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
+        if not verbose and (lines := summary.priority_lines(outcome.recommended.measurement)):  # else in the details
+            for label, text in lines:
+                print_wrapped(console, label, text)
+            print_line(console)
     elif outcome.closest is not None:
         figures = formatting.performance(outcome.closest, problem.sla.judged_latency)
         print_wrapped(console, "closest", f"{figures} (trial {outcome.closest.trial})")

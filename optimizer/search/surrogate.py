@@ -14,6 +14,7 @@ from objectives.metrics import Measurement
 from optimizer.core.trial import Point
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.feasibility import Feasibility
+from optimizer.search.refusals import RefusalForecast
 from optimizer.search.simulated_posterior import SearchState, SimulatedPosterior, is_feasible
 from optimizer.simulator.metrics import ConfigurationLoad, latency_bounds_s
 from optimizer.simulator.performance_model import fit_model, sample_models
@@ -42,6 +43,7 @@ class Surrogate:
         sla = state.problem.sla
         bounds = sla.without(*(constraint.metric for constraint in sla.latencies), "throughput")
         self._feasibility = Feasibility(state.trials, state.problem.space, bounds.is_met)
+        self.refusals = RefusalForecast(self._model, measured, state.problem)
 
     def missing_trials(self, state: SearchState) -> float:
         """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
@@ -184,4 +186,5 @@ class Surrogate:
 
     def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
         """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
-        return self._feasibility.probabilities([candidate for candidate, _ in cells])
+        succeeds = self._feasibility.probabilities([candidate for candidate, _ in cells])
+        return succeeds * self.refusals.probabilities(cells, lambda: self.forecast(cells)[0])

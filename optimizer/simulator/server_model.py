@@ -42,8 +42,10 @@ from optimizer.simulator.scenario import (
     Array,
     ClosedLoopLoad,
     MeasurementInterval,
+    OpenLoopLoad,
     Scenario,
     ServiceTimes,
+    SimulatedLoad,
     SimulationResult,
 )
 from optimizer.simulator.service_time_samples import sample_service_times
@@ -57,13 +59,15 @@ INTERVALS = (
 )
 
 
+REFUSED_REQUESTS = 2000  # requests of an open loop in which refusals are counted
+MISSED_SHARE = 0.45  # measured, see benchmarks/simulator_queue_proof.md
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's statistics
 
 
 @dataclass(frozen=True, eq=False)
 class ServerModel:
-    """The parameters of a simulated server, which refuses no request, because a measurement with a failure is void.
+    """The parameters of a simulated server. Throughput and latency are those of a server that refuses no request.
 
     ``times`` returns the service times of an execution setting. ``errors`` are the expected relative errors of the
     simulation. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics.
@@ -92,6 +96,25 @@ class ServerModel:
             results.update(zip(chosen, simulated, strict=True))
             above = up_to
         return [results[i] for i in range(len(cells))]
+
+    def refused_shares(
+        self, cells: Sequence[ConfigurationLoad], rates: Sequence[float] | None = None, threads: int = 1
+    ) -> Array:
+        """Return the share [cells] of requests that the candidate's queue rejects or lets expire.
+
+        ``rates`` are the requests per second of a Poisson process; None keeps the concurrency of each cell in flight.
+        """
+        loads: list[SimulatedLoad] = [ClosedLoopLoad(load) for _, load in cells]
+        if rates is not None:
+            arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, REFUSED_REQUESTS))
+            loads = [OpenLoopLoad((arrivals - arrivals[0]) / rate) for rate in rates]
+        scenarios = [
+            replace(scenario, load=load, refuses=True, missed_share=MISSED_SHARE)
+            for scenario, load in zip(self._scenarios(cells), loads, strict=True)
+        ]
+        jitter, gaps_s = self._random_rings()
+        results = simulate_many(scenarios, jitter=jitter, gaps_s=gaps_s, threads=threads)
+        return np.nan_to_num(np.array([result.rejected_share + result.timed_out_share for result in results]))
 
     def measure(self, cells: Sequence[ConfigurationLoad]) -> list[Measurement]:
         """Return what a load generator and the server's statistics would report of each (candidate, concurrency)."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from objectives.load_sequence import MARGIN
+from objectives.metrics import METRICS
+from optimizer.config.queue_policy import may_refuse
 from optimizer.config.search_space import Problem
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, TuneError
@@ -19,11 +21,13 @@ from optimizer.core.notes import (
     HighestConcurrency,
     NextVerdictNeeds,
     Note,
+    RefusalsSimulated,
     SearchConverged,
     present,
 )
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
+from optimizer.core.trial import Trial
 from optimizer.machine.gpu_readings import throttle_note
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note
@@ -241,6 +245,26 @@ def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurren
     return HighestConcurrency(best.load.concurrency) if is_highest and is_well_inside else None
 
 
+def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
+    """Return a note on the simulated refusals of a limited queue; None if the search did not simulate any."""
+    problem, options = record.task.problem, record.environment.options
+    has_bound = any(METRICS[bound.metric].counted for bound in problem.sla)
+    if (
+        options.search != "simulated"
+        or not problem.is_simulated
+        or not has_bound
+        or not may_refuse(problem.space.fields)
+    ):
+        return None
+    from optimizer.search.candidate_selector import fit_surrogate  # imports SciPy
+
+    try:
+        refusals = fit_surrogate(problem, trials, options.seed).refusals
+    except ValueError:  # nothing was measured
+        return None
+    return RefusalsSimulated(refusals.compared, refusals.agreed, refusals.is_trusted) if refusals.compared else None
+
+
 def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:
     """Return notes for the user on the measurements of a study, and on what a continued confirmation still needs."""
     measurements = [measurement for trial in result.trials for _, measurement in trial.measurements]
@@ -249,6 +273,7 @@ def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None
         *result.notes,
         throttle_note([measurement.gpu_throttling for measurement in measurements]),
         lateness_note(measurements),
+        _refusals_note(result.trials, record),
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]
     if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:

@@ -34,6 +34,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.SearchConverged(0.02),
     notes.SearchedWithoutSimulator(),
     notes.ContinuousBatchingSimulated(),
+    notes.RefusalsSimulated(9, 3, is_trusted=False),
     notes.WarmStarted(12, "an earlier run", "another machine"),
     notes.OtherModelTransferred("an earlier run", "dlrm"),
     notes.TransferLeftOut(1, "measurement", "an earlier run"),

@@ -1,0 +1,125 @@
+"""The probability that a limited queue refuses few enough requests, from the simulator and the measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from objectives.metrics import METRICS
+from optimizer.config.queue_policy import may_refuse
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import Candidate, Point
+from optimizer.simulator.metrics import ConfigurationLoad
+from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.scenario import Array
+from optimizer.simulator.server_model import ServerModel
+
+FEWEST_COMPARED = 4  # measurements, before the simulation may be found wrong
+TRUSTED_SHARE = 2 / 3  # of the measurements on whose side of the bound the simulation has to be
+SOFTENING = 0.1  # share of the permitted failures that is added to each share before its logarithm is taken
+PRIOR_VARIANCE = 1.0  # of the logarithm of a measured share over a simulated one, at a single load
+
+
+class RefusalForecast:
+    """Forecasts for each configuration and load whether failed requests stay within the bounds.
+
+    The simulator predicts the share of requests that a full queue or a timeout refuses. log(measured / simulated
+    share) has a mean and a variance that the measurements determine, with one prior measurement. If the simulation is
+    on the wrong side of the bound for more than a third of the measurements, it is not used.
+
+    Attributes:
+        compared: Measurements of configurations that may refuse requests.
+        agreed: Those of them for which the simulation is on the right side of the bound.
+    """
+
+    def __init__(self, model: PerformanceModel, measured: Sequence[Point], problem: Problem) -> None:
+        """Compare the refusals that ``model`` simulates with those of ``measured``, as closed loops."""
+        self._problem = problem
+        self._model = model if isinstance(model, ServerModel) else None
+        self._permitted = permitted_share(problem)
+        self._bias, self._deviation = 0.0, math.sqrt(2 * PRIOR_VARIANCE)
+        self.compared = self.agreed = 0
+        if self.applies:
+            self._learn([point for point in measured if _is_compared(point, problem)])
+
+    @property
+    def applies(self) -> bool:
+        """Whether the simulator describes the model, the bounds permit failures, and a choice may refuse requests."""
+        return self._model is not None and self._permitted > 0 and may_refuse(self._problem.space.fields)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the simulation agrees with the measurements, or too few were compared to tell."""
+        return self.compared < FEWEST_COMPARED or self.agreed >= TRUSTED_SHARE * self.compared
+
+    def probabilities(self, cells: Sequence[ConfigurationLoad], throughputs: Callable[[], Array]) -> Array:
+        """Return the probability [cells] that the share of failed requests is within the bounds.
+
+        ``throughputs`` returns the expected throughputs [cells] in infer/s.
+        """
+        places = [i for i, (candidate, _) in enumerate(cells) if _refuses(candidate)]
+        result = np.ones(len(cells))
+        if not (places and self.applies and self.is_trusted):
+            return result
+        rates = throughputs()[places] / self._problem.request_batch_size
+        shares = self._simulated([cells[i] for i in places], rates)
+        slack = self._log(np.array([self._permitted])) - self._log(shares) - self._bias
+        scaled = slack / (math.sqrt(2) * self._deviation)
+        result[places] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
+        return result
+
+    def _learn(self, points: Sequence[Point]) -> None:
+        cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in points]
+        if not cells:
+            return
+        shares = np.array([_failed_share(point) for point in points])
+        served = np.array([point.throughput_infer_per_sec for point in points]) / self._problem.request_batch_size
+        simulated = self._simulated(cells, served / np.maximum(1 - shares, 1e-3))
+        errors = self._log(shares) - self._log(simulated)
+        count = len(cells) + 1  # with the prior one, whose error is 0
+        self._bias = float(errors.sum()) / count
+        squares = float(((errors - self._bias) ** 2).sum()) + self._bias**2
+        variance = (PRIOR_VARIANCE + squares) / count
+        self._deviation = math.sqrt(variance * (1 + 1 / count))
+        self.compared = len(cells)
+        self.agreed = int(np.count_nonzero((shares <= self._permitted) == (simulated <= self._permitted)))
+
+    def _simulated(self, cells: Sequence[ConfigurationLoad], rates: Array) -> Array:
+        """Return the simulated shares [cells] of refused requests; ``rates`` are those of an open loop."""
+        assert self._model is not None, "the forecast applies"
+        if not self._problem.open_loop:
+            return self._model.refused_shares(cells)
+        return self._model.refused_shares(cells, rates.tolist())
+
+    def _log(self, shares: Array) -> Array:
+        return np.asarray(np.log(shares + SOFTENING * self._permitted))
+
+
+def permitted_share(problem: Problem) -> float:
+    """Return the share of requests that may fail; 0 if the run has no bound on the error rate.
+
+    A failed request misses each bound on a percentile too.
+    """
+    shares = [bound.bound / 100 for bound in problem.sla if bound.metric == "error-rate"]
+    if not shares:
+        return 0.0
+    levels = [METRICS[bound.metric].quantile for bound in problem.sla]
+    return min(*shares, *(1 - level for level in levels if level is not None), 1.0)
+
+
+def _refuses(candidate: Candidate) -> bool:
+    return candidate.dynamic_batching and may_refuse({path: (value,) for path, value in candidate.fields})
+
+
+def _is_compared(point: Point, problem: Problem) -> bool:
+    """Return whether the measurement has counted failures of a configuration that may refuse requests."""
+    measurement = point.measurement
+    is_known = measurement.errors is not None and not measurement.overloaded
+    return is_known and _refuses(problem.space.canonical(point.candidate))
+
+
+def _failed_share(point: Point) -> float:
+    errors = point.measurement.errors or 0
+    return errors / max(errors + (point.measurement.requests or 0), 1)
