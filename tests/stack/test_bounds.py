@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from objectives import priority_stats
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.errors import MeasurementError
+from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
@@ -24,6 +27,12 @@ pytestmark = pytest.mark.alone
 SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
 POLICY = "dynamic_batching.default_queue_policy."
 SHORT_QUEUE = Candidate(1, dynamic_batching=True, fields=((f"{POLICY}max_queue_size", 2),))
+LEVELS = ((DEFAULT_PRIORITY_LEVEL, 2), (PRIORITY_LEVELS, 2))
+SHORT_QUEUES = ((f"{PRIORITY_POLICY}.1.max_queue_size", 4), (f"{PRIORITY_POLICY}.2.max_queue_size", 4))
+TWO_LEVELS = Candidate(1, dynamic_batching=True, fields=(*LEVELS, *SHORT_QUEUES))
+EXPIRING_LEVEL = Candidate(
+    1, dynamic_batching=True, fields=(*LEVELS, (f"{PRIORITY_POLICY}.2.default_timeout_microseconds", 30_000))
+)
 NO_LIMIT = Candidate(1, dynamic_batching=True)
 EXPIRING = Candidate(
     1,
@@ -87,6 +96,63 @@ def test_a_request_that_the_server_refuses_is_the_error_if_none_succeeds(
     generator = ClosedLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
     with sleeper.deploy(SHORT_QUEUE) as endpoint, pytest.raises(MeasurementError, match="batch-size must be <= 1"):
         generator.measure_windows(endpoint, LoadPoint(2, concurrency=2), 0.5, 1)
+
+
+def test_rejections_are_counted_for_each_priority(sleeper: EmbeddedTarget, tmp_path: Path) -> None:
+    """Each level has a short queue, and the batcher may sleep for half a second while it is full."""
+    generator = OpenLoopGenerator(
+        log=tmp_path / "client.log",
+        sla=Sla.from_bounds({"p95": 5000.0}),
+        counts_failures=True,
+        priorities=parse_priorities("1*20|2*80"),
+    )
+    with sleeper.deploy(TWO_LEVELS) as endpoint:
+        windows = generator.measure_windows(endpoint, LoadPoint(1, request_rate=150.0), 1.0, 2)
+    for window in windows:
+        first, second = priority_stats.from_text(window.by_priority)
+        assert (first.priority, second.priority) == (1, 2)
+        assert second.rejected
+        assert first.rejected + second.rejected == window.rejected_requests
+        assert first.served + second.served == window.requests
+        assert first.served + first.errors == pytest.approx(30, abs=20)
+        assert second.served + second.errors == pytest.approx(120, abs=50)
+
+
+def test_requests_of_a_low_priority_expire_first(sleeper: EmbeddedTarget, tmp_path: Path) -> None:
+    """Only requests of priority 2 expire. With a timeout the batcher does not sleep, so the others are served."""
+    generator = ClosedLoopGenerator(
+        log=tmp_path / "client.log", sla=SLA, counts_failures=True, priorities=parse_priorities("1*20|2*80")
+    )
+    with sleeper.deploy(EXPIRING_LEVEL) as endpoint:
+        (window,) = generator.measure_windows(endpoint, LoadPoint(1, concurrency=8), 1.0, 1)
+    first, second = priority_stats.from_text(window.by_priority)
+    assert first.served
+    assert first.errors == 0
+    assert second.timed_out
+    assert second.timed_out == window.timed_out_requests
+
+
+def test_a_run_with_priorities_shows_each_of_them(playground: Playground) -> None:
+    write_sleeper(playground.here / "models", 2.0)
+    (playground.here / "p.yaml").write_text(
+        "model: {repository: models, name: sleeper}\n"
+        "load: {max_concurrency: 4}\n"
+        "sla: {p95: 500ms}\n"
+        "request: {priorities: {1: 0.5, 2: 0.5}}\n"
+        "space:\n"
+        "  max_batch_size: [4]\n"
+        "  max_queue_delay_microseconds: [0]\n"
+        "  instance_group_count: [1]\n"
+        "  priority_levels: [2]\n"
+        "  default_priority_level: [2]\n"
+        "  priority_queue_policy: {2: {max_queue_size: [64]}}\n"
+    )
+    options = ["--max-error-rate", "5%", "--max-trials", "3", "--no-confirmation", "--measurement-interval", "200ms"]
+    run = Run(playground, run_tune(playground, *options, "--budget", "40s", "--json", "p.yaml"))
+    run.assert_found()
+    assert [own["priority"] for own in run.document["recommended"]["priorities"]] == [1, 2]
+    assert all(row["by_priority"] for row in run.rows())
+    assert any(row[PRIORITY_LEVELS] == "2" for row in run.rows())
 
 
 def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Playground) -> None:
