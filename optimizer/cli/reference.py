@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from objectives.metrics import Forecast, Measurement
 from optimizer.cli.commands import COMMANDS, overview
+from optimizer.config.queue_policy import QUEUE_PATHS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
@@ -87,6 +88,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "model.builder": "reference-models.md",
     "sla": "bounds.md",
     "request.batch_size": "input-data.md#requests-of-different-sizes",
+    "request.priorities": "queues.md#requests-of-several-priorities",
     "request.sequence_length": "stateful.md#the-load",
     "request.input_data": "input-data.md#recorded-requests",
     "request.shapes": "input-data.md#sizes",
@@ -97,6 +99,10 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "space.server_cpus": "running.md#cpus",
     "space.server": "targets.md#options-of-the-server-itself",
     "space.model_json": "llm-backends.md#a-vllm-model",
+    **dict.fromkeys(
+        (f"space.{key}" for key in (*QUEUE_PATHS, "priority_queue_policy")),
+        "queues.md#settings-that-can-be-searched",
+    ),
     "space.onnxruntime": "settings.md",
     "space.models": "ensemble.md#say-which-step-and-what-may-vary",
     "score": "output-check.md#score",

@@ -455,7 +455,7 @@ class QueuePolicySection(ProfileSection):
         default=None, description="Time in µs that a request of this level may wait; 0: any", examples=[[0, 20000]]
     )
     timeout_action: NonEmpty[TimeoutAction] | None = Field(
-        default=None, description="What happens to a request that has waited for longer", examples=[["REJECT"]]
+        default=None, description="Action for a request that has waited for longer", examples=[["REJECT"]]
     )
     allow_timeout_override: NonEmpty[bool] | None = Field(
         default=None, description="Whether a request may set a shorter timeout", examples=[[False]]
@@ -515,7 +515,7 @@ class SpaceSection(ProfileSection):
     )
     timeout_action: NonEmpty[TimeoutAction] | None = Field(
         default=None,
-        description="What happens to a request that has waited for longer: REJECT, or DELAY behind all others",
+        description="Action for a request that has waited for longer: REJECT, or DELAY behind all others",
         examples=[["REJECT", "DELAY"]],
     )
     allow_timeout_override: NonEmpty[bool] | None = Field(

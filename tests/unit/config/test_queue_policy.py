@@ -1,4 +1,4 @@
-"""Settings of the batcher's queue: what Triton refuses, what has no effect, and what may refuse requests."""
+"""Settings of the batcher's queue: invalid combinations, settings without effect, and limits that refuse requests."""
 
 from __future__ import annotations
 

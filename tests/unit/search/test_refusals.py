@@ -53,7 +53,7 @@ def test_a_failed_request_misses_the_bound_on_a_percentile_too() -> None:
 
 
 def test_a_short_queue_is_expected_to_refuse_too_many() -> None:
-    """Nothing with a limit has been measured, so the simulation alone tells the limits apart."""
+    """Only the simulation tells the limits apart, because none of them has been measured."""
     refusals = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, 300.0, 600.0)]).refusals
     cells = [(NO_LIMIT, 6), (SHORT, 6), (LONG, 6)]
     none, short, long = refusals.probabilities(cells, lambda: np.full(3, 600.0)).tolist()
