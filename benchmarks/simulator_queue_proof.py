@@ -8,6 +8,7 @@ The model, the calibration and the errors are those of simulator_proof.py. The s
 - ``shapes``: the input has a dimension of -1, and only requests of equal shape share a batch.
 - ``rejects``: ``max_queue_size`` is set, and the arrivals exceed the capacity or come in bursts.
 - ``timeouts``: requests expire in the queue, which rejects them or moves them behind the others.
+- ``priorities``: a fifth of the requests has the first of two priority levels, whose queues have their own policies.
 
 The requests are sent by tritune's own client, because perf_analyzer stops at the first refused request. Sizes, shapes
 and arrivals of a recording are exactly those of the simulation. Throughput and latency are those of the requests that
@@ -41,9 +42,10 @@ from record_tables import median, say
 from simulator_proof import Cell, Compared, batching, unbatched
 
 from objectives.metrics import Measurement
+from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import Candidate
+from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
+from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine import hardware
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import ConstantArrivals, PoissonArrivals
@@ -64,12 +66,13 @@ from optimizer.simulator.scenario import (
 RECORDINGS = Path(__file__).with_suffix(".csv")
 REPORT = Path(__file__).with_suffix(".md")
 SECONDS = 3.0
+PATIENT_MS = 5000.0  # the batcher may sleep for half a second, which is no overload
 CLIENT_SECONDS = 60.0  # time limit of the client beyond SECONDS
 ANY_SHAPE = proof.CONFIG.replace('name: "x" data_type: TYPE_FP32 dims: 1', 'name: "x" data_type: TYPE_FP32 dims: -1')
 ANY_SHAPE = ANY_SHAPE.replace('name: "y" data_type: TYPE_FP32 dims: 1', 'name: "y" data_type: TYPE_FP32 dims: -1')
 POLICY = "dynamic_batching.default_queue_policy."
 REJECTED, TIMED_OUT = "Exceeds maximum queue size", "Request timeout expired"
-SECTIONS = ("sizes", "shapes", "rejects", "timeouts")
+SECTIONS = ("sizes", "shapes", "rejects", "timeouts", "priorities")
 FIGURES = (*proof.FIGURES, "rejected_share", "timed_out_share")
 
 
@@ -78,11 +81,12 @@ class QueueCell(Cell):
     """A cell whose requests differ, or whose queue has a policy.
 
     ``mix`` are the samples of a request in the syntax of ``core.request_sizes``. The queue policy is in the
-    candidate's fields.
+    candidate's fields. ``priorities`` are shares in the syntax of ``core.request_sizes``.
     """
 
     mix: str = ""
     shape_shares: tuple[float, ...] = (1.0,)
+    priorities: str = ""
 
     @property
     def fixed_shapes(self) -> bool:
@@ -102,6 +106,7 @@ class QueueCell(Cell):
     @property
     def key(self) -> dict[str, str]:
         policy = " ".join(f"{path.removeprefix(POLICY)}={value}" for path, value in self.candidate.fields)
+        policy += f" priorities={self.priorities}" if self.priorities else ""
         return {**super().key, "mix": self.mix, "shapes": " ".join(map(str, self.shape_shares)), "policy": policy}
 
     def scenario(self, service: ServiceTimes, overheads: Overheads) -> Scenario:
@@ -110,6 +115,7 @@ class QueueCell(Cell):
             fixed_shapes=self.fixed_shapes,
             request_mix=parse_size_distribution(self.mix) if self.mix else None,
             shape_shares=self.shape_shares,
+            priorities=parse_priorities(self.priorities) if self.priorities else None,
         )
 
 
@@ -129,14 +135,15 @@ def cells(
     poisson: float | None = None,
     mix: str = "",
     shape_shares: tuple[float, ...] = (1.0,),
+    priorities: str = "",
 ) -> list[QueueCell]:
     """Return closed loops, and open loops at shares of the capacity."""
-    full = capacity(candidate, mix)
-    cells = [QueueCell(candidate, 1, "closed", level, mix, shape_shares) for level in concurrencies]
+    full, requests = capacity(candidate, mix), (mix, shape_shares, priorities)
+    cells = [QueueCell(candidate, 1, "closed", level, *requests) for level in concurrencies]
     if constant:
-        cells.append(QueueCell(candidate, 1, "constant", round(constant * full), mix, shape_shares))
+        cells.append(QueueCell(candidate, 1, "constant", round(constant * full), *requests))
     if poisson:
-        cells.append(QueueCell(candidate, 1, "poisson", round(poisson * full), mix, shape_shares))
+        cells.append(QueueCell(candidate, 1, "poisson", round(poisson * full), *requests))
     return cells
 
 
@@ -151,6 +158,14 @@ def limited(candidate: Candidate, *, queue: int = 0, timeout_us: int = 0, action
     return replace(candidate, fields=tuple(sorted(fields)))
 
 
+def leveled(candidate: Candidate, **policies: FieldValue) -> Candidate:
+    """Return the candidate with two priority levels; ``max_queue_size_2`` is a setting of the second one."""
+    own = {f"{PRIORITY_POLICY}.{name[-1]}.{name[:-2]}": value for name, value in policies.items()}
+    levels: dict[str, FieldValue] = {PRIORITY_LEVELS: 2, DEFAULT_PRIORITY_LEVEL: 2}
+    return replace(candidate, fields=tuple(sorted({**levels, **own}.items())))
+
+
+FIRST_FIFTH = "1*20|2*80"
 TWO_SIZES, MANY_SIZES = "1*3|4", "1..6"
 ALONE = QueueCell(batching(20, 0), 1, "closed", 1)
 SATURATED = QueueCell(batching(20, 0), 1, "closed", 40)
@@ -202,11 +217,38 @@ HELD_OUT = {
         *cells(limited(batching(8, 2000), timeout_us=20_000, action="DELAY"), poisson=0.85),
         *cells(limited(batching(8, 0), timeout_us=12_000, queue=12), poisson=1.2),
     ],
+    "priorities": [
+        *cells(leveled(batching(8, 0)), 6, poisson=0.6, priorities=FIRST_FIFTH),
+        *cells(
+            leveled(batching(8, 0), default_timeout_microseconds_2=10_000),
+            constant=1.2,
+            poisson=0.9,
+            priorities=FIRST_FIFTH,
+        ),
+        *cells(
+            leveled(batching(8, 2000), default_timeout_microseconds_2=15_000), 12, poisson=1.1, priorities=FIRST_FIFTH
+        ),
+        *cells(leveled(batching(8, 0), max_queue_size_1=8, max_queue_size_2=8), poisson=1.1, priorities=FIRST_FIFTH),
+        *cells(
+            leveled(batching(8, 0), default_timeout_microseconds_2=10_000, timeout_action_2="DELAY"),
+            poisson=0.8,
+            priorities=FIRST_FIFTH,
+        ),
+        *cells(
+            leveled(
+                batching(4, 0, instances=2),
+                default_timeout_microseconds_1=30_000,
+                default_timeout_microseconds_2=10_000,
+            ),
+            poisson=1.2,
+            priorities=FIRST_FIFTH,
+        ),
+    ],
 }
 
 
 def calibration(sections: Sequence[str]) -> list[QueueCell]:
-    has_policies = not {"rejects", "timeouts"}.isdisjoint(sections)
+    has_policies = not {"rejects", "timeouts", "priorities"}.isdisjoint(sections)
     return [
         *CALIBRATION,
         *(SIZES_CALIBRATION if "sizes" in sections else ()),
@@ -257,10 +299,12 @@ def run_client(folder: Path) -> None:
 def send(endpoint: Endpoint, cell: QueueCell) -> Recording:
     """Apply the load of ``cell`` for SECONDS. Raises RuntimeError if a request failed for another reason."""
     load = cell.load
-    samples, shapes = cell.scenario(ServiceTimes(np.ones((1, 1))), Overheads()).mix()
+    scenario = cell.scenario(ServiceTimes(np.ones((1, 1))), Overheads())
+    samples, shapes = scenario.mix()
+    facts = zip(samples.tolist(), shapes.tolist(), scenario.priority_mix().tolist(), strict=True)
     messages = [
-        to_message(proof.MODEL, {"x": np.zeros((size, 1 + shape), np.float32)})
-        for size, shape in zip(samples.tolist(), shapes.tolist(), strict=True)
+        to_message(proof.MODEL, {"x": np.zeros((size, 1 + shape), np.float32)}, priority)
+        for size, shape, priority in facts
     ]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -269,7 +313,7 @@ def send(endpoint: Endpoint, cell: QueueCell) -> Recording:
             concurrency = load.concurrency
         else:
             planned_ns = (1e9 * load.arrivals_s).astype(np.int64).tolist()
-        SendPlan(endpoint.grpc, 0.0, None, concurrency, SECONDS).write(folder, messages, planned_ns)
+        SendPlan(endpoint.grpc, PATIENT_MS, None, concurrency, SECONDS).write(folder, messages, planned_ns)
         before = read_statistics(endpoint)
         command = [sys.executable, __file__, "--client", scratch]
         subprocess.run(command, check=True, timeout=SECONDS + CLIENT_SECONDS)

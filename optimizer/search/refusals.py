@@ -14,11 +14,14 @@ from optimizer.core.trial import Candidate, Point
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.scenario import Array
-from optimizer.simulator.server_model import ServerModel
+from optimizer.simulator.server_model import MISSED_SHARE, ServerModel
 
 FEWEST_COMPARED = 4  # measurements, before the simulation may be found wrong
 TRUSTED_SHARE = 2 / 3  # of the measurements on whose side of the bound the simulation has to be
 SOFTENING = 0.1  # share of the permitted failures that is added to each share before its logarithm is taken
+# Shares of the notifications that the batcher may miss (see ``Scenario``), which depend on the machine, and the prior
+# deviation from the usual one.
+MISSED_SHARES, MISSED_DEVIATION = (0.0, 0.2, 0.45, 0.7, 1.0), 0.3
 PRIOR_VARIANCE = 1.0  # of the logarithm of a measured share over a simulated one, at a single load
 
 
@@ -26,8 +29,9 @@ class RefusalForecast:
     """Forecasts for each configuration and load whether failed requests stay within the bounds.
 
     The simulator predicts the share of requests that a full queue or a timeout refuses. log(measured / simulated
-    share) has a mean and a variance that the measurements determine, with one prior measurement. If the simulation is
-    on the wrong side of the bound for more than a third of the measurements, it is not used.
+    share) has a mean and a variance that the measurements determine, with one prior measurement. The share of the
+    notifications that the batcher misses is the one that explains the measurements best. If the simulation is on the
+    wrong side of the bound for more than a third of the measurements, it is not used.
 
     Attributes:
         compared: Measurements of configurations that may refuse requests.
@@ -40,6 +44,7 @@ class RefusalForecast:
         self._model = model if isinstance(model, ServerModel) else None
         self._permitted = permitted_share(problem)
         self._bias, self._deviation = 0.0, math.sqrt(2 * PRIOR_VARIANCE)
+        self._missed_share = MISSED_SHARE
         self.compared = self.agreed = 0
         if self.applies:
             self._learn([point for point in measured if _is_compared(point, problem)])
@@ -64,7 +69,7 @@ class RefusalForecast:
         if not (places and self.applies and self.is_trusted):
             return result
         rates = throughputs()[places] / self._problem.request_batch_size
-        shares = self._simulated([cells[i] for i in places], rates)
+        shares = self._simulated([cells[i] for i in places], rates, self._missed_share)
         slack = self._log(np.array([self._permitted])) - self._log(shares) - self._bias
         scaled = slack / (math.sqrt(2) * self._deviation)
         result[places] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
@@ -76,7 +81,13 @@ class RefusalForecast:
             return
         shares = np.array([_failed_share(point) for point in points])
         served = np.array([point.throughput_infer_per_sec for point in points]) / self._problem.request_batch_size
-        simulated = self._simulated(cells, served / np.maximum(1 - shares, 1e-3))
+        rates = served / np.maximum(1 - shares, 1e-3)
+        fits: list[tuple[float, float, Array]] = []
+        for missed in MISSED_SHARES:
+            simulated = self._simulated(cells, rates, missed)
+            squares = float(((self._log(shares) - self._log(simulated)) ** 2).sum())
+            fits.append((squares + ((missed - MISSED_SHARE) / MISSED_DEVIATION) ** 2, missed, simulated))
+        _, self._missed_share, simulated = min(fits, key=lambda fit: fit[0])
         errors = self._log(shares) - self._log(simulated)
         count = len(cells) + 1  # with the prior one, whose error is 0
         self._bias = float(errors.sum()) / count
@@ -86,12 +97,11 @@ class RefusalForecast:
         self.compared = len(cells)
         self.agreed = int(np.count_nonzero((shares <= self._permitted) == (simulated <= self._permitted)))
 
-    def _simulated(self, cells: Sequence[ConfigurationLoad], rates: Array) -> Array:
+    def _simulated(self, cells: Sequence[ConfigurationLoad], rates: Array, missed_share: float) -> Array:
         """Return the simulated shares [cells] of refused requests; ``rates`` are those of an open loop."""
         assert self._model is not None, "the forecast applies"
-        if not self._problem.open_loop:
-            return self._model.refused_shares(cells)
-        return self._model.refused_shares(cells, rates.tolist())
+        of_loop = rates.tolist() if self._problem.open_loop else None
+        return self._model.refused_shares(cells, of_loop, self._problem.priorities, missed_share)
 
     def _log(self, shares: Array) -> Array:
         return np.asarray(np.log(shares + SOFTENING * self._permitted))

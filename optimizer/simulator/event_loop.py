@@ -81,7 +81,15 @@ QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
 TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
 REJECTS = 27  # expired requests are rejected, otherwise they are moved behind those that have not expired
 MISSED = 28  # millionths of the ended executions of which the batcher learns before the instance is idle
-COLUMNS = 29
+LEVELS = 29  # priority levels with queues of their own; 0 and 1: a single queue
+POLICIES = 30  # index in ``policies`` of the first level's policy
+COLUMNS = 31
+
+# columns of ``policies``, as QUEUE_LIMIT, TIMEOUT and REJECTS
+LEVEL_LIMIT = 0
+LEVEL_TIMEOUT = 1
+LEVEL_REJECTS = 2
+POLICY_COLUMNS = 3
 
 # columns of ``results``
 DURATION = 0
@@ -117,7 +125,8 @@ ARRIVED = 1
 NUMBER = 2
 UNITS = 3
 SHAPE = 4
-FACTS = 5
+LEVEL = 5  # priority, 1 is the highest; 0 if there is a single queue
+FACTS = 6
 
 # rows of ``payloads``
 PAYLOAD_UNITS = 0
@@ -150,6 +159,8 @@ class Tables(NamedTuple):
         arrivals: Send times of open loops in ns, the lists of all points concatenated.
         units: Sizes of successive requests, used cyclically, the lists of all points with a mix concatenated.
         shapes: Numbers of the shapes of successive requests, like ``units``.
+        levels: Priorities of successive requests, like ``units``.
+        policies: Queue policies [levels, POLICY_COLUMNS] of the priority levels of all points concatenated.
     """
 
     preferred: Ints
@@ -159,6 +170,8 @@ class Tables(NamedTuple):
     arrivals: Ints
     units: Ints
     shapes: Ints
+    levels: Ints
+    policies: Ints
 
 
 class Scratch(NamedTuple):
@@ -221,7 +234,7 @@ def simulate_points(
 def _simulate_point(
     point: Ints, tables: Tables, scratch: Scratch, result: Floats, executions: Ints, requests: Ints
 ) -> None:
-    preferred, services, factors, gaps, arrivals, mixed_units, mixed_shapes = tables
+    preferred, services, factors, gaps, arrivals, mixed_units, mixed_shapes, mixed_levels, policies = tables
     flight, payloads, latencies, hit, following, held = scratch
     samples, limit, n = point[SAMPLES], point[LIMIT], point[INSTANCES]
     batching, delay, fixed, prefetch = point[BATCHING] != 0, point[DELAY], point[FIXED] != 0, point[PREFETCH] != 0
@@ -231,8 +244,14 @@ def _simulate_point(
     service, stride = point[SERVICE], point[STRIDE]
     mix_from, mix_length = point[MIX_FROM], point[MIX_TO] - point[MIX_FROM]
     mixed, queue_limit, timeout, rejects = mix_length > 0, point[QUEUE_LIMIT], point[TIMEOUT], point[REJECTS] != 0
+    levels, policy_from = point[LEVELS], point[POLICIES]
+    has_levels, has_limits = levels > 1, queue_limit > 0
+    if has_levels:
+        for level in range(levels):
+            timeout = max(timeout, policies[policy_from + level, LEVEL_TIMEOUT])
+            has_limits = has_limits or policies[policy_from + level, LEVEL_LIMIT] > 0
     # requests that are alike leave each place in the order in which they were sent, so they can stay where they are
-    alike = not mixed and timeout == 0 and queue_limit == 0
+    alike = not mixed and timeout == 0 and not has_limits
     transit, queue, delayed, batched = flight[IN_TRANSIT], flight[IN_QUEUE], flight[DELAYED], flight[IN_PAYLOAD]
     if alike:
         queue = batched = transit
@@ -368,6 +387,7 @@ def _simulate_point(
                 place = mix_from + arrived % max(mix_length, 1)
                 units, shape = (mixed_units[place], mixed_shapes[place]) if mixed else (1, 0)
                 transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = arrived, units, shape
+                transit[LEVEL, i] = mixed_levels[place] if has_levels else 0
             if arrived < len(requests):
                 requests[arrived, 0], requests[arrived, 1], requests[arrived, 2] = sent_at[i], now, units
                 requests[arrived, 3] = 0 if alike else transit[SHAPE, i]
@@ -380,14 +400,22 @@ def _simulate_point(
                 overloaded = 0 < earlier_waiting < least_waiting > limit * (n + 1) and total >= FEWEST_TO_JUDGE
             if batching:
                 queued_samples += units * samples  # Triton also counts a request that it then rejects
-                if 0 < queue_limit <= queue_tail - queue_head + delayed_tail - delayed_head:
+                waiting = queue_tail - queue_head + delayed_tail - delayed_head
+                if has_levels:
+                    own_policy = policy_from + transit[LEVEL, i] - 1
+                    queue_limit = policies[own_policy, LEVEL_LIMIT]
+                    waiting = _count_level(queue, queue_head, queue_tail, transit[LEVEL, i])
+                    waiting += _count_level(delayed, delayed_head, delayed_tail, transit[LEVEL, i])
+                if 0 < queue_limit <= waiting:
                     rejected += 1
                     refusals += 1
                     refused = 1
                     if arrived <= len(requests):
                         requests[arrived - 1, 4] = WAS_REJECTED
                 else:
-                    if not alike:
+                    if has_levels:
+                        _insert(transit, i, queue, queue_head, queue_tail)
+                    elif not alike:
                         _move(transit, i, queue, queue_tail & mask)
                     queue_tail += 1
                     if _slot(n, state, head, tail, prefetch):
@@ -419,7 +447,30 @@ def _simulate_point(
                 if blocked and (timeout == 0 or now < slot_deadline):
                     break
                 slot_deadline = now + IDLE_WAIT if blocked else -1
-                while timeout > 0 and (rejects or not blocked) and queue_head < queue_tail:
+                if has_levels and timeout > 0:
+                    kept = queue_head
+                    for k in range(queue_head, queue_tail):
+                        i = k & mask
+                        own_policy = policy_from + queue[LEVEL, i] - 1
+                        limit_ns = policies[own_policy, LEVEL_TIMEOUT]
+                        own_rejects = policies[own_policy, LEVEL_REJECTS] != 0
+                        if limit_ns == 0 or now <= queued_at[i] + limit_ns or (blocked and not own_rejects):
+                            if kept != k:
+                                _move(queue, i, queue, kept & mask)
+                            kept += 1
+                        elif own_rejects:
+                            timed_out += 1
+                            refusals += 1
+                            unanswered += 1
+                            if not blocked:
+                                queued_samples -= queue[UNITS, i] * samples
+                            if queue[NUMBER, i] < len(requests):
+                                requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
+                        else:
+                            _insert(queue, i, delayed, delayed_head, delayed_tail)
+                            delayed_tail += 1
+                    queue_tail = kept
+                while not has_levels and timeout > 0 and (rejects or not blocked) and queue_head < queue_tail:
                     i = queue_head & mask
                     if now <= queued_at[i] + timeout:
                         break
@@ -466,6 +517,7 @@ def _simulate_point(
                         next_preferred,
                         point,
                         scratch,
+                        policies,
                     )
                 if wait > 0:
                     batcher_at = now + wait + wake
@@ -482,7 +534,12 @@ def _simulate_point(
                     payloads[PAYLOAD_CLOSED, own] = 1
                 if pending == 0 and not saturated:
                     polling = True
-                    if timeout > 0 and fresh > 0:
+                    if has_levels and timeout > 0:
+                        for k in range(queue_head, queue_tail):
+                            limit_ns = policies[policy_from + queue[LEVEL, k & mask] - 1, LEVEL_TIMEOUT]
+                            if limit_ns > 0:
+                                batcher_at = min(batcher_at, queued_at[k & mask] + limit_ns + 1)
+                    elif timeout > 0 and fresh > 0:
                         batcher_at = min(batcher_at, queued_at[queue_head & mask] + timeout + 1)
                     break
                 if alike:
@@ -494,7 +551,7 @@ def _simulate_point(
                 else:
                     for _ in range(pending):
                         i = formed & mask
-                        if queue_head < queue_tail:
+                        if _is_fresh_next(flight, queue_head, queue_tail, delayed_head, delayed_tail):
                             _move(queue, queue_head & mask, batched, i)
                             queue_head += 1
                         else:
@@ -595,6 +652,36 @@ def _simulate_point(
 def _move(source: Ints, i: int, target: Ints, k: int) -> None:
     for fact in range(FACTS):
         target[fact, k] = source[fact, i]
+
+
+@compiled
+def _count_level(queue: Ints, head: int, tail: int, level: int) -> int:
+    """Return the requests of a priority level between ``head`` and ``tail`` of a ring buffer."""
+    mask, count = queue.shape[1] - 1, 0
+    for k in range(head, tail):
+        if queue[LEVEL, k & mask] == level:
+            count += 1
+    return count
+
+
+@compiled
+def _insert(source: Ints, i: int, queue: Ints, head: int, tail: int) -> None:
+    """Put a request behind all others of its priority level or a higher one."""
+    mask, place = queue.shape[1] - 1, tail
+    while place > head and queue[LEVEL, (place - 1) & mask] > source[LEVEL, i]:
+        _move(queue, (place - 1) & mask, queue, place & mask)
+        place -= 1
+    _move(source, i, queue, place & mask)
+
+
+@compiled
+def _is_fresh_next(flight: Ints, queue_head: int, queue_tail: int, delayed_head: int, delayed_tail: int) -> bool:
+    """Return whether the next request is one that has not expired: in each level these come first."""
+    mask = flight.shape[2] - 1
+    if queue_head >= queue_tail or delayed_head >= delayed_tail:
+        return queue_head < queue_tail
+    fresh, expired = flight[IN_QUEUE, LEVEL, queue_head & mask], flight[DELAYED, LEVEL, delayed_head & mask]
+    return bool(fresh <= expired)
 
 
 @compiled
@@ -708,6 +795,7 @@ def _form_different(
     next_preferred: int,
     point: Ints,
     scratch: Scratch,
+    policies: Ints,
 ) -> tuple[int, int, bool, int, bool]:
     """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
 
@@ -720,8 +808,10 @@ def _form_different(
     pending = count = best = 0
     closed = send = other_shape = False
     oldest = expiry = FOREVER
-    for k in range(fresh + expired):
-        where, i = (IN_QUEUE, (queue_head + k) & mask) if k < fresh else (DELAYED, (delayed_head + k - fresh) & mask)
+    queue_tail, delayed_tail = queue_head + fresh, delayed_head + expired
+    for _ in range(fresh + expired):
+        is_fresh = _is_fresh_next(flight, queue_head, queue_tail, delayed_head, delayed_tail)
+        where, i = (IN_QUEUE, queue_head & mask) if is_fresh else (DELAYED, delayed_head & mask)
         units, arrived = flight[where, UNITS, i], flight[where, ARRIVED, i]
         if size + pending > 0:
             if (size + pending + units) * samples > largest and best == 0:
@@ -736,8 +826,11 @@ def _form_different(
             shape = flight[where, SHAPE, i]
         pending += units
         count += 1
+        queue_head, delayed_head = queue_head + is_fresh, delayed_head + (not is_fresh)
+        if point[LEVELS] > 1:
+            timeout = policies[point[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
         oldest = min(oldest, arrived)
-        if timeout > 0 and k < fresh:
+        if timeout > 0 and is_fresh:
             expiry = min(expiry, arrived + timeout)
         if hit[size + pending] == size + pending:
             best = count

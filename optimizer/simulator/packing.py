@@ -8,9 +8,11 @@ import numpy as np
 
 from optimizer.config.queue_policy import (
     ALLOW_TIMEOUT_OVERRIDE,
+    DEFAULT_POLICY,
+    DEFAULT_PRIORITY_LEVEL,
     MAX_QUEUE_SIZE,
     PRIORITY_LEVELS,
-    TIMEOUT_ACTION,
+    PRIORITY_POLICY,
     TIMEOUT_US,
 )
 from optimizer.simulator.scenario import (
@@ -46,7 +48,8 @@ class PackedScenarios:
         self._preferred: list[int] = []
         self._services: list[Array] = []
         self._arrivals: list[Ints] = []
-        self._mixes: list[tuple[Ints, Ints]] = []
+        self._mixes: list[tuple[Ints, Ints, Ints]] = []
+        self._policies: list[tuple[int, int, bool]] = []
         self._mix_ranges: dict[Hashable, tuple[int, int]] = {}
         self._service_rows: dict[tuple[int, int], tuple[int, int]] = {}
         self._service_size = 0
@@ -64,8 +67,8 @@ class PackedScenarios:
             factors,
             np.round(NS * gaps).astype(np.int64),
             np.concatenate([np.empty(0, np.int64), *self._arrivals]),
-            np.concatenate([np.empty(0, np.int64), *(units for units, _ in self._mixes)]),
-            np.concatenate([np.empty(0, np.int64), *(shapes for _, shapes in self._mixes)]),
+            *(np.concatenate([np.empty(0, np.int64), *(mix[fact] for mix in self._mixes)]) for fact in range(3)),
+            np.array(self._policies, np.int64).reshape(-1, 3),
         )
 
     def run(self) -> list[SimulationResult]:
@@ -139,6 +142,7 @@ class PackedScenarios:
             *self._add_mix(scenario),
             *_queue_policy(scenario),
             round(1e6 * scenario.missed_share),
+            *self._add_levels(scenario),
         ]
 
     def _add_service_times(self, service: ServiceTimes, size: int, largest: int, busiest: int) -> tuple[int, int]:
@@ -167,13 +171,26 @@ class PackedScenarios:
         if not scenario.has_mix:
             return 0, 0
         unit = _unit(scenario)
-        key = unit, scenario.request_batch_size, scenario.request_mix, scenario.shape_shares, scenario.mix_seed
+        requests = scenario.request_batch_size, scenario.request_mix, scenario.shape_shares, scenario.priorities
+        default = int(dict(scenario.candidate.fields).get(DEFAULT_PRIORITY_LEVEL, 1))
+        key = unit, requests, _levels(scenario), default, scenario.mix_seed
         if key not in self._mix_ranges:
             samples, shapes = scenario.mix()
+            priorities = scenario.priority_mix()
             start = RING_LENGTH * len(self._mixes)
-            self._mixes.append((samples // unit, shapes))
+            levels = np.where((priorities < 1) | (priorities > _levels(scenario)), default, priorities)
+            self._mixes.append((samples // unit, shapes, levels))
             self._mix_ranges[key] = start, start + RING_LENGTH
         return self._mix_ranges[key]
+
+    def _add_levels(self, scenario: Scenario) -> tuple[int, int]:
+        """Return the number of priority levels and the index of the first one's policy; 0 without a mix of them."""
+        levels = _levels(scenario) if scenario.priorities is not None else 0
+        if levels < 2:
+            return 0, 0
+        start = len(self._policies)
+        self._policies += [_queue_policy(scenario, level) for level in range(1, levels + 1)]
+        return levels, start
 
     def _add_load(self, scenario: Scenario) -> tuple[int, int, int]:
         """Return the concurrency (0: open loop) and the range of the scenario's arrivals."""
@@ -223,12 +240,23 @@ def _most_units(scenario: Scenario) -> tuple[int, int]:
     return size // unit, (largest if scenario.candidate.dynamic_batching else size) // unit
 
 
-def _queue_policy(scenario: Scenario) -> tuple[int, int, bool]:
-    """Return the most requests in the queue (0: no limit), the timeout in ns (0: none), and whether it rejects."""
+def _levels(scenario: Scenario) -> int:
+    """Return the number of priority levels of the batcher's queue."""
+    fields = dict(scenario.candidate.fields) if scenario.candidate.dynamic_batching else {}
+    return int(fields.get(PRIORITY_LEVELS, 0))
+
+
+def _queue_policy(scenario: Scenario, level: int = 0) -> tuple[int, int, bool]:
+    """Return the most requests in the queue (0: no limit), the timeout in ns (0: none), and whether it rejects.
+
+    They are those of a priority ``level`` if it has a policy of its own; 0 is the default policy.
+    """
     applies = scenario.refuses and scenario.candidate.dynamic_batching
     policy = dict(scenario.candidate.fields) if applies else {}
-    timeout_ns = 1000 * int(policy.get(TIMEOUT_US, 0))
-    return int(policy.get(MAX_QUEUE_SIZE, 0)), timeout_ns, policy.get(TIMEOUT_ACTION) != "DELAY"
+    own = f"{PRIORITY_POLICY}.{level}."
+    head = own if any(path.startswith(own) for path in policy) else f"{DEFAULT_POLICY}."
+    timeout_ns = 1000 * int(policy.get(f"{head}default_timeout_microseconds", 0))
+    return int(policy.get(f"{head}max_queue_size", 0)), timeout_ns, policy.get(f"{head}timeout_action") != "DELAY"
 
 
 def _prefetches(scenario: Scenario) -> bool:

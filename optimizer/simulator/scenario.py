@@ -132,6 +132,7 @@ class Scenario:
         mix_seed: Determines the order of sizes and shapes.
         refuses: The candidate's queue policy applies: ``max_queue_size``, the default timeout and its action.
             Otherwise it only decides about ``prefetch``.
+        priorities: Shares of the priorities of the requests; None if all have the default level.
         missed_share: Without prefetch Triton notifies the batcher of the end of an execution before the instance
             counts as idle. In this share of cases the batcher checks too early. It then sleeps until the next
             request is accepted, or for half a second. benchmarks/simulator_queue_proof.md has a measured share.
@@ -149,11 +150,13 @@ class Scenario:
     mix_seed: int = 0
     refuses: bool = True
     missed_share: float = 0.0
+    priorities: SizeDistribution | None = None
 
     @property
     def has_mix(self) -> bool:
         """Whether requests differ in a way that matters to the batcher."""
-        return self.request_mix is not None or (len(self.shape_shares) > 1 and not self.fixed_shapes)
+        differ = len(self.shape_shares) > 1 and not self.fixed_shapes
+        return self.request_mix is not None or self.priorities is not None or differ
 
     def mix(self) -> tuple[Ints, Ints]:
         """Return the samples and the numbers of the shapes of successive requests, each [RING_LENGTH].
@@ -167,6 +170,12 @@ class Scenario:
         sizes = self.request_mix or SizeDistribution(((self.request_batch_size, self.request_batch_size, 1.0),))
         shapes = SizeDistribution(tuple((number, number, share) for number, share in enumerate(self.shape_shares)))
         return sizes.draw(RING_LENGTH, rng), shapes.draw(RING_LENGTH, rng)
+
+    def priority_mix(self) -> Ints:
+        """Return the priorities of successive requests [RING_LENGTH]; 0 for those without one."""
+        if self.priorities is None:
+            return np.zeros(RING_LENGTH, np.int64)
+        return self.priorities.draw(RING_LENGTH, np.random.default_rng(self.mix_seed + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Point
 from optimizer.simulator.black_box_fit import (
     BlackBoxParameters,
@@ -98,23 +99,29 @@ class ServerModel:
         return [results[i] for i in range(len(cells))]
 
     def refused_shares(
-        self, cells: Sequence[ConfigurationLoad], rates: Sequence[float] | None = None, threads: int = 1
+        self,
+        cells: Sequence[ConfigurationLoad],
+        rates: Sequence[float] | None = None,
+        priorities: SizeDistribution | None = None,
+        missed_share: float = MISSED_SHARE,
     ) -> Array:
         """Return the share [cells] of requests that the candidate's queue rejects or lets expire.
 
         ``rates`` are the requests per second of a Poisson process; None keeps the concurrency of each cell in flight.
+        ``priorities`` are the shares of the priorities of the requests; for ``missed_share`` see ``Scenario``.
         """
         loads: list[SimulatedLoad] = [ClosedLoopLoad(load) for _, load in cells]
         if rates is not None:
             arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, REFUSED_REQUESTS))
             loads = [OpenLoopLoad((arrivals - arrivals[0]) / rate) for rate in rates]
         scenarios = [
-            replace(scenario, load=load, refuses=True, missed_share=MISSED_SHARE)
+            replace(scenario, load=load, refuses=True, missed_share=missed_share, priorities=priorities)
             for scenario, load in zip(self._scenarios(cells), loads, strict=True)
         ]
         jitter, gaps_s = self._random_rings()
-        results = simulate_many(scenarios, jitter=jitter, gaps_s=gaps_s, threads=threads)
-        return np.nan_to_num(np.array([result.rejected_share + result.timed_out_share for result in results]))
+        results = simulate_many(scenarios, jitter=jitter, gaps_s=gaps_s)
+        shares = [result.rejected_share + result.timed_out_share for result in results]
+        return np.asarray(np.nan_to_num(np.array(shares)))
 
     def measure(self, cells: Sequence[ConfigurationLoad]) -> list[Measurement]:
         """Return what a load generator and the server's statistics would report of each (candidate, concurrency)."""

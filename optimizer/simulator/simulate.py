@@ -6,8 +6,10 @@ queue delay, equal shapes, the queue policy, and the merging of late batches by 
 are processed in this order: instances finish, requests arrive, the batcher runs, notified instances take batches.
 Equal input gives equal output.
 
-Requests have the default priority and no timeout of their own. One defect of Triton is left out: with a queue
-timeout, a batch can mix shapes if an instance takes the last payload while the batcher waits for more requests.
+Requests have no timeout of their own. Those of a higher priority level are executed first, also among delayed ones.
+Triton rejects an expired request of a lower level when it reaches that level, the simulation at once. One defect of
+Triton is left out: with a queue timeout, a batch can mix shapes if an instance takes the last payload while the
+batcher waits for more requests.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ def test_the_cells_of_each_section_have_its_feature() -> None:
     policies = {name: [dict(cell.candidate.fields) for cell in HELD_OUT[name]] for name in ("rejects", "timeouts")}
     assert all(policy[proof.POLICY + "max_queue_size"] for policy in policies["rejects"])
     assert all(policy[proof.POLICY + "default_timeout_microseconds"] for policy in policies["timeouts"])
+    assert all(cell.priorities for cell in HELD_OUT["priorities"])
 
 
 def recorded(cell: QueueCell, overheads: Overheads) -> Recording:

@@ -9,12 +9,22 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.queue_policy import MAX_QUEUE_SIZE, TIMEOUT_ACTION, TIMEOUT_US
+from optimizer.config.queue_policy import (
+    DEFAULT_PRIORITY_LEVEL,
+    MAX_QUEUE_SIZE,
+    PRIORITY_LEVELS,
+    PRIORITY_POLICY,
+    TIMEOUT_ACTION,
+    TIMEOUT_US,
+)
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.request_sizes import parse_priorities
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.refusals import permitted_share
+from optimizer.simulator.performance_model import fit_model
 from optimizer.simulator.scenario import Overheads, Scenario
+from optimizer.simulator.server_model import ServerModel
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many
 from tests.played_server import simulated_measurement
 from tests.simulation import linear_times, poisson_load
@@ -36,8 +46,13 @@ def served(candidate: Candidate, rate: float, missed_share: float = 0.45) -> Mea
     )
     (result,) = simulate_many([scenario], jitter=lognormal_jitter(0.1))
     measured = simulated_measurement(result, candidate)
-    refused = {"rejected_requests": result.rejected, "timed_out_requests": result.timed_out}
-    return replace(measured, requests=result.requests, failed_requests=0, **refused)
+    return replace(
+        measured,
+        requests=result.requests,
+        rejected_requests=result.rejected,
+        timed_out_requests=result.timed_out,
+        failed_requests=0,
+    )
 
 
 def trial(number: int, candidate: Candidate, *rates: float) -> Trial:
@@ -71,17 +86,28 @@ def test_the_search_tries_the_long_queue_before_the_short_one() -> None:
 
 
 def test_a_simulation_that_is_wrong_is_not_used() -> None:
-    """The server refuses nothing where the simulation expects most requests to be refused."""
+    """The server refuses as many requests as it serves, where the simulation expects none to be refused."""
     rates = (20.0, 60.0, 100.0, 150.0)
-    calm = trial(1, SHORT, *rates)
-    quiet = tuple(
-        (load, replace(served(NO_LIMIT, load.request_rate), rejected_requests=0)) for load, _ in calm.measurements
-    )
-    wrong = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, *rates), replace(calm, measurements=quiet)]).refusals
-    assert (wrong.compared, wrong.is_trusted) == (4, False)
+    calm = trial(1, LONG, *rates)
+    refusing = tuple((load, replace(m, rejected_requests=m.requests)) for load, m in calm.measurements)
+    wrong = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, *rates), replace(calm, measurements=refusing)]).refusals
+    assert (wrong.compared, wrong.agreed, wrong.is_trusted) == (4, 0, False)
     assert wrong.probabilities([(SHORT, 6)], lambda: np.full(1, 600.0)) == 1.0
     right = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, *rates), calm]).refusals
     assert (right.compared, right.is_trusted) == (4, True)
+
+
+def test_the_share_of_missed_notifications_follows_from_the_measurements() -> None:
+    """At these rates, two waiting requests are refused only if the batcher sleeps."""
+    rates = (20.0, 60.0, 100.0, 150.0)
+    awake = Trial(1, SHORT, tuple((LoadPoint(1, request_rate=r), served(SHORT, r, 0.0)) for r in rates))
+    cells = [(SHORT, 1)]
+    shares = []
+    for own in (awake, trial(1, SHORT, *rates)):
+        refusals = fit_surrogate(PROBLEM, [trial(0, NO_LIMIT, *rates), own]).refusals
+        assert refusals.is_trusted
+        shares.append(float(refusals.probabilities(cells, lambda: np.full(1, 60.0))[0]))
+    assert shares[0] > 0.5 > shares[1]
 
 
 def test_nothing_is_simulated_without_a_limit_or_a_bound() -> None:
@@ -108,3 +134,16 @@ def test_refusals_of_a_closed_loop_are_simulated_at_its_concurrency() -> None:
     within, beyond = refusals.probabilities([(LONG, 16), (SHORT, 32)], lambda: np.zeros(2)).tolist()
     assert within > 0.8
     assert beyond < 0.1
+
+
+def test_the_levels_of_a_mix_of_priorities_are_simulated() -> None:
+    """Only a fifth of the requests has the level with the short queue, so at most a fifth is refused."""
+    levels = {PRIORITY_LEVELS: (2,), DEFAULT_PRIORITY_LEVEL: (2,)}
+    space = SearchSpace((8,), (0,), fields={**levels, f"{PRIORITY_POLICY}.1.max_queue_size": (0, 1)})
+    problem = replace(PROBLEM, space=space, priorities=parse_priorities("1*20|2*80"))
+    model = fit_model([Point(0, NO_LIMIT, LoadPoint(1, 8), served(NO_LIMIT, 600.0))], problem, ("latency-p95",), 0)
+    assert isinstance(model, ServerModel)
+    cells = [(candidate, 8) for candidate in space.candidates()]
+    unlimited, limited = model.refused_shares(cells, [600.0, 600.0], problem.priorities).tolist()
+    assert unlimited == 0
+    assert 0.02 < limited < 0.2

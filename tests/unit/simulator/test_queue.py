@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate
 from optimizer.simulator.scenario import (
     REJECTED,
@@ -43,14 +44,18 @@ def run(
     fixed_shapes: bool = True,
     overheads: Overheads = Overheads(),  # noqa: B008
     missed_share: float = 0.0,
+    priorities: Sequence[int] = (),
 ) -> SimulationTrace:
-    """Return the trace of an open loop whose requests have the given sizes and shapes; a batch takes 10 ms."""
+    """Return the trace of an open loop with the given sizes, shapes and priorities; a batch takes 10 ms."""
 
     class Given(Scenario):
         __slots__ = ()
 
         def mix(self) -> tuple[Ints, Ints]:
             return np.resize(np.array(sizes), RING_LENGTH), np.resize(np.array(shapes), RING_LENGTH)
+
+        def priority_mix(self) -> Ints:
+            return np.resize(np.array(priorities or (0,)), RING_LENGTH)
 
     mix = SizeDistribution(((1, max(sizes), 1.0),))
     load, shares = OpenLoopLoad(np.array(arrivals_ms) * MS), (1.0,) * (1 + max(shapes))
@@ -63,6 +68,7 @@ def run(
         request_mix=mix,
         shape_shares=shares,
         missed_share=missed_share,
+        priorities=SizeDistribution(((1, 1, 1.0),)) if priorities else None,
     )
     return trace(job, window=ALL)
 
@@ -163,6 +169,43 @@ def test_a_batcher_without_an_idle_instance_answers_expired_requests_after_half_
     assert log.sent_s[2] == pytest.approx(0.5, abs=0.01)
 
 
+def leveled(candidate: Candidate, **settings: int | str) -> Candidate:
+    """Return the candidate with two priority levels, of which the second is the default."""
+    policies = {f"{PRIORITY_POLICY}.{name[-1]}.{name[:-2]}": value for name, value in settings.items()}
+    fields = {PRIORITY_LEVELS: 2, DEFAULT_PRIORITY_LEVEL: 2, **dict(candidate.fields), **policies}
+    return replace(candidate, fields=tuple(sorted(fields.items())))
+
+
+def test_a_higher_priority_is_executed_first() -> None:
+    """Request 0 is being executed when the others arrive. Equal priorities keep their order; 0 is the default."""
+    log = run(leveled(batcher(1, 0)), [0, 1, 2, 3, 4], priorities=[2, 2, 0, 1, 1])
+    assert schedule(log) == [(0, [0]), (10, [3]), (20, [4]), (30, [1]), (40, [2])]
+    single = run(batcher(1, 0), [0, 1, 2, 3, 4], priorities=[2, 2, 0, 1, 1])
+    assert schedule(single) == [(10.0 * i, [i]) for i in range(5)]
+
+
+def test_each_level_has_its_own_limit() -> None:
+    limited = leveled(batcher(1, 0), max_queue_size_2=1)
+    log = run(limited, [0, 1, 2, 3, 4, 5], priorities=[1, 1, 2, 2, 1, 1])
+    assert schedule(log) == [(0, [0]), (10, [1]), (20, [4]), (30, [5]), (40, [2])]
+    assert log.execution[3] == REJECTED
+
+
+def test_each_level_has_its_own_timeout() -> None:
+    """Requests of the second level expire after 15 ms, and those of the first one do not."""
+    expiring = leveled(batcher(1, 0), default_timeout_microseconds_2=15_000)
+    log = run(expiring, [0, 1, 2, 3, 4], priorities=[1, 1, 1, 2, 1])
+    assert schedule(log) == [(0, [0]), (10, [1]), (20, [2]), (30, [4])]
+    assert log.execution[3] == TIMED_OUT
+
+
+def test_delayed_requests_of_a_high_level_come_before_a_low_level() -> None:
+    """Request 2 has expired at 20 ms; request 4 of its level has not, so it is first."""
+    delaying = leveled(batcher(1, 0), default_timeout_microseconds_1=15_000, timeout_action_1="DELAY")
+    log = run(delaying, [0, 1, 2, 3, 15], priorities=[1, 1, 1, 2, 1])
+    assert schedule(log) == [(0, [0]), (10, [1]), (20, [4]), (30, [2]), (40, [3])]
+
+
 def test_figures_are_of_the_requests_that_complete() -> None:
     load = OpenLoopLoad(np.array([0, 1, 7]) * MS)
     job = Scenario(with_policy(batcher(4), timeout_us=5000), load, constant(10 * MS))
@@ -233,8 +276,10 @@ def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overh
     candidate = Candidate(limit, True, int(chance.choice([0, 500, 3000])), sizes, int(chance.integers(1, 5)))
     queue, timeout_us = int(chance.choice([0, 1, 4, 16])), int(chance.choice([0, 1000, 6000, 30_000]))
     rate = float(chance.choice([200, 1000, 4000]))
+    action = str(chance.choice(["REJECT", "DELAY"]))
+    limited, has_levels = with_policy(candidate, queue, timeout_us, action), bool(seed % 2)
     return Scenario(
-        with_policy(candidate, queue, timeout_us, str(chance.choice(["REJECT", "DELAY"]))),
+        leveled(limited) if has_levels else limited,
         load or poisson_load(rate, 400, seed),
         TYPICAL,
         overheads,
@@ -242,6 +287,7 @@ def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overh
         request_mix=parse_size_distribution(str(chance.choice(["1", "1*3|4", "1..3"]))),
         shape_shares=(1.0, 2.0, 1.0),
         mix_seed=seed,
+        priorities=parse_priorities("1*1|2*3") if has_levels else None,
     )
 
 
