@@ -14,6 +14,7 @@ from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
 from optimizer.cli.main import EXIT_CODES
+from optimizer.config.queue_policy import may_refuse
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
@@ -262,6 +263,11 @@ def main(words: list[str]) -> int:
     runs = _runs(arguments)
     if not arguments.names_traffic:
         _refuse_shapes(runs)
+    if any(run.problem.priorities or may_refuse(run.problem.space.fields) for run in runs):
+        _say(
+            "note: the plan simulates neither refused requests nor priorities: with a limited queue, fewer requests "
+            "may be served than it expects"
+        )
     if arguments.note:
         _say(arguments.note)
     answer = _plan(arguments.question, runs)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import FieldValue
+from optimizer.core.trial import Candidate, FieldValue
 
 BATCHER: Final = "dynamic_batching"
 DEFAULT_POLICY: Final = f"{BATCHER}.default_queue_policy"
@@ -73,6 +74,24 @@ def without_unused(fields: Fields, choices: Mapping[str, Sequence[FieldValue]]) 
             unused.append(path)
     own |= {path: choices[path][0] for path in unused if path in choices}
     return tuple((path, own[path]) for path, _ in fields)
+
+
+def with_default_queue(candidate: Candidate, paths: Iterable[str]) -> Candidate:
+    """Return ``candidate`` with Triton's default for each queue setting of ``paths`` that it lacks.
+
+    So a configuration without any is the one of the space that limits nothing. Without dynamic batching it has none.
+    """
+    if not candidate.dynamic_batching:
+        return candidate
+    defaults: dict[str, FieldValue] = {path: _default(path) for path in paths if is_queue_field(path)}
+    return replace(candidate, fields=tuple(sorted({**defaults, **dict(candidate.fields)}.items())))
+
+
+def _default(path: str) -> FieldValue:
+    name = path.rpartition(".")[2]
+    if name == "timeout_action":
+        return "REJECT"
+    return False if name == "allow_timeout_override" else 0
 
 
 def check_queue_fields(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]]) -> None:

@@ -9,6 +9,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
+from optimizer.config.queue_policy import with_default_queue
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
@@ -122,6 +123,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         dynamic_batching = replace(baseline, dynamic_batching=True)
     elif baseline.dynamic_batching:
         dynamic_batching = replace(baseline, max_queue_delay_us=0, preferred_batch_sizes=())
+    baseline, dynamic_batching = (with_default_queue(own, space.fields) for own in (baseline, dynamic_batching))
     return Task(
         source,
         problem,

@@ -18,10 +18,11 @@ from optimizer.config.queue_policy import (
     TIMEOUT_US,
     check_queue_fields,
     may_refuse,
+    with_default_queue,
 )
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import ParameterError
-from optimizer.core.trial import FieldValue, short_path
+from optimizer.core.trial import Candidate, FieldValue, short_path
 
 Fields = Mapping[str, tuple[FieldValue, ...]]
 LEVELS: Fields = {PRIORITY_LEVELS: (0, 2), DEFAULT_PRIORITY_LEVEL: (2,)}
@@ -106,3 +107,14 @@ def test_whether_requests_may_be_refused() -> None:
 def test_the_names_of_a_level_keep_the_level() -> None:
     assert short_path(f"{PRIORITY_POLICY}.2.max_queue_size") == "priority_queue_policy.2.max_queue_size"
     assert short_path(MAX_QUEUE_SIZE) == "max_queue_size"
+
+
+def test_a_configuration_without_queue_settings_is_the_one_without_limits() -> None:
+    fields: Fields = {MAX_QUEUE_SIZE: (0, 4), TIMEOUT_US: (0, 9), TIMEOUT_ACTION: ("DELAY", "REJECT"), **LEVELS}
+    space = SearchSpace((4,), (0,), fields=fields)
+    plain = with_default_queue(Candidate(4, dynamic_batching=True), space.fields)
+    assert space.canonical(plain) in space.candidates()
+    assert not may_refuse({path: (value,) for path, value in plain.fields})
+    assert with_default_queue(Candidate(4), space.fields) == Candidate(4)
+    limited = Candidate(4, dynamic_batching=True, fields=((MAX_QUEUE_SIZE, 4),))
+    assert dict(with_default_queue(limited, space.fields).fields)[MAX_QUEUE_SIZE] == 4

@@ -378,6 +378,13 @@ def test_a_run_with_a_load_shape_needs_the_traffic(run: Path) -> None:
         main([str(shaped), "--rate", "9/s"])
 
 
+def test_a_run_with_priorities_is_planned_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(edited(run, "ranked", problem={"priorities": "1*20|2*80"})), "--rate", "9/s"])
+    assert "the plan simulates neither refused requests nor priorities" in capsys.readouterr().err
+    main([str(run), "--rate", "9/s"])
+    assert "priorities" not in capsys.readouterr().err
+
+
 def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:
     rows = "".join(f"{i / 50},{1 + i % 3},{i % 2}\n" for i in range(200))
     path = tmp_path / "trace.csv"

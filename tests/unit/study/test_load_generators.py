@@ -12,7 +12,7 @@ import pytest
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities
 from optimizer.core.timing import Stopwatch
 from optimizer.deploy import runtime
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
@@ -40,9 +40,11 @@ def task_with(
     streaming: bool = False,
     sequence_length: SizeDistribution | None = None,
     sla: Sla = SLA,
+    priorities: SizeDistribution | None = None,
 ) -> Task:
     problem = SimpleNamespace(
         open_loop=open_loop,
+        priorities=priorities,
         request_mix=None,
         sla=sla,
         needs_own_client=Problem("m", SearchSpace((1,)), 1, 1, sla=sla).needs_own_client,
@@ -163,6 +165,14 @@ def test_the_own_client_searches_for_what_perf_analyzer_does_not_report(
     assert made.search.load_generator.counts_failures is ("error-rate" in bounds)
     assert made.confirmation is made.search
     assert isinstance(made.cross_checking, PerfAnalyzer)
+
+
+def test_the_own_client_alone_sends_several_priorities(folder: RunFolder, tmp_path: Path) -> None:
+    made = make(OPTIONS, task_with(priorities=parse_priorities("1*20|2*80")), folder)
+    assert isinstance(made.search, IndexHintLoadGenerator)
+    assert isinstance(made.search.load_generator, ClosedLoopGenerator)
+    assert str(made.search.load_generator.priorities) == "1*20|2*80"
+    assert made.cross_checking is None
 
 
 def test_it_refuses_data_that_it_cannot_keep_in_memory(
