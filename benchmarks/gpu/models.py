@@ -141,8 +141,9 @@ def _write(
     inputs: list[tuple[str, str, int]],
     outputs: list[tuple[str, str, int]],
 ) -> None:
-    """Write a model without an instance kind, so that a torch with CUDA serves it on the GPU."""
-    lines = ['backend: "pytorch"', f"max_batch_size: {max_batch_size}"]
+    """Write a model with an instance kind: without one, a server whose CUDA fails would serve it on the CPU."""
+    kind = "KIND_GPU" if sizes.device == "cuda" else "KIND_CPU"
+    lines = ['backend: "pytorch"', f"max_batch_size: {max_batch_size}", f"instance_group {{ kind: {kind} }}"]
     for kind, tensors in (("input", inputs), ("output", outputs)):
         lines += [f'{kind} {{ name: "{name}" data_type: {data} dims: {dims} }}' for name, data, dims in tensors]
     lines += [f'parameters {{ key: "{key}" value {{ string_value: "{it}" }} }}' for key, it in PARAMETERS.items()]

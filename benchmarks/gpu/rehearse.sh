@@ -5,8 +5,9 @@
 #
 # FOLDER gets that software (8 GB, once): Debian trixie (glibc 2.41), a Python 3.12 without libpython, and the packages
 # below from PyPI. The commands run there without network, in a copy of the working tree with the pack. Then one model
-# cannot be written, and the other model's figures must remain. It needs root, debootstrap, util-linux, iproute2 and
-# gcc, a python that has tune installed, and a Python 3.12 that was built with --enable-shared (python3.12).
+# cannot be written, and the other model's figures must remain. At last NVML is the stand-in of the tests: a GPU that
+# CUDA does not see must never be reported as the one that served. It needs root, debootstrap, util-linux, iproute2 and gcc, a python
+# that has tune installed, and a Python 3.12 that was built with --enable-shared (python3.12).
 set -eu
 
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
@@ -57,6 +58,18 @@ if [ "$size" -gt "$tree_mib" ]; then
     exit 1
 fi
 
+mkdir "$root/tmp/nvml"
+gcc -shared -fPIC -o "$root/tmp/nvml/libnvidia-ml.so.1" "$repository/tests/stand_in_nvml.c"
+cat >"$root/tmp/nvml/answers" <<'END'
+- driver 580.159.04
+- devices 1
+0 uuid GPU-00000000-0000
+0 name NVIDIA H100 80GB HBM3
+0 utilization 50
+0 memory 10737418240
+0 power 250000
+0 mig 0
+END
 cat >"$root$copy/rehearsal" <<'END'
 set -eu
 fail() {
@@ -66,7 +79,7 @@ fail() {
 python3 -m tarfile --filter data -e pack/tritune-gpu.tar.xz /tmp
 . /tmp/tritune-gpu/env.sh
 python3 -c 'import platform, sys; print("Python", platform.python_version(), sys.prefix, *platform.libc_ver())'
-python3 -c 'from optimizer.cli.main import main; raise SystemExit(main(["doctor"]))' || fail "tune doctor"
+python3 -c 'from optimizer.cli.start import main; main()' doctor || fail "tune doctor"
 python3 benchmarks/gpu/run.py --smoke --out /tmp/out || fail "a step has failed"
 mkdir -p /tmp/work/models/dlrm/1/model.pt # so that the model cannot be written
 if python3 benchmarks/gpu/run.py --smoke --out /tmp/one --work /tmp/work; then
@@ -74,7 +87,17 @@ if python3 benchmarks/gpu/run.py --smoke --out /tmp/one --work /tmp/work; then
 fi
 grep -q 'Not measured: `python benchmarks/gpu/models.py dlrm`' /tmp/one/dlrm.md || fail "dlrm.md hides a failed step"
 grep -q throughput_infer_per_sec /tmp/one/bert.jsonl || fail "a failed step lost the figures of another one"
-echo "rehearsed: run.py --smoke, and a step that fails"
+export LD_LIBRARY_PATH=/tmp/nvml STAND_IN_NVML=/tmp/nvml/answers
+python3 benchmarks/gpu/run.py --smoke --study bert --out /tmp/no-cuda || fail "a step has failed"
+grep -q 'Note: there is a GPU, but config.pbtxt asks for the CPU' /tmp/no-cuda/bert.md || fail "bert.md hides the CPU"
+sed -i s/KIND_CPU/KIND_GPU/ results/gpu/models/bert/config.pbtxt
+sweep="from optimizer.cli.start import main; main()"
+if python3 -c "$sweep" sweep --max-queue-delay off --concurrency 1 results/gpu/bert.yaml >/tmp/on-gpu.log 2>&1; then
+    fail "a model of a GPU was served without one"
+fi
+cat /tmp/on-gpu.log
+grep -q KIND_GPU /tmp/on-gpu.log || fail "the reason is missing"
+echo "rehearsed: run.py --smoke, a step that fails, and a GPU that CUDA does not see"
 END
 export REHEARSAL_ROOT="$root" REHEARSAL_COPY="$copy"
 exec unshare --mount --net --pid --fork --kill-child --propagation private sh -eu -c '

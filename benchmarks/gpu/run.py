@@ -247,7 +247,7 @@ def _add(results: StudyResults, step: GpuStep, document: dict[str, Any], shown: 
 def _run(command: Sequence[str | Path], limit: float, log: TextIO) -> tuple[str, str]:
     """Return the output of a command and its error in one line, empty if there is none; ``log`` gets all its errors.
 
-    It is interrupted before ``limit``; an interrupted `tune` prints what it has measured.
+    It is interrupted before ``limit``; an interrupted `tune` prints its measurements.
     """
     begin = log.seek(0, os.SEEK_END)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as running:

@@ -190,8 +190,10 @@ def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None
     if folders is None and (runtime := installed()):
         if (packed := runtime.stub_python / "lib").joinpath(name).exists():
             return packed
-        # the wheel has the library of the newest Python that it was built for
-        return runtime.libraries if version == PYTHON_STUBS[-1] else None
+        # The wheel has the library of the newest Python that it was built for. It loads the module math from a file,
+        # which a Python of Debian or Ubuntu does not have, because math is built into it.
+        is_included = version == PYTHON_STUBS[-1] and "math" not in sys.builtin_module_names
+        return runtime.libraries if is_included else None
     return None
 
 

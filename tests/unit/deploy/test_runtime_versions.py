@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ def test_models_in_python_are_accepted_where_the_stub_has_its_numpy() -> None:
 def test_without_any_libpython_the_server_has_no_environment(unpacked: Runtime) -> None:
     with pytest.raises(EnvironmentFault, match=LIBPYTHON):
         server_environment(unpacked)
+
+
+@pytest.mark.parametrize(("builtin", "is_included"), [((), True), (("math",), False)])
+def test_the_libpython_of_the_wheel_needs_modules_in_files(
+    builtin: tuple[str, ...], is_included: bool, unpacked: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "running_python", lambda: runtime.PYTHON_STUBS[-1])
+    monkeypatch.setattr(sys, "builtin_module_names", builtin)
+    assert runtime.libpython_folder() == (unpacked.libraries if is_included else None)
 
 
 def test_a_packed_libpython_is_used_with_its_own_standard_library(unpacked: Runtime) -> None:
