@@ -6,8 +6,8 @@ PyTorch writes the models; `tune sweep` and `tune` measure them through the PyTo
 built with CUDA. DIR (this folder) gets three files of each study after each step: its tables (dlrm.md), its cells
 (dlrm.jsonl) and the output of its commands (dlrm.log). A step that fails is listed with its reason, and the others
 are measured. The whole takes at most M minutes (10). A step gets at most twice its equal share of the time left;
-steps that have not begun by then are listed as not measured. --smoke uses tiny models and one measurement of each
-kind, on any machine.
+steps that have not begun by then are listed as not measured. Both studies may not fit into 10 minutes; --study runs
+one of them. --smoke uses tiny models and one measurement of each kind, on any machine.
 """
 
 from __future__ import annotations
@@ -219,6 +219,8 @@ def _tune(words: Sequence[str], model: str, work: Path, limit: float, log: TextI
             return document
         reasons = [cell["reason"] for cell in _cells(document) if cell.get("reason")]
         problem = document.get("holds_back") or next(iter(reasons), None) or f"status {document.get('status')}"
+        if document.get("status") == "interrupted":
+            problem = "interrupted at its time limit"
     for file in runs.rglob("tritonserver.log"):
         if file.stat().st_mtime >= began:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()

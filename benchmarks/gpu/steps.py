@@ -74,7 +74,7 @@ DLRM = OnGpu(
             batching,
         ),
         GpuStep(
-            "--sla-p95 20ms --request-batch-size 4096 --budget 75s --measurement-interval 200ms",
+            "--sla-p95 20ms --request-batch-size 4096 --budget 180s --measurement-interval 200ms",
             "--sla-p95 2s --request-batch-size 64 --budget 15s --measurement-interval 100ms",
             recommended,
             run=True,
@@ -99,7 +99,7 @@ BERT = OnGpu(
         ),
         GpuStep("--max-batch-size 8 --max-queue-delay off --instance-count 4 -b 1 --concurrency 1..64", "", batching),
         GpuStep(
-            "--sla-p95 100ms --budget 60s --measurement-interval 200ms",
+            "--sla-p95 100ms --budget 120s --measurement-interval 200ms",
             "",
             recommended,
             run=True,
