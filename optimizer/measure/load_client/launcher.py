@@ -225,6 +225,7 @@ class LoadClientGenerator:
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
             counts_failures=self.counts_failures,
+            other_addresses=tuple(server.connection.address for server in endpoint.replicas),
         )
         with self._sending(endpoint, messages, concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, planned_ns, order.tolist())
@@ -253,7 +254,8 @@ class LoadClientGenerator:
             self.shared_memory.output_bytes,
             has_batch=endpoint.largest_request > 0,
         )
-        return in_shared_memory(endpoint.connection, messages.serialized, outputs, concurrency)
+        servers = [server.connection for server in endpoint.servers]
+        return in_shared_memory(servers, messages.serialized, outputs, concurrency)
 
     def _run_client(
         self,
