@@ -123,6 +123,17 @@ class SharedMemoryUsed(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class ServerProcessesTried(Note):
+    """Configurations of several server processes were measured, which shared the load and divided the CPUs."""
+
+    def __str__(self) -> str:
+        return (
+            "several server processes divided the CPUs, and each request went to the one with the fewest unanswered "
+            "requests: production has to spread the load in the same way"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServedOnCpu(Note):
     """The model is served on the CPU although there is a GPU."""
 

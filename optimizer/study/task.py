@@ -16,7 +16,8 @@ from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, FieldValue
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue
+from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
@@ -107,6 +108,7 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         request_times=arrivals.times if arrivals else None,
         tokens=tokens,
     )
+    _check_server_processes(named, options, space)
     _check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = _requests(named, batching, request_options, tokens)
@@ -214,15 +216,32 @@ def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInpu
     return BadInputError(f"--request-batch-size {problem}")
 
 
+def _check_server_processes(named: NamedModel, options: RunOptions, space: SearchSpace) -> None:
+    """Raise BadInputError if the model or the target does not allow several server processes."""
+    if space.most_server_processes == 1:
+        return
+    name = one_line(named.source.name)
+    if options.target == "remote":
+        problem = (
+            f"tune does not start the server at {options.url}, and starts none beside it; leave it out, or tune on "
+        )
+        problem += f"--target {' or '.join(CAN_RESTART)}"
+    elif named.source.is_stateful:
+        problem = f"{name} is stateful, and all requests of a sequence have to reach the same server; leave it out"
+    else:
+        return
+    assert named.profile is not None, "only a profile can give a number of server processes"
+    raise named.profile.fault("space", SERVER_PROCESSES, problem=problem)
+
+
 def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
     """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
     source, name, profile = named.source, one_line(named.source.name), named.profile
-    is_batched, goal = source.kind is ModelKind.BATCHED, problem.needs_own_client
-    if is_batched and goal is None:
+    is_batched, why = source.kind is ModelKind.BATCHED, problem.why_own_client
+    if is_batched and not why:
         return
-    why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
-    if is_batched and goal is not None:
-        why = f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
+    if not is_batched:
+        why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
     if options.target == "remote":
         if server_address(options.url).protocol != "grpc":
             raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
