@@ -125,7 +125,7 @@ def sharing_notes(recommended: Recommendation) -> list[str]:
     ]
     if recommended.gpus:
         notes.append(
-            f"GPU: {processes} replicas share one; configure the NVIDIA device plugin to share each GPU among "
+            f"GPU: {processes} replicas share each; configure the NVIDIA device plugin to share a GPU among "
             f"{processes} pods (sharing.mps or sharing.timeSlicing)"
         )
     return notes

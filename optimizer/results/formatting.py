@@ -305,7 +305,7 @@ def triton_lines(candidate: Candidate) -> list[str]:
     if candidate.server_cpus:
         lines.append(f"# server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
     if (processes := candidate.server_processes) > 1:
-        lines.append(f"# {processes} server processes with this configuration, which share the load and the CPUs")
+        lines.append(f"# {processes} server processes share the load and the CPUs")
     return lines
 
 
