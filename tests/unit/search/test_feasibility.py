@@ -80,7 +80,7 @@ def test_a_bound_that_is_not_simulated_counts_as_a_failure() -> None:
 
 def test_server_processes_need_memory_as_instances_do() -> None:
     """Two failures, with four instances in all, concern a configuration with eight."""
-    space = replace(SPACE, fields=SPACE.fields | {SERVER_PROCESSES: (1, 2)})
+    space = replace(SPACE, fields={**SPACE.fields, SERVER_PROCESSES: (1, 2)})
 
     def with_processes(instances: int, processes: int, size: int = 8) -> Candidate:
         one = candidate(size, instances)
