@@ -123,12 +123,12 @@ class SharedMemoryUsed(Note):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerProcessesTried(Note):
-    """Configurations of several server processes were measured, which shared the load and divided the CPUs."""
+class ServerProcessesVaried(Note):
+    """The search includes configurations of several server processes, which share the load and divide the CPUs."""
 
     def __str__(self) -> str:
         return (
-            "several server processes divided the CPUs, and each request went to the one with the fewest unanswered "
+            "several server processes divide the CPUs, and each request goes to the one with the fewest unanswered "
             "requests: production has to spread the load in the same way"
         )
 

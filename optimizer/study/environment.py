@@ -21,7 +21,7 @@ from optimizer.core.notes import (
     OwnBackend,
     RemoteServerUsed,
     SearchedWithoutSimulator,
-    ServerProcessesTried,
+    ServerProcessesVaried,
     SharedMemoryUsed,
     present,
 )
@@ -269,7 +269,7 @@ class Environment:
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))
         if task.problem.space.most_server_processes > 1:
-            notes.append(ServerProcessesTried())
+            notes.append(ServerProcessesVaried())
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
         if self.options.search == "simulated" and not task.problem.is_simulated:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -21,8 +23,12 @@ from optimizer.deploy.server_processes import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.launcher import LoadClientGenerator
+from optimizer.measure.load_client.plan import SendRecord
+from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.perf_output import read_statistics
+from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
+from tests.repositories import write_streamer
 
 TWO = Candidate(64, dynamic_batching=True, fields=((SERVER_PROCESSES, 2),))
 LOADS = {"closed loop": LoadPoint(1, concurrency=4), "open loop": LoadPoint(1, request_rate=200.0)}
@@ -109,6 +115,35 @@ def test_a_server_that_dies_under_load_is_named_and_starts_again(
     assert caught.value.log.name == "tritonserver-2.log"
     with servers.deploy(TWO) as endpoint:
         assert all(executions(endpoint)) is False, "the second server is new"
+
+
+@pytest.mark.parametrize("kind", [ClosedLoopGenerator, OpenLoopGenerator])
+def test_a_stream_of_each_server_arrives_at_its_own_request(
+    kind: type[ClosedLoopGenerator | OpenLoopGenerator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests ask for different numbers of responses in turn."""
+    counts, records = (5, 0, 17, 1, 2), list[SendRecord]()
+    read = SendRecord.read
+
+    def keep(folder: Path) -> SendRecord:
+        records.append(read(folder))
+        return records[-1]
+
+    monkeypatch.setattr(SendRecord, "read", keep)
+    write_streamer(tmp_path / "models", 5.0)
+    source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
+    data = tmp_path / "counts.json"
+    data.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
+    targets = [EmbeddedTarget(source, log=tmp_path / f"{number}.log", say=print) for number in range(2)]
+    generator = kind(log=tmp_path / "client.log", input_data=str(data), streams=True)
+    load = replace(load_of(generator), request_rate=20.0) if kind is OpenLoopGenerator else load_of(generator)
+    with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
+        generator.measure(endpoint, load, SECONDS)
+        assert all(executions(endpoint))
+    (record,) = records
+    assert record.responses
+    streamed = StreamedRequests.decode(record.responses)
+    assert streamed.responses.tolist() == np.resize(counts, len(record.sent_ns)).tolist()
 
 
 def test_all_servers_stop_at_the_end(mlp: ModelSource, tmp_path: Path) -> None:
