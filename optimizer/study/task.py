@@ -108,7 +108,11 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         request_times=arrivals.times if arrivals else None,
         tokens=tokens,
     )
-    _check_server_processes(named, options, space)
+    try:
+        check_server_processes(source, options, problem)
+    except ParameterError as error:
+        assert profile is not None, "without a profile there is one server process"
+        raise profile.space_fault(error) from None
     _check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = _requests(named, batching, request_options, tokens)
@@ -216,22 +220,42 @@ def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInpu
     return BadInputError(f"--request-batch-size {problem}")
 
 
-def _check_server_processes(named: NamedModel, options: RunOptions, space: SearchSpace) -> None:
-    """Raise BadInputError if the model or the target does not allow several server processes."""
-    if space.most_server_processes == 1:
+def check_server_processes(source: ModelSource, options: RunOptions, problem: Problem) -> None:
+    """Raise an error if the model or the options do not allow the server processes of the space.
+
+    It is a ParameterError if they do not allow several at all, or a BadInputError that names the option.
+    """
+    if problem.space.most_server_processes == 1:
         return
-    name = one_line(named.source.name)
     if options.target == "remote":
-        problem = (
-            f"tune does not start the server at {options.url}, and starts none beside it; leave it out, or tune on "
+        targets = " or ".join(CAN_RESTART)
+        raise ParameterError(
+            SERVER_PROCESSES,
+            f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "
+            f"--target {targets}",
         )
-        problem += f"--target {' or '.join(CAN_RESTART)}"
-    elif named.source.is_stateful:
-        problem = f"{name} is stateful, and all requests of a sequence have to reach the same server; leave it out"
-    else:
-        return
-    assert named.profile is not None, "only a profile can give a number of server processes"
-    raise named.profile.fault("space", SERVER_PROCESSES, problem=problem)
+    if source.is_stateful:
+        name = one_line(source.name)
+        raise ParameterError(
+            SERVER_PROCESSES,
+            f"{name} is stateful, and all requests of a sequence have to reach the same server; leave it out",
+        )
+    _check_client_options(source, options, problem.why_own_client)
+
+
+def _check_client_options(source: ModelSource, options: RunOptions, why: str) -> None:
+    """Raise BadInputError for options that tune's own client does not support; ``why`` says why it measures."""
+    if options.target == "remote":
+        if server_address(options.url).protocol != "grpc":
+            raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
+    elif options.protocol != "grpc":
+        raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
+    if options.shared_memory == "cuda":
+        raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")
+    if options.perf_analyzer_image is not None:
+        raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
+    if source.kind is ModelKind.BATCHED and source.concurrent:
+        raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
 
 
 def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
@@ -242,18 +266,8 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
         return
     if not is_batched:
         why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
-    if options.target == "remote":
-        if server_address(options.url).protocol != "grpc":
-            raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
-    elif options.protocol != "grpc":
-        raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
-    if options.shared_memory == "cuda":
-        raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")
-    if options.perf_analyzer_image is not None:
-        raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
+    _check_client_options(source, options, why)
     if is_batched:
-        if source.concurrent:
-            raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
         return
     if options.model_warmup:
         because = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"

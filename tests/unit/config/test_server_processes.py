@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
 from optimizer.config.search_space import MOST_SERVER_PROCESSES, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
@@ -114,6 +115,13 @@ def test_a_stateful_model_has_one_server(models: Path) -> None:
         task(models, "sums")
     assert "\n" not in str(caught.value)
     assert task(models, "sums", "[1]").problem.space.most_server_processes == 1
+
+
+def test_a_sweep_lists_numbers() -> None:
+    request = read_sweep_arguments(["--config", "server_processes=1,2", "m"]).request
+    assert request.choices.fields == {SERVER_PROCESSES: (1, 2)}
+    with pytest.raises(BadInputError, match="--config server_processes 0: write whole numbers"):
+        read_sweep_arguments(["--config", "server_processes=0", "m"])
 
 
 def test_only_the_own_client_spreads_the_load() -> None:
