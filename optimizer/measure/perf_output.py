@@ -200,9 +200,14 @@ def _add_durations(total: Message, statistics: Message) -> None:
 
 def is_alive(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> bool:
     """Return whether each server of ``endpoint`` responds within ``seconds``."""
-    return all(_responds(server, seconds) for server in endpoint.servers)
+    return not silent_server(endpoint, seconds)
 
 
-def _responds(server: Endpoint, seconds: float) -> bool:
-    with closing(open_client(server.connection)) as client:
-        return is_responding(client, seconds)
+def silent_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:
+    """Return the name of the first server of ``endpoint`` that does not respond within ``seconds``, else nothing."""
+    servers = endpoint.servers
+    for number, server in enumerate(servers, 1):
+        with closing(open_client(server.connection)) as client:
+            if not is_responding(client, seconds):
+                return f"server process {number} of {len(servers)}" if endpoint.replicas else "the server"
+    return ""

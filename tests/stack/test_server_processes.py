@@ -101,7 +101,9 @@ def kill_and_measure(servers: ServerProcesses, generator: LoadClientGenerator) -
     """Kill the second server before its load."""
     with servers.deploy(TWO) as endpoint:
         psutil.Process(endpoint.replicas[0].server_pid).children()[0].kill()
-        generator.measure(endpoint, load_of(generator), SECONDS)
+        with pytest.raises(ServerCrashed, match=r"; server process 2 of 2 no longer answers$") as caught:
+            generator.measure(endpoint, load_of(generator), SECONDS)
+        raise caught.value
 
 
 def test_a_server_that_dies_under_load_is_named_and_starts_again(

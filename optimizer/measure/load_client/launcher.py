@@ -40,7 +40,7 @@ from optimizer.measure.load_client.plan import (
     write_places,
 )
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
-from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
+from optimizer.measure.perf_output import is_alive, read_statistics, silent_server, with_statistics
 from optimizer.measure.server_health import model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
@@ -229,8 +229,8 @@ class LoadClientGenerator:
         )
         with self._sending(endpoint, messages, concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, planned_ns, order.tolist())
-        if (record.overload or record.error) and not is_alive(endpoint):
-            raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
+        if (record.overload or record.error) and (silent := silent_server(endpoint)):
+            raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; {silent} no longer answers")
         fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
         if record.hangs or fatal:
             raise ServerCrashed(without_traceback(fatal or record.error))
