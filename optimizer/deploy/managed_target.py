@@ -393,7 +393,7 @@ class ManagedTarget:
         )
 
     def crash(self, error: ServerCrashed) -> ServerCrashed:
-        """Stop the server after ``error`` of the load generator; return it with the last error in the server's log."""
+        """Stop the server after ``error`` of the load generator; return the error with the last one in its log."""
         return self._server.crashed("measuring", str(error) if self._server.answers() else "")
 
     @contextlib.contextmanager
