@@ -87,7 +87,8 @@ class Measurer:
         """
         self._score = None
         with self.stopwatch.count("server"):
-            self.output_check.check(endpoint)
+            for server in endpoint.servers:
+                self.output_check.check(server)
             if self.scorer is not None:
                 self._score = self.scorer.measure(endpoint)
         self._probe_seconds = self._probe(self.speed) if self.speed else None

@@ -30,7 +30,7 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
-from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX
+from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, load_builder
 from optimizer.model.profile_schema import (
@@ -64,6 +64,7 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     SEQUENCE_PREFERRED: "preferred_batch_size",
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
+    SERVER_PROCESSES: "server_processes",
     INSTANCE_GPUS: "instance_group_gpus",
     **{path: name for name, path in QUEUE_PATHS.items()},
 }
