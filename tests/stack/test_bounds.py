@@ -147,8 +147,9 @@ def test_a_run_with_priorities_shows_each_of_them(playground: Playground) -> Non
         "  default_priority_level: [2]\n"
         "  priority_queue_policy: {2: {max_queue_size: [64]}}\n"
     )
-    options = ["--max-error-rate", "5%", "--max-trials", "3", "--no-confirmation", "--measurement-interval", "200ms"]
-    run = Run(playground, run_tune(playground, *options, "--budget", "40s", "--json", "p.yaml"))
+    options = ["--max-error-rate", "5%", "--search", "grid", "--max-trials", "3", "--no-confirmation"]
+    limits = ["--measurement-interval", "200ms", "--budget", "60s"]
+    run = Run(playground, run_tune(playground, *options, *limits, "--json", "p.yaml"))
     run.assert_found()
     assert [own["priority"] for own in run.document["recommended"]["priorities"]] == [1, 2]
     assert all(row["by_priority"] for row in run.rows())
