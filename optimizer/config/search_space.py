@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
-from optimizer.config import gpu_placement, model_config, model_json
+from optimizer.config import execution, gpu_placement, model_config, model_json
 from optimizer.config.batching import (
     DIRECT_DELAY,
     OLDEST_DELAY,
@@ -190,7 +190,7 @@ class SearchSpace:
 
     def __len__(self) -> int:
         """Return the number of canonical candidates."""
-        if self.is_stateful:
+        if self.is_stateful or execution.is_conditional(self.fields):
             return sum(1 for _ in self._enumerate())
         every = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
@@ -257,10 +257,11 @@ class SearchSpace:
     def _effective(
         self, max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]
     ) -> tuple[tuple[str, FieldValue], ...]:
-        """Return ``fields`` with the first choice of a setting of the sequence batcher that has no effect.
+        """Return ``fields`` with the first choice of each setting that has no effect.
 
-        A single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy
-        ``direct`` a batch waits only if both its delay and its share of slots are above 0.
+        See ``execution.without_effect`` for those of ONNX Runtime. In the sequence batcher a single request fills a
+        batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy ``direct`` a batch waits only
+        if both its delay and its share of slots are above 0.
         """
         chosen, known = dict(fields), self.fields.keys() & {path for path, _ in fields}
         if max_batch_size <= 1:
@@ -270,6 +271,7 @@ class SearchSpace:
                 if float(chosen[path]) == 0:
                     chosen[other] = self.fields[other][0]
                     break
+        chosen |= {path: self.fields[path][0] for path in execution.without_effect(chosen) & known}
         return tuple((path, chosen[path]) for path, _ in fields)
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:

@@ -23,13 +23,21 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
+from optimizer.config.execution import is_accelerator_field
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
-from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX
+from optimizer.core.trial import (
+    EXECUTION_PATHS,
+    INSTANCE_GPUS,
+    MODEL_JSON_PREFIX,
+    SERVER_CPUS,
+    SERVER_OPTION_PREFIX,
+    short_path,
+)
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, load_builder
 from optimizer.model.profile_schema import (
@@ -157,6 +165,8 @@ class Profile(ProfileSection):
             return self.fault("space", "server", name.removeprefix(SERVER_OPTION_PREFIX), problem=error.problem)
         if name.startswith(MODEL_JSON_PREFIX):
             return self.fault("space", "model_json", name.removeprefix(MODEL_JSON_PREFIX), problem=error.problem)
+        if is_accelerator_field(name) or name in EXECUTION_PATHS.values():
+            return self.fault("space", "onnxruntime", short_path(name), problem=error.problem)
         if name in _PARAMETER_KEYS:
             return self.fault("space", _PARAMETER_KEYS[name], problem=error.problem)
         return self.fault("space", problem=str(error))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
+from optimizer.config.execution import check_execution
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
@@ -23,6 +24,7 @@ from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
+from optimizer.model.repository import backend_of
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
@@ -159,8 +161,12 @@ def search_space(named: NamedModel, hardware: Hardware, options: RunOptions) -> 
     """Return the search space of the model on the hardware that serves it. Raises BadInputError."""
     section = named.profile.space if named.profile else None
     try:
-        space = build_space(section or SpaceSection(), named.source, named.batch, hardware)
+        embedded = options.target == "embedded"
+        space = build_space(section or SpaceSection(), named.source, named.batch, hardware, embedded=embedded)
         _check_instances(space, named.source, options, on_gpu=bool(hardware.gpus))
+        config = named.source.tuned_config
+        on_gpu = bool(hardware.gpus) or (None if options.target == "remote" else False)
+        check_execution(space.fields, config, backend_of(config), on_gpu=on_gpu, embedded=embedded)
         return space
     except ValueError as error:
         if named.profile:
