@@ -108,6 +108,8 @@ def _problem(detail: ErrorDetails) -> str:
         case "tuple_type":
             single = value is not None and not isinstance(value, dict)
             return f"{shown} is not a list{f'; write [{shown}]' if single else ''}"
+        case "bool_type" | "bool_parsing":
+            return f"{shown} is not true or false"
         case "string_type":
             return f"{shown} is not text; write it in quotes"
         case "string_too_long":
