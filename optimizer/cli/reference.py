@@ -97,7 +97,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "space.server_cpus": "running.md#cpus",
     "space.server": "targets.md#options-of-the-server-itself",
     "space.model_json": "llm-backends.md#a-vllm-model",
-    "space.onnxruntime": "settings.md",
+    "space.onnxruntime": "execution.md",
     "space.models": "ensemble.md#say-which-step-and-what-may-vary",
     "score": "output-check.md#score",
     "tolerance": "output-check.md#tolerance",

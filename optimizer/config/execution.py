@@ -47,6 +47,16 @@ def absent_accelerators(fields: Mapping[str, FieldValue]) -> tuple[str, ...]:
     return tuple(f"{path}." for path in _ACCELERATORS if fields.get(f"{path}.name") == NO_ACCELERATOR)
 
 
+def remove_accelerators(config: ModelConfig, device: str) -> None:
+    """Remove the accelerators ``cpu_execution_accelerator`` or ``gpu_execution_accelerator`` from ``config``."""
+    accelerators = config.optimization.execution_accelerators
+    if not getattr(accelerators, device):
+        return  # to clear a field of an absent message would create the message
+    accelerators.ClearField(device)
+    if not accelerators.ListFields():
+        config.optimization.ClearField("execution_accelerators")
+
+
 def is_conditional(paths: Iterable[str]) -> bool:
     """Return whether some settings of ``paths`` have an effect with some values of others only."""
     known = set(paths)

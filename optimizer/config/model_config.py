@@ -149,7 +149,7 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     absent = execution.absent_accelerators(dict(candidate.fields))
     for path, value in candidate.proto_fields:
         if path.startswith(absent):
-            config.optimization.execution_accelerators.ClearField(path.split(".")[2])
+            execution.remove_accelerators(config, path.split(".")[2])
         elif path == SEQUENCE_PREFERRED:
             config.sequence_batching.oldest.preferred_batch_size[:] = _preferred_sizes(value, candidate)
         elif candidate.dynamic_batching or not is_batcher_field(path):

@@ -193,9 +193,9 @@ class Measurer:
         return trial.with_row(Confirmation(server, load, measurement, error), CROSS_CHECKING)
 
     def _with_deployment(self, measurement: Measurement) -> Measurement:
-        """Return ``measurement`` with what was measured of its deployment: outputs, score and the machine's speed."""
+        """Return ``measurement`` with the deviation and the score of the outputs, and the machine's speed."""
         probe_ms = None if self._probe_seconds is None else round(1000 * self._probe_seconds, 3)
-        deviation = None if self._output_deviation is None else round(self._output_deviation, 4)
+        deviation = None if self._output_deviation is None else float(f"{self._output_deviation:.3g}")
         return replace(measurement, score=self._score, output_deviation=deviation, speed_probe_ms=probe_ms)
 
     def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:

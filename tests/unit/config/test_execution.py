@@ -75,7 +75,8 @@ def test_an_accelerator_that_is_off_has_no_parameters() -> None:
     chosen = Candidate(8, fields=((NAME, "none"), (PRECISION, "FP16")))
     base = model_config.apply(replace(chosen, fields=((NAME, "tensorrt"), (PRECISION, "FP32"))), PLAIN)
     config = model_config.apply(chosen, base)
-    assert not config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert not config.optimization.HasField("execution_accelerators")
+    assert model_config.apply(chosen, PLAIN).optimization == ModelConfig().optimization
     assert not model_config.differences(chosen, config)
     assert model_config.differences(replace(chosen, fields=((NAME, "tensorrt"), (PRECISION, "FP16"))), base)
 
@@ -204,7 +205,7 @@ def test_openvino_in_the_file_and_among_the_choices_is_found() -> None:
         assert uses_openvino([PLAIN], {path: ("none", "openvino")})
 
 
-# -- what the graph suggests --------------------------------------------------------------------------------------
+# -- the derived space ---------------------------------------------------------------------------------------------
 
 
 def chain_and_branches(branches: int, operator: str = "MatMul") -> ModelProto:
