@@ -4,11 +4,11 @@
 
 Each model is served by one embedded tritonserver with two instances and ``dynamic_batching {}``. In each round each
 setting is deployed in turn, and measured in a closed loop at several concurrencies. Its throughput is the highest one
-whose p95 is within the bound. Odd rounds take the settings in reverse order. The settings are OpenVINO, graph level 1,
-operators in parallel, and threads that do not spin; each changes the defaults alone.
+whose p95 is within the bound. Odd rounds take the settings in reverse order. The settings are OpenVINO, graph level
+1, operators in parallel, and threads that do not spin; each changes the defaults alone.
 
-Prints a Markdown table: for each model and setting the mean throughput, and its ratio to the defaults with an interval
-at 95 %.
+Prints a Markdown table: for each model and setting the mean throughput, and its ratio to the defaults with an
+interval at 95 %.
 """
 
 from __future__ import annotations
