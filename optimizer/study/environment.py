@@ -159,8 +159,7 @@ class Environment:
                 raise EnvironmentFault(NO_POWER)
             if fetch_server:
                 runtime.ensure(self.say)
-                if self.uses_openvino(task):
-                    runtime.ensure_openvino(self.say)
+                self._ensure_openvino(task)
         is_elsewhere = bool(target_factory.remote_address(self.options))  # on an unknown number of CPUs
         problem = replace(
             task.problem,
@@ -197,6 +196,7 @@ class Environment:
             stopwatch=self.stopwatch,
             say=self.say,
         )
+        self._ensure_openvino(task)  # a sweep may name it after ``prepare_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
         self._opened.callback(target.close)
         return target
@@ -284,6 +284,10 @@ class Environment:
             notes.append(MigInstanceUsed())
         notes.append(GpusNotRead(self.gpus.fault) if self.gpus.fault else None)
         return present(notes)
+
+    def _ensure_openvino(self, task: Task) -> None:
+        if self.uses_openvino(task):
+            runtime.ensure_openvino(self.say)
 
     def uses_openvino(self, task: Task) -> bool:
         """Return whether the embedded server needs the build of ONNX Runtime with OpenVINO."""

@@ -164,15 +164,28 @@ def search_space(named: NamedModel, hardware: Hardware, options: RunOptions) -> 
         embedded = options.target == "embedded"
         space = build_space(section or SpaceSection(), named.source, named.batch, hardware, embedded=embedded)
         _check_instances(space, named.source, options, on_gpu=bool(hardware.gpus))
-        config = named.source.tuned_config
-        on_gpu = bool(hardware.gpus) or (None if options.target == "remote" else False)
-        check_execution(space.fields, config, backend_of(config), on_gpu=on_gpu, embedded=embedded)
+        check_settings(space.fields, named.source, options, on_gpu=bool(hardware.gpus))
         return space
     except ValueError as error:
         if named.profile:
             raise named.profile.space_fault(error) from None
         config = named.source.folder(named.source.name) / "config.pbtxt"
         raise BadInputError(f"{config}: {error}") from None
+
+
+def check_settings(
+    fields: Mapping[str, Iterable[FieldValue]], source: ModelSource, options: RunOptions, *, on_gpu: bool
+) -> None:
+    """Raise ParameterError if a choice of ``fields`` has no effect on how the tuned model is executed."""
+    config = source.tuned_config
+    is_known = on_gpu or options.target != "remote"  # a remote server need not report its GPUs
+    check_execution(
+        fields,
+        config,
+        backend_of(config),
+        on_gpu=on_gpu if is_known else None,
+        embedded=options.target == "embedded",
+    )
 
 
 def _check_instances(space: SearchSpace, source: ModelSource, options: RunOptions, *, on_gpu: bool) -> None:
