@@ -31,7 +31,7 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.machine.conditions import CpuUsage
+from optimizer.machine.conditions import CpuUsage, server_pids
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build
 from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
@@ -153,9 +153,9 @@ def _served(profile: Profile, cache: Path) -> str:
 
 def _p95_ms(load_generator: PerfAnalyzer, endpoint: Endpoint, load: LoadPoint) -> tuple[float, float]:
     """Return the p95 in ms and the CPU share of other processes meanwhile."""
-    before = CpuUsage.now(server_pid=endpoint.server_pid)
+    before = CpuUsage.now(None, *server_pids(endpoint))
     p95_ms = load_generator.measure(endpoint, load).latency_p95_ms
-    return p95_ms or math.inf, CpuUsage.now(server_pid=endpoint.server_pid).others_since(before)
+    return p95_ms or math.inf, CpuUsage.now(None, *server_pids(endpoint)).others_since(before)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -249,7 +249,7 @@ def run_client(folder: Path) -> None:
     )
     connection = RefusedRequests(plan.address, client.METHOD)
     connection.errors = {}
-    sender._connection = connection
+    sender._channels[0].http2 = connection
     sender.run(folder)
     folder.joinpath("errors.json").write_text(json.dumps(connection.errors))
 

@@ -12,6 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.cli import emit
+from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.emit.production import ProductionSettings, name_of, read_repository
 from optimizer.emit.recommended import Recommendation, read_recommendation
 from optimizer.options.run_options import RunOptions
@@ -38,6 +39,7 @@ RUNS: Runs = {
         options=RunOptions("doubler", target="local", server_args=("--cache-config=local,size=$((1+1))",)),
         fields={RATE_LIMIT: ["off", "execution_count"]},
     ),
+    "server processes": functools.partial(write_run, fields={SERVER_PROCESSES: [2]}),
     "hostile name": functools.partial(write_run, model=HOSTILE),
     "no memory": functools.partial(write_run, measured=replace(MEASURED, server_memory_bytes=None)),
     "another machine": functools.partial(

@@ -164,8 +164,9 @@ def production_settings(arguments: argparse.Namespace, recommended: Recommendati
         repository=_repository(arguments),
         name=read_name(arguments.name) if arguments.name else name_of(recommended.model),
         service_account=read_name(account, "--service-account") if account else "",
-        min_replicas=least,
-        max_replicas=parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS)),
+        min_replicas=least * recommended.server_processes,
+        max_replicas=parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS))
+        * recommended.server_processes,
         target_utilization=parse_utilization(arguments.target_utilization or DEFAULT_UTILIZATION_TEXT),
         autoscaled_by=metric,
     )

@@ -95,6 +95,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "space": "profile.md#the-derived-search-space",
     "space.instance_group_gpus": "gpu.md#several-gpus",
     "space.server_cpus": "running.md#cpus",
+    "space.server_processes": "server-processes.md",
     "space.server": "targets.md#options-of-the-server-itself",
     "space.model_json": "llm-backends.md#a-vllm-model",
     "space.onnxruntime": "execution.md",

@@ -16,7 +16,7 @@ from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder
 from optimizer.core.signature import is_signed
-from optimizer.core.trial import FieldValue
+from optimizer.core.trial import SERVER_PROCESSES, FieldValue
 from optimizer.options.addresses import redact_words
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
@@ -249,6 +249,8 @@ def _field(text: str) -> tuple[str, tuple[FieldValue, ...]]:
     path, equals, values = text.partition("=")
     if not equals or not path:
         raise BadInputError(f"--config {quote(text)}: write the path of a field and its values, PATH=V1,V2")
+    if path == SERVER_PROCESSES:
+        return path, _parse_numbers(f"--config {path}", values, 1)
     return path, parse_value(f"--config {path}", values, parse_words)
 
 

@@ -11,7 +11,7 @@ from optimizer.config.batching import resolve_policy
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import OFF, ModelKind
 from optimizer.core.errors import DeploymentError
-from optimizer.core.trial import VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
+from optimizer.core.trial import SERVER_PROCESSES, VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,8 @@ def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate
     """
     paths = list(paths)
     fields: dict[str, FieldValue] = {VARIANT: source.name} if VARIANT in paths else {}
+    if SERVER_PROCESSES in paths:
+        fields[SERVER_PROCESSES] = 1
     fields |= model_json.values(source.folder(source.tuned_model), paths)
     for name, config in {**source.composing, source.name: source.config}.items():
         parameters = [path.removeprefix(f"{name}/") for path in paths if model_of_field(path) == name]

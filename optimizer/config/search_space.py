@@ -35,6 +35,7 @@ from optimizer.core.trial import (
     MODEL_JSON_PREFIX,
     SERVER_CPUS,
     SERVER_OPTION_PREFIX,
+    SERVER_PROCESSES,
     Candidate,
     FieldValue,
 )
@@ -45,6 +46,7 @@ from optimizer.options.values import format_cpus, parse_cpus
 T = TypeVar("T")
 OFF = "off"
 _LARGEST = 2**31 - 1
+MOST_SERVER_PROCESSES = 64
 _WAITING = (OLDEST_DELAY, DIRECT_DELAY, SLOT_UTILIZATION)  # how long the sequence batcher waits for more requests
 # ModelConfig fields that are dimensions of their own
 _OWN = (
@@ -120,6 +122,11 @@ class SearchSpace:
     def is_stateful(self) -> bool:
         """Whether the model has the sequence batcher; then at least one of its fields has choices."""
         return any(map(is_sequence_field, self.fields))
+
+    @property
+    def most_server_processes(self) -> int:
+        """The largest number of server processes that share the load."""
+        return max(int(count) for count in self.fields.get(SERVER_PROCESSES, (1,)))
 
     def parameters(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices of every parameter: the four of the batcher and the instances, then the fields."""
@@ -299,9 +306,9 @@ def _choices(name: str, values: Any) -> tuple[Any, ...]:
     return distinct
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise ParameterError(name, f"{value!r} is not a whole number from {least} to {_LARGEST}")
+def _whole(name: str, value: object, least: int, most: int = _LARGEST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ParameterError(name, f"{value!r} is not a whole number from {least} to {most}")
     return value
 
 
@@ -325,6 +332,8 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
         values = [parse_policy(value) for value in values]
     if path == SERVER_CPUS:  # one text for each set of CPUs
         values = [format_cpus(_parsed(path, parse_cpus, value)) for value in values]
+    if path == SERVER_PROCESSES:
+        values = [_whole(path, value, 1, MOST_SERVER_PROCESSES) for value in values]
     if path.startswith(SERVER_OPTION_PREFIX):
         values = _options(path, values)
     if path.startswith(MODEL_JSON_PREFIX):
@@ -412,6 +421,15 @@ class Problem:
         """The first goal that perf_analyzer does not report; None if it reports all."""
         metrics = (*(METRICS[bound.metric] for bound in self.sla), *self.objectives)
         return next((metric for metric in metrics if metric.needs_own_client), None)
+
+    @property
+    def why_own_client(self) -> str:
+        """Why only tune's own client can measure this, for a message to the user; empty if perf_analyzer can too."""
+        if self.space.most_server_processes > 1:
+            return "server_processes needs tune's own client, which spreads the load"
+        if goal := self.needs_own_client:
+            return f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
+        return ""
 
     def best_point(self, points: Iterable[PointT], *, unstable: bool = False) -> PointT | None:
         """Return the best stable point within the SLA, see ``Sla.best_point``."""

@@ -109,6 +109,7 @@ class Endpoint:
         gpus: CUDA indices of the GPUs in its instance groups. Empty if they run on the CPU, None if they name no GPU.
         metrics: Address of the server's Prometheus metrics; empty if it has none.
         deploy_seconds: Time of the deployment, if it was recorded; None to take the time.
+        replicas: The other server processes that serve the same configuration; the load is spread over all of them.
     """
 
     model: str
@@ -124,6 +125,12 @@ class Endpoint:
     gpus: tuple[int, ...] | None = None
     metrics: str = ""
     deploy_seconds: float | None = None
+    replicas: tuple[Endpoint, ...] = ()
+
+    @property
+    def servers(self) -> tuple[Endpoint, ...]:
+        """The endpoint of each server process: this one and its replicas."""
+        return (self, *self.replicas)
 
     @property
     def connection(self) -> Connection:

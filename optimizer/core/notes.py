@@ -134,6 +134,17 @@ class SharedMemoryUsed(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class ServerProcessesVaried(Note):
+    """The search includes configurations of several server processes, which share the load and divide the CPUs."""
+
+    def __str__(self) -> str:
+        return (
+            "several server processes divide the CPUs, and each request goes to the one with the fewest unanswered "
+            "requests: production has to spread the load in the same way"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServedOnCpu(Note):
     """The model is served on the CPU although there is a GPU."""
 

@@ -12,6 +12,7 @@ FieldValue: TypeAlias = str | int | float | bool
 SEQUENCE_PREFIX = "sequence_batching."  # prefix of paths in ModelConfig that only a stateful model has
 # names in Candidate.fields that are not paths in ModelConfig
 SERVER_CPUS = "server_cpus"  # CPUs that the server runs on, as parse_cpus reads them
+SERVER_PROCESSES = "server_processes"  # number of servers with this configuration that share the load and the device
 SERVER_OPTION_PREFIX = "server."  # prefix of options of tritonserver, see optimizer.options.server_options
 MODEL_JSON_PREFIX = "model_json."  # prefix of keys of model.json, see optimizer.config.model_json
 VARIANT = "variant"  # which of several equivalent models is served
@@ -57,7 +58,8 @@ class Candidate:
         instance_count: Instances for each instance group, on each of its GPUs.
         fields: Other settings as (name, value), sorted by name. A name is a path in ModelConfig (such as
             ``parameters.intra_op_thread_count.string_value``), ``<model>/<parameter>`` for another model that is
-            served, INSTANCE_GPUS, SERVER_CPUS, VARIANT, an option of the server, or a key of model.json.
+            served, INSTANCE_GPUS, SERVER_CPUS, SERVER_PROCESSES, VARIANT, an option of the server, or a key of
+            model.json.
     """
 
     max_batch_size: int
@@ -108,6 +110,11 @@ class Candidate:
         chosen = dict(self.fields).get(SERVER_CPUS)
         return None if chosen is None else str(chosen)
 
+    @property
+    def server_processes(self) -> int:
+        """The number of servers that serve this configuration together; 1 if the search does not vary it."""
+        return server_processes(self.fields)
+
     def __str__(self) -> str:
         batching = "sequence batching" if self.is_stateful else "no dynamic batching"
         if self.dynamic_batching:
@@ -121,7 +128,14 @@ class Candidate:
 
 def is_server_field(path: str) -> bool:
     """Return whether a field of a candidate is outside of config.pbtxt: of the server, the variant or model.json."""
-    return path in (SERVER_CPUS, VARIANT) or path.startswith((SERVER_OPTION_PREFIX, MODEL_JSON_PREFIX))
+    return path in (SERVER_CPUS, SERVER_PROCESSES, VARIANT) or path.startswith(
+        (SERVER_OPTION_PREFIX, MODEL_JSON_PREFIX)
+    )
+
+
+def server_processes(fields: Iterable[tuple[str, FieldValue]]) -> int:
+    """Return the number of server processes in the fields of a candidate; 1 if there is none."""
+    return int(dict(fields).get(SERVER_PROCESSES, 1))
 
 
 def model_of_field(path: str) -> str:

@@ -38,6 +38,7 @@ from optimizer.deploy.managed_target import (
     server_options,
 )
 from optimizer.deploy.server_process import Server, remove_leftovers, remove_shared_memory, shared_memory_prefix
+from optimizer.machine.conditions import total_of
 from optimizer.measure.server_health import LOG_BYTES
 from optimizer.options.run_options import RunOptions
 
@@ -189,8 +190,11 @@ class ContainerTelemetry:
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         with self._telemetry.record(endpoint) as samples:
             yield samples
-        if samples.server_memory_bytes is None and endpoint.memory_bytes is not None:
-            samples.server_memory_bytes = endpoint.memory_bytes()
+        if samples.server_memory_bytes is None:
+            servers = endpoint.servers
+            samples.server_memory_bytes = total_of(
+                [one.memory_bytes() if one.memory_bytes else None for one in servers]
+            )
 
 
 class ContainerServer(Server):

@@ -33,7 +33,7 @@ from optimizer.deploy.managed_target import (
 )
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
-from optimizer.machine.nvml import VISIBLE_DEVICES
+from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
 from optimizer.measure.server_health import without_traceback
 from optimizer.options.run_options import RunOptions
 
@@ -178,7 +178,7 @@ class TritonServer(Server):
         return SupervisedProcess(
             command,
             log=self.log,
-            env=self._environment,
+            env={**self._environment, **mps_share(self._processes, self._environment)},
             cwd=self._folder.packages,
             cpus=self._cpus,
             shm_patterns=(f"{self._folder.shared_memory_prefix}*",),

@@ -290,6 +290,9 @@ class ManagedTarget:
     A ServerCrashed that the load generator raises while a candidate is served stops the server, and is raised again
     with the error in the server's log. ``load_timeout_seconds`` limits a load, see ModelLoader. ``gpus`` is whether
     the server sees GPUs.
+
+    With several server processes each has its own target, and ServerProcesses calls ``launch``, ``serve`` and
+    ``crash`` of each.
     """
 
     def __init__(
@@ -320,21 +323,42 @@ class ManagedTarget:
     @contextlib.contextmanager
     def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
         """Serve ``candidate`` on a fresh server from config.pbtxt on disk, which proves that the file loads."""
-        with self._stopwatch.count("server"):
-            self._server.stop()
+        self.stop()
         with self._serving(candidate, as_written=True) as endpoint:
             yield endpoint
 
     def close(self) -> None:
         """Stop the server and remove the copy of the repository."""
-        with self._stopwatch.count("server"):
-            self._server.stop()
+        self.stop()
         self._folder.remove()
         remove_environment_folders()
 
     def start(self) -> None:
         """Launch the server without waiting for it; no effect while it is running."""
         self._server.start()
+
+    def launch(self, candidate: Candidate, position: int = 0) -> None:
+        """Launch the server for ``candidate`` without waiting for it; no effect while it runs with its settings.
+
+        ``position`` is its number among the server processes, from 0.
+        """
+        with self._stopwatch.count("server"):
+            self._server.position = position
+            self._server.run_for(candidate)
+            self._server.start()
+
+    def stop(self) -> None:
+        """Stop the server; the next deployment starts a new one."""
+        with self._stopwatch.count("server"):
+            self._server.stop()
+
+    def answers(self) -> bool:
+        """Return whether the server runs and responds."""
+        return self._server.answers()
+
+    def has_logged_error(self) -> bool:
+        """Return whether the server has logged an error since its last deployment began."""
+        return bool(self._server.logged_error())
 
     @property
     def grpc_address(self) -> str:
@@ -346,14 +370,17 @@ class ManagedTarget:
         """The version that the server reports; empty before the first deployment."""
         return self._server.version
 
-    @contextlib.contextmanager
-    def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
+    def serve(self, candidate: Candidate, *, as_written: bool) -> Endpoint:
+        """Serve ``candidate`` until the next call and return where it is reached; see ``deploy`` for the errors.
+
+        With ``as_written`` the server reads config.pbtxt from disk.
+        """
         wanted, server = served_models(self.source, candidate), self._server
         with self._stopwatch.count("server"):
             server.run_for(candidate)
             self._loader.load(wanted, as_written=as_written)
         at = (server.grpc, server.http, server.running.pid if server.running else None)
-        endpoint = Endpoint(
+        return Endpoint(
             wanted.model,
             candidate,
             *at,
@@ -364,10 +391,18 @@ class ManagedTarget:
             gpus=gpu_placement.used_gpus(wanted.configs.values()) if self._gpus else (),
             metrics=server.metrics,
         )
+
+    def crash(self, error: ServerCrashed) -> ServerCrashed:
+        """Stop the server after ``error`` of the load generator; return the error with the last one in its log."""
+        return self._server.crashed("measuring", str(error) if self._server.answers() else "")
+
+    @contextlib.contextmanager
+    def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
+        endpoint = self.serve(candidate, as_written=as_written)
         try:
             yield endpoint
         except ServerCrashed as error:
-            raise server.crashed("measuring", str(error) if server.answers() else "") from error
+            raise self.crash(error) from error
 
 
 def exports_metrics(source: ModelSource) -> bool:

@@ -17,6 +17,7 @@ from optimizer.core.owner import is_leftover, owner_of, this_process
 from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.safe_text import is_shell_path, one_line
 from optimizer.core.trial import Candidate
+from optimizer.machine.cpus import divide, topology
 from optimizer.measure.server_health import is_live, last_error, last_output, startup_failure
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
@@ -100,7 +101,8 @@ class Server(ABC):
     """A tritonserver with a life cycle: started on demand, checked, restarted and stopped.
 
     ``name`` is its ``--id``, ``program`` the program or image, and ``flag`` the option that names another one.
-    ``log`` gets its output. It runs on ``cpus`` (None: any) unless a candidate sets others, see ``run_for``.
+    ``log`` gets its output. It runs on ``cpus`` (None: any) unless a candidate sets others, see ``run_for``. If
+    several servers serve a candidate, this is the one with the number ``position``, from 0.
 
     It has to start within ``start_seconds``.
 
@@ -116,6 +118,7 @@ class Server(ABC):
         self._name, self._program, self._flag = name, program, flag
         self._chosen: tuple[str, ...] = ()
         self._usual_cpus = self._cpus = cpus
+        self.position, self._processes = 0, 1
         self._log_start = 0
         self.running: RunningProcess | None = None
         self.start_seconds = START_SECONDS
@@ -140,14 +143,16 @@ class Server(ABC):
     def run_for(self, candidate: Candidate) -> None:
         """Use the CPUs and server options of ``candidate``, or the defaults, from the next start on.
 
-        A server that runs with other settings is stopped.
+        Several servers divide the CPUs. A server that runs with other settings is stopped.
         """
-        chosen = candidate.server_cpus
+        chosen, processes = candidate.server_cpus, candidate.server_processes
         cpus = self._usual_cpus if chosen is None else parse_cpus(chosen)
+        if cpus is not None and processes > 1:
+            cpus = divide(topology(cpus), processes)[self.position]
         options = server_options.to_arguments(candidate.fields)
-        if (cpus, options) != (self._cpus, self._chosen):
+        if (cpus, options, processes) != (self._cpus, self._chosen, self._processes):
             self.stop()
-            self._cpus, self._chosen = cpus, options
+            self._cpus, self._chosen, self._processes = cpus, options, processes
 
     def client(self) -> InferenceServerClient:
         """Return a client of a live server, which is started or restarted if needed.
@@ -213,8 +218,12 @@ class Server(ABC):
             ended = "no longer answers" if exit_code is None else f"died ({describe_exit_code(exit_code)})"
             cause = f"tritonserver {ended} while {doing}"
         self.stop()
-        logged = last_error(self.log, self._log_start) or last_output(self.log, self._log_start)
+        logged = self.logged_error() or last_output(self.log, self._log_start)
         return ServerCrashed(f"{cause}: {logged}" if logged else cause, log=self.log)
+
+    def logged_error(self) -> str:
+        """Return the last error in the log since ``mark_log``; empty if there is none."""
+        return last_error(self.log, self._log_start)
 
     def stop(self) -> None:
         """Stop the server; no process, port or shared memory is left. No effect if it is not running."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy import docker_engine, local_target, runtime
 from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import Installation, embedded_installation
+from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback
+from optimizer.deploy.server_processes import ServerProcesses
 from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options
@@ -97,7 +100,19 @@ def make_target(
     Raises BadInputError if options do not fit the target, EnvironmentFault if the target is not available.
     """
     check_space(space, options, settings.say)
-    return _module(options).make_target(source, options, settings)
+    processes = space.most_server_processes
+    if processes == 1:
+        return _module(options).make_target(source, options, settings)
+    targets = list[ManagedTarget]()
+    with contextlib.ExitStack() as undo:
+        for number in range(1, processes + 1):
+            log = settings.log if number == 1 else settings.log.with_stem(f"{settings.log.stem}-{number}")
+            target = _module(options).make_target(source, options, replace(settings, log=log))
+            undo.callback(target.close)
+            assert isinstance(target, ManagedTarget), "a space with server processes is refused for a remote server"
+            targets.append(target)
+        undo.pop_all()
+    return ServerProcesses(targets)
 
 
 class TargetModule(Protocol):

@@ -28,8 +28,14 @@ SERVES_ON = "listens on 127.0.0.1 only; set ADDRESS in the environment to listen
 def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
     """Return ``run.sh`` and the config.pbtxt and model.json files that it mounts over those of a model folder.
 
-    Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount.
+    Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount, and for several server
+    processes.
     """
+    if (processes := recommended.server_processes) > 1:
+        raise BadInputError(
+            f"--format docker: starts one server, but the run recommends {processes} server processes; use --format "
+            "compose"
+        )
     if settings.repository.is_mounted and (colons := [model for model in recommended.configs if ":" in model]):
         raise BadInputError(f"{one_line(colons[0])}: docker cannot mount a name with a colon; use --format compose")
     about = commented(deployment_header(recommended, settings, SERVES_ON))
@@ -78,15 +84,21 @@ def mebibytes(count: int) -> str:
 
 
 COMPOSE_FILE = "compose.yaml"
+PORT_STEP = 10  # between the ports of two server processes
 
 
 def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
-    """Return ``compose.yaml``."""
+    """Return ``compose.yaml``, with a service for each server process."""
     is_mounted = settings.repository.is_mounted
     names = {path: f"config-{name}" for path, name in numbered_names(recommended).items()} if is_mounted else {}
     document: dict[str, Any] = {
         "name": settings.name,
-        "services": {settings.name: _service(recommended, settings, names)},
+        "services": {
+            f"{settings.name}-{place + 1}" if recommended.server_processes > 1 else settings.name: _service(
+                recommended, settings, names, PORT_STEP * place
+            )
+            for place in range(recommended.server_processes)
+        },
     }
     if names:
         texts = repository_files(recommended)
@@ -94,13 +106,17 @@ def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> d
     return {COMPOSE_FILE: to_yaml(document, header=deployment_header(recommended, settings, SERVES_ON))}
 
 
-def _service(recommended: Recommendation, settings: ProductionSettings, configs: dict[str, str]) -> dict[str, Any]:
+def _service(
+    recommended: Recommendation, settings: ProductionSettings, configs: dict[str, str], port_offset: int
+) -> dict[str, Any]:
+    """Return the service of a server. ``port_offset`` is added to its ports on the machine."""
     repository = settings.repository
+    ports = (production.HTTP, production.GRPC, production.METRICS)
     service: dict[str, Any] = {
         "image": settings.image,
         "command": [_literal(word) for word in production.command(recommended, settings)],
         "restart": "unless-stopped",
-        "ports": [f"{BIND}:{port}:{port}" for port in (production.HTTP, production.GRPC, production.METRICS)],
+        "ports": [f"{BIND}:{port + port_offset}:{port}" for port in ports],
         "healthcheck": {
             "test": ["CMD", *health(production.READY)],
             "interval": "10s",

@@ -110,7 +110,25 @@ def emit_kubernetes(recommended: Recommendation, settings: ProductionSettings) -
 
 def kubernetes_header(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
     """Return the comment lines on top of the file."""
-    return deployment_header(recommended, settings, *autoscaling_notes(recommended, settings))
+    notes = [*sharing_notes(recommended), *autoscaling_notes(recommended, settings)]
+    return deployment_header(recommended, settings, *notes)
+
+
+def sharing_notes(recommended: Recommendation) -> list[str]:
+    """Return comment lines on the replicas of several server processes; empty for a single one."""
+    processes = recommended.server_processes
+    if processes == 1:
+        return []
+    notes = [
+        f"replicas: each is one server process, and {processes} of them have the resources of the measured device; a "
+        "gRPC connection stays on one replica of a Service, so put a proxy in front that balances requests"
+    ]
+    if recommended.gpus:
+        notes.append(
+            f"GPU: {processes} replicas share each; configure the NVIDIA device plugin to share a GPU among "
+            f"{processes} pods (sharing.mps or sharing.timeSlicing)"
+        )
+    return notes
 
 
 def manifests(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
@@ -319,7 +337,7 @@ def emit_kserve(recommended: Recommendation, settings: ProductionSettings) -> di
     unit = "requests per second" if recommended.is_rate else "requests in flight"
     share = f"{100 * settings.target_utilization:g}%"
     scaled = f"replicas: scaled to keep each at {share} of the measured {formatting.exact(recommended.knee)} {unit}"
-    lines = deployment_header(recommended, settings, scaled, mounts_configs=False)
+    lines = deployment_header(recommended, settings, *sharing_notes(recommended), scaled, mounts_configs=False)
     return {FILE: to_yaml(inference_service(recommended, settings), header=lines)}
 
 
@@ -347,7 +365,7 @@ def _predictor(recommended: Recommendation, settings: ProductionSettings) -> dic
         "scaleTarget": max(1, math.floor(recommended.knee)),
     }
     if not recommended.is_rate:  # further requests wait in Knative's queue, not in Triton's
-        scaled["containerConcurrency"] = recommended.point.load.concurrency
+        scaled["containerConcurrency"] = max(1, math.floor(recommended.knee))
     model: dict[str, Any] = {
         "modelFormat": {"name": "triton"},
         "protocolVersion": "v2",

@@ -53,7 +53,8 @@ class ModelRepository:
 class ProductionSettings:
     """Settings of the production server.
 
-    ``target_utilization`` is the share of the measured load that a replica should get on average. ``autoscaled_by``
+    A replica is a server; several server processes on one device are several replicas. ``target_utilization`` is the
+    share of the measured load that a replica should get on average. ``autoscaled_by``
     selects the metric of the autoscaler: the requests of a replica, or its CPU time.
     """
 
@@ -146,10 +147,13 @@ class ResourceLimits:
 
 
 def limits(recommended: Recommendation) -> ResourceLimits:
-    """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM."""
-    memory = recommended.memory_bytes
-    rounded = None if memory is None else math.ceil(memory * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
-    return ResourceLimits(recommended.cpus, rounded, recommended.gpus)
+    """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM.
+
+    Several server processes divide the CPUs and the memory, and share the GPUs.
+    """
+    memory, cpus, processes = recommended.memory_bytes, recommended.cpus, recommended.server_processes
+    rounded = None if memory is None else math.ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
+    return ResourceLimits(None if cpus is None else cpus / processes, rounded, recommended.gpus)
 
 
 def command(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
@@ -183,6 +187,12 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
         f"on: {recommended.hardware}, Triton {recommended.triton}",
         f"by: {recommended.command}",
     ]
+    if recommended.server_processes > 1:
+        lines.append(
+            f"server processes: {recommended.server_processes} servers with this configuration share the device, the "
+            "CPUs and the load; send each request to the one with the fewest unanswered requests, for example with "
+            "Envoy's LEAST_REQUEST or nginx's least_conn"
+        )
     if recommended.undecided:
         lines.append("WARNING: the verdict is UNDECIDED: run `tune verify` before you use this in production")
     return [one_line(line, LONGEST_LINE) for line in (*lines, *more)]

@@ -31,10 +31,10 @@ class Recommendation:
     """A configuration for production, and the resources of the server that was measured with it.
 
     ``configs`` is by model name; ``model`` is the one that clients send requests to. ``files`` are the texts of each
-    model.json that the run changed, by path below the model repository. ``arguments`` are the options of
-    the measured tritonserver except repository and ports. ``cpus`` is the number of CPUs it could use,
-    fractional under a CPU quota; ``device`` is the name of its GPU, or else of its CPU. Both are None if it ran on
-    another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
+    model.json that the run changed, by path below the model repository. ``arguments`` are the options of the measured
+    tritonserver except repository and ports. ``cpus`` is the number of CPUs it could use, fractional under a CPU
+    quota, all ``server_processes`` together; ``device`` is the name of its GPU, or else of its CPU. Both are None if
+    it ran on another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
     ``load_seconds`` is the time that loading the configuration took. ``undecided`` says why the verdict is UNDECIDED
     and which command continues the test; it is empty for PASS. ``sending`` says how a load shape or a recording was
     sent; it is empty for other loads.
@@ -69,9 +69,15 @@ class Recommendation:
         return self.point.measurement.server_memory_bytes
 
     @property
+    def server_processes(self) -> int:
+        """The number of servers that shared the device and the load; in production each is a replica."""
+        return self.point.candidate.server_processes
+
+    @property
     def knee(self) -> float:
-        """The highest load that met the SLA: requests in flight, or per second with ``--load rate``."""
-        return self.point.load.request_rate or float(self.point.load.concurrency)
+        """The highest load of a server at which the SLA was met: requests in flight, or a second if ``is_rate``."""
+        load = self.point.load
+        return (load.request_rate or float(load.concurrency)) / self.server_processes
 
     @property
     def is_rate(self) -> bool:
@@ -84,10 +90,11 @@ class Recommendation:
 
     @property
     def served_rate(self) -> float:
-        """The requests per second at the highest load that met the SLA."""
-        return (
+        """The requests per second of a server at the highest load that met the SLA."""
+        rate = (
             self.point.load.request_rate or self.point.throughput_infer_per_sec / self.point.load.request_batch_size
         )
+        return rate / self.server_processes
 
 
 def read_recommendation(run: FinishedRun) -> Recommendation:

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,16 +45,16 @@ class CpuUsage:
     own: float
 
     @classmethod
-    def now(cls, cpus: Iterable[int] | None = None, server_pid: int | None = None) -> CpuUsage:
+    def now(cls, cpus: Iterable[int] | None = None, *server_pids: int) -> CpuUsage:
         """Return the usage of ``cpus`` (by default those of this process) until now.
 
-        The run's processes are this process, ``server_pid`` and their descendants. The time of an ended process is
+        The run's processes are this process, ``server_pids`` and their descendants. The time of an ended process is
         that of its parent.
         """
         names = {f"cpu{cpu}" for cpu in (os.sched_getaffinity(0) if cpus is None else cpus)}
         words = [line.split() for line in read_text(Path("/proc/stat")).splitlines() if line.startswith("cpu")]
         times = [[int(word) for word in line[1:]] for line in words if line[0] in names]
-        own = process_tree(os.getpid(), *([] if server_pid is None else [server_pid]))
+        own = process_tree(os.getpid(), *server_pids)
         return cls(
             total=sum(line[i] for line in times for i in _TOTAL) / _TICKS,
             taken=sum(line[i] for line in times for i in _BUSY) / _TICKS,
@@ -123,7 +123,7 @@ def describe_disturbance(measurement: Measurement, limit: float = DISTURBANCE_LI
 
 
 class ProcessTelemetry:
-    """Records the memory of the server's process tree and the share of CPU time that others took.
+    """Records the memory of the process trees of the servers and the share of CPU time that others took.
 
     ``cpus`` are the CPUs of server and load generator; None for those of this process. Both values are unknown if the
     server's process is.
@@ -135,15 +135,26 @@ class ProcessTelemetry:
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Record within the context; the values are filled in when it ends."""
-        samples = ResourceUsage()
-        if endpoint.server_pid is None:
+        samples, pids = ResourceUsage(), server_pids(endpoint)
+        if not pids:
             yield samples
             return
-        before = CpuUsage.now(self._cpus, endpoint.server_pid)
+        before = CpuUsage.now(self._cpus, *pids)
         yield samples
-        share = CpuUsage.now(self._cpus, endpoint.server_pid).others_since(before)
+        share = CpuUsage.now(self._cpus, *pids).others_since(before)
         samples.other_cpu_share = None if math.isnan(share) else round(share, 4)
-        samples.server_memory_bytes = tree_memory_bytes(endpoint.server_pid)
+        samples.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
+
+
+def server_pids(endpoint: Endpoint) -> list[int]:
+    """Return the server's processes on this machine: one, or that of each server that shares the load."""
+    return [server.server_pid for server in endpoint.servers if server.server_pid is not None]
+
+
+def total_of(values: Sequence[float | None]) -> float | None:
+    """Return the sum of ``values``; None if one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def tree_memory_bytes(pid: int | None) -> float | None:

@@ -1,9 +1,10 @@
-"""The CPU topology and quota of this machine, and the division of CPUs between server and load generator."""
+"""The CPU topology and quota of this machine, and the division of CPUs between load generator and servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from optimizer.core.notes import Note, SeparateCpus, SharedCpus, SharedMachine, SharedQuota
@@ -105,6 +106,21 @@ def split(machine: CpuTopology, quota: float | None = None) -> CpuPlacement:
 
 def _apart(server: frozenset[int], client: frozenset[int]) -> CpuPlacement:
     return CpuPlacement(server, client, SeparateCpus(format_cpus(server), format_cpus(client)))
+
+
+def divide(machine: CpuTopology, parts: int) -> list[frozenset[int]]:
+    """Return the CPUs of each of ``parts`` servers: physical cores that are neighbors, on one NUMA node if possible.
+
+    With fewer cores than servers these get single CPUs. With fewer CPUs than servers all of them share all CPUs.
+    """
+    place = {cpu: number for number, node in enumerate(machine.nodes) for cpu in node}
+    units = sorted(machine.cores, key=lambda core: (place[min(core)], min(core)))
+    if len(units) < parts:
+        units = [frozenset({cpu}) for cpu in sorted(machine.cpus, key=lambda cpu: (place[cpu], cpu))]
+    if len(units) < parts:
+        return [machine.cpus] * parts
+    starts = [len(units) * number // parts for number in range(parts + 1)]
+    return [frozenset[int]().union(*units[start:end]) for start, end in pairwise(starts)]
 
 
 # -- control groups, sysfs --------------------------------------------------------------------------------------

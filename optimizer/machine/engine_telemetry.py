@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
+from optimizer.machine.conditions import total_of
 from optimizer.machine.gpu_telemetry import read_metrics_page, sampled
 
 INTERVAL_SECONDS = 0.25
@@ -75,6 +76,21 @@ def read_engine(address: str) -> EngineReading | None:
     reading = parse_engine_metrics(read_metrics_page(address), time.monotonic())
     known = (reading.kv_cache_share, reading.output_tokens, reading.preemptions)
     return None if known == (None, None, None) else reading
+
+
+def _read_engines(endpoint: Endpoint) -> EngineReading | None:
+    """Return the state of the engines of all servers, with the sum of their counters; None if one exports none."""
+    readings = [read_engine(server.metrics) for server in endpoint.servers]
+    known = [reading for reading in readings if reading is not None]
+    if len(known) < len(readings):
+        return None
+    shares = [reading.kv_cache_share for reading in known if reading.kv_cache_share is not None]
+    return EngineReading(
+        known[0].at_seconds,
+        max(shares, default=None),
+        total_of([reading.output_tokens for reading in known]),
+        total_of([reading.preemptions for reading in known]),
+    )
 
 
 def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
@@ -148,7 +164,7 @@ class EngineTelemetry:
             if not endpoint.metrics:
                 yield usage
                 return
-            with sampled(lambda: read_engine(endpoint.metrics), INTERVAL_SECONDS) as readings:
+            with sampled(lambda: _read_engines(endpoint), INTERVAL_SECONDS) as readings:
                 yield usage
             engine = summarize(readings)
             usage.kv_cache_utilization = engine.kv_cache_utilization

@@ -16,7 +16,7 @@ from http.client import HTTPException
 from typing import Any, TypeVar
 
 from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
-from optimizer.machine.conditions import process_tree
+from optimizer.machine.conditions import process_tree, server_pids
 from optimizer.machine.gpu_readings import GpuReading, GpuSample, summarize
 from optimizer.machine.nvml import Gpu, gpus_used_by
 
@@ -106,8 +106,8 @@ class GpuTelemetry:
     def _sources(self, endpoint: Endpoint) -> list[Callable[[], GpuSample]]:
         sources: list[Callable[[], GpuSample]] = []
         uuids: set[str] = set()
-        if endpoint.server_pid is not None:
-            pids = process_tree(endpoint.server_pid)
+        if servers := server_pids(endpoint):
+            pids = process_tree(*servers)
             gpus = gpus_used_by(pids, self._gpus, endpoint.gpus)
             uuids = {gpu.uuid for gpu in gpus}
             if gpus:

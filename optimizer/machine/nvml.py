@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ REMEDIES = {  # NVML error -> what to do
     "NVML_ERROR_LIBRARY_NOT_FOUND": "install the driver's libnvidia-ml.so.1; in a container add utility to "
     "NVIDIA_DRIVER_CAPABILITIES",
 }
+MPS_THREADS, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"  # of processes under MPS
+USUAL_MPS_PIPES = "/tmp/nvidia-mps"
 DEFAULT_REMEDY = "run nvidia-smi for details"
 
 
@@ -167,6 +169,17 @@ def _remedy(error: Any) -> str:
 
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def mps_share(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that limits one of ``processes`` servers to its share of a GPU under NVIDIA's MPS.
+
+    The result is empty for a single server, if the MPS of ``environment`` does not run, or if that has a limit.
+    """
+    control = Path(environment.get(MPS_PIPES) or USUAL_MPS_PIPES, "control")
+    if processes == 1 or MPS_THREADS in environment or not control.exists():
+        return {}
+    return {MPS_THREADS: f"{100 / processes:.4g}"}
 
 
 def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu, ...]:

@@ -88,7 +88,8 @@ class Measurer:
         """
         self._score = None
         with self.stopwatch.count("server"):
-            self._output_deviation = self.output_check.check(endpoint)
+            shares = [self.output_check.check(server) for server in endpoint.servers]
+            self._output_deviation = max((share for share in shares if share is not None), default=None)
             if self.scorer is not None:
                 self._score = self.scorer.measure(endpoint)
         self._probe_seconds = self._probe(self.speed) if self.speed else None

@@ -21,6 +21,7 @@ from optimizer.measure.server_client import CallError
 from optimizer.measure.server_health import PROBE_SECONDS, shorten, without_traceback
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
     from tritonclient.grpc.service_pb2 import ModelStatistics
 
 
@@ -155,15 +156,58 @@ def executions_by_size(
 
 
 def read_statistics(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> ModelStatistics | None:
-    """Return the current statistics of the model that batches; None if the server does not respond in time."""
-    try:
-        with closing(open_client(endpoint.connection)) as client:
-            return client.statistics(endpoint.batcher or endpoint.model, seconds)
-    except CallError:
-        return None
+    """Return the current statistics of the model that batches, summed over the servers of ``endpoint``.
+
+    The result is None if one of them does not respond in time.
+    """
+    total: ModelStatistics | None = None
+    for server in endpoint.servers:
+        try:
+            with closing(open_client(server.connection)) as client:
+                statistics = client.statistics(endpoint.batcher or endpoint.model, seconds)
+        except CallError:
+            return None
+        if statistics is None:
+            return None
+        if total is None:
+            total = statistics
+        else:
+            add_statistics(total, statistics)
+    return total
+
+
+def add_statistics(total: ModelStatistics, statistics: ModelStatistics) -> None:
+    """Add the counters of one server to ``total``."""
+    total.inference_count += statistics.inference_count
+    total.execution_count += statistics.execution_count
+    _add_durations(total.inference_stats, statistics.inference_stats)
+    by_size = {batch.batch_size: batch for batch in total.batch_stats}
+    for batch in statistics.batch_stats:
+        if (own := by_size.get(batch.batch_size)) is None:
+            total.batch_stats.append(batch)
+        else:
+            _add_durations(own, batch)
+
+
+def _add_durations(total: Message, statistics: Message) -> None:
+    """Add the counts and times of each field that is a StatisticDuration."""
+    for field, duration in statistics.ListFields():
+        if field.message_type is not None:
+            own = getattr(total, field.name)
+            own.count += duration.count
+            own.ns += duration.ns
 
 
 def is_alive(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether the server of ``endpoint`` responds within ``seconds``."""
-    with closing(open_client(endpoint.connection)) as client:
-        return is_responding(client, seconds)
+    """Return whether each server of ``endpoint`` responds within ``seconds``."""
+    return not silent_server(endpoint, seconds)
+
+
+def silent_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:
+    """Return the name of the first server of ``endpoint`` that does not respond within ``seconds``, else nothing."""
+    servers = endpoint.servers
+    for number, server in enumerate(servers, 1):
+        with closing(open_client(server.connection)) as client:
+            if not is_responding(client, seconds):
+                return f"server process {number} of {len(servers)}" if endpoint.replicas else "the server"
+    return ""

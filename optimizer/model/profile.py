@@ -36,6 +36,7 @@ from optimizer.core.trial import (
     MODEL_JSON_PREFIX,
     SERVER_CPUS,
     SERVER_OPTION_PREFIX,
+    SERVER_PROCESSES,
     short_path,
 )
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
@@ -71,6 +72,7 @@ _PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
     SEQUENCE_PREFERRED: "preferred_batch_size",
     "instance_count": "instance_group_count",
     SERVER_CPUS: "server_cpus",
+    SERVER_PROCESSES: "server_processes",
     INSTANCE_GPUS: "instance_group_gpus",
 }
 MAY_BE_EMPTY: Final = ("sla", "request", "tokens", "load", "space", "score", "tolerance")

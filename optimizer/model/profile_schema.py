@@ -35,6 +35,7 @@ from optimizer.core.trial import (
     MODEL_JSON_PREFIX,
     SERVER_CPUS,
     SERVER_OPTION_PREFIX,
+    SERVER_PROCESSES,
     FieldValue,
 )
 from optimizer.model.builders import BUILDERS
@@ -497,6 +498,11 @@ class SpaceSection(ProfileSection):
     server_cpus: NonEmpty[CpuList] | None = Field(
         default=None, description="Sets of CPUs that the server runs on", examples=[["0-3", "0-7"]]
     )
+    server_processes: NonEmpty[PositiveInt] | None = Field(
+        default=None,
+        description="Numbers of servers with the same configuration that share the load and the device",
+        examples=[[1, 2]],
+    )
     server: dict[ServerOption, NonEmpty[FieldChoice]] = Field(
         default={},
         description="Options of tritonserver, by name without dashes",
@@ -529,7 +535,11 @@ class SpaceSection(ProfileSection):
             for name, section in self.models.items()
             for path, choices in section.fields().items()
         }
-        placement = {SERVER_CPUS: self.server_cpus, INSTANCE_GPUS: self.instance_group_gpus}
+        placement = {
+            SERVER_CPUS: self.server_cpus,
+            SERVER_PROCESSES: self.server_processes,
+            INSTANCE_GPUS: self.instance_group_gpus,
+        }
         placed = {path: choices for path, choices in placement.items() if choices}
         options = {f"{SERVER_OPTION_PREFIX}{name}": choices for name, choices in self.server.items()}
         file = {f"{MODEL_JSON_PREFIX}{key}": choices for key, choices in self.model_json.items()}

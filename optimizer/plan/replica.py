@@ -43,6 +43,7 @@ from optimizer.simulator.scenario import (
     ServiceTimes,
     SimulatedLoad,
     SimulationResult,
+    load_of_process,
 )
 from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
@@ -65,7 +66,7 @@ LARGEST_TAIL = 1.5  # a larger factor between measured and simulated latency is 
 
 @dataclass(frozen=True, eq=False)
 class Replica:
-    """A simulated server of one configuration.
+    """A simulated server of one configuration: all server processes, if it has several.
 
     ``tail`` is the ratio of measured to simulated judged latency at equal throughput. ``request_batch_size`` is the
     average number of samples of a request. ``sla`` has the latency bounds. ``times`` are the plausible service times;
@@ -92,7 +93,8 @@ class Replica:
     @property
     def fullest_concurrency(self) -> int:
         """The concurrency beyond which the throughput does not rise."""
-        samples = self.candidate.instance_count * max(1, self.candidate.max_batch_size)
+        instances = self.candidate.instance_count * self.candidate.server_processes
+        samples = instances * max(1, self.candidate.max_batch_size)
         return max(1, min(FULLEST * samples // self.model.request_batch_size, 4096))
 
     def latency_ms(self, simulated: SimulationResult, metric: str, lateness: float = 1.0) -> float:
@@ -291,6 +293,17 @@ def _simulated(
     for candidate, load in jobs:
         window = CLOSED_WINDOW if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
         times = service[execution_settings(candidate)]
-        job = Scenario(candidate, load, times, overheads, size, model.fixed_shapes, refuses=False)
-        results += simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
+        own, servers = _of_process(candidate, load)
+        job = Scenario(candidate, own, times, overheads, size, model.fixed_shapes, refuses=False)
+        (result,) = simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
+        results.append(result.times(servers))
     return results
+
+
+def _of_process(candidate: Candidate, load: SimulatedLoad) -> tuple[SimulatedLoad, float]:
+    """Return the load of one of the server processes, and how many times as much they serve together."""
+    if isinstance(load, ClosedLoopLoad):
+        own = load_of_process(candidate, load.concurrency)
+        return ClosedLoopLoad(own), load.concurrency / own
+    arrivals_s = load.arrivals_s[:: candidate.server_processes]  # in turn
+    return OpenLoopLoad(arrivals_s), len(load.arrivals_s) / len(arrivals_s)

@@ -19,7 +19,16 @@ from optimizer.config import execution
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
 from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import INSTANCE_GPUS, VARIANT, Candidate, LoadPoint, Point, model_of_field, short_path
+from optimizer.core.trial import (
+    INSTANCE_GPUS,
+    SERVER_PROCESSES,
+    VARIANT,
+    Candidate,
+    LoadPoint,
+    Point,
+    model_of_field,
+    short_path,
+)
 from optimizer.options import server_options
 
 UNKNOWN = "unknown"
@@ -259,7 +268,9 @@ def configuration(candidate: Candidate) -> str:
         parts.append("sequence batching" if candidate.is_stateful else "no dynamic batching")
     if candidate.preferred_batch_sizes:
         parts.append(f"preferred {', '.join(map(str, candidate.preferred_batch_sizes))}")
-    fields = [(path, value) for path, value in candidate.fields if path != INSTANCE_GPUS]
+    if (processes := candidate.server_processes) > 1:
+        parts.append(f"{processes} server processes")
+    fields = [(path, value) for path, value in candidate.fields if path not in (INSTANCE_GPUS, SERVER_PROCESSES)]
     parts += [f"{short_path(path)}={_literal(value)}" for path, value in fields]
     return " · ".join(parts)
 
@@ -296,6 +307,8 @@ def triton_lines(candidate: Candidate) -> list[str]:
         lines.append(f"# server_options: {' '.join(options)}")
     if candidate.server_cpus:
         lines.append(f"# server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
+    if (processes := candidate.server_processes) > 1:
+        lines.append(f"# {processes} server processes share the load and the CPUs")
     return lines
 
 

@@ -29,7 +29,7 @@ class Feasibility:
 
     At most one family of configurations is taken to be broken; which one follows from Bayes' rule. A family has the
     same execution settings, the same value of a field or dynamic batching in common, or it has at least some number
-    of instances or some maximum batch size.
+    of instances on all server processes or some maximum batch size.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Feasibility:
 def _families(candidate: Candidate) -> Iterator[Family]:
     yield "execution settings", execution_settings(candidate)
     yield "dynamic batching", candidate.dynamic_batching
-    yield "instances", candidate.instances
+    yield "instances", candidate.instances * candidate.server_processes
     yield "max_batch_size", candidate.max_batch_size
     yield from (("field", pair) for pair in candidate.fields)
 
@@ -68,7 +68,7 @@ def _families(candidate: Candidate) -> Iterator[Family]:
 def _belongs(candidate: Candidate, family: Family) -> bool:
     kind, value = family
     if kind == "instances":
-        return candidate.instances >= cast(int, value)
+        return candidate.instances * candidate.server_processes >= cast(int, value)
     if kind == "max_batch_size":
         return candidate.max_batch_size >= cast(int, value)
     return family in _families(candidate)

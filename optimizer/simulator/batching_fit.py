@@ -32,7 +32,7 @@ from optimizer.simulator.continuous_batching import (
 )
 from optimizer.simulator.fitted_parameters import THREADS, Contention, execution_settings, relative_duration
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
-from optimizer.simulator.scenario import Array
+from optimizer.simulator.scenario import Array, load_of_process
 
 ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # of forecasts of tinygpt, without the largest ones
 # Medians and standard deviations of the prior: the log of the time of a pass of one sequence, relative to a guess;
@@ -82,10 +82,21 @@ class BatchingModel:
     errors: ModelErrors = ERRORS
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[BatchingPerformance]:
-        """Return the performance of each (candidate, concurrency)."""
+        """Return the performance of each (candidate, concurrency).
+
+        Of several server processes one is simulated, with its share of the load.
+        """
         results = simulate_batching(self._scenarios(cells, self.place), self.lengths, threads)
         tails = dict(zip(self.latencies, np.exp(self._log_tails(self.place)).tolist(), strict=True))
-        return [replace(result, factors=tails) for result in results]
+        return [
+            replace(
+                result,
+                throughput_infer_per_s=servers * result.throughput_infer_per_s,
+                tokens_per_s=servers * result.tokens_per_s,
+                factors=tails,
+            )
+            for result, servers in zip(results, _busy_processes(cells), strict=True)
+        ]
 
     def fitted(self, points: Sequence[Point]) -> BatchingModel:
         """Return the model that is closest to ``points`` and the prior, by a robust loss."""
@@ -138,6 +149,7 @@ class BatchingModel:
         logs = np.log(np.column_stack([rows[:, TOKENS_PER_S], latencies]))
         logs[:, 0] -= math.log(self.lengths.outputs.mean())
         logs = logs.reshape(len(places), len(cells), -1)
+        logs[:, :, 0] += np.log(_busy_processes(cells))
         logs[:, :, 1:] += np.array([self._log_tails(place) for place in places])[:, None]
         return np.asarray(logs)
 
@@ -174,7 +186,7 @@ class BatchingModel:
         return [
             BatchingScenario(
                 slots(candidate),
-                concurrency,
+                load_of_process(candidate, concurrency),
                 times,
                 factors(candidate),
                 candidate.max_queue_delay_us / 1e6,
@@ -182,6 +194,11 @@ class BatchingModel:
             )
             for candidate, concurrency in cells
         ]
+
+
+def _busy_processes(cells: Sequence[ConfigurationLoad]) -> list[float]:
+    """Return how many processes with the load of the fullest one serve the load of each of ``cells``."""
+    return [load / load_of_process(candidate, load) for candidate, load in cells]
 
 
 def applies(problem: Problem) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from objectives import batch_stats
 from objectives.batch_stats import BatchStatistic
 from optimizer.core.trial import Point
-from optimizer.simulator.scenario import Array, ServiceTimes
+from optimizer.simulator.scenario import Array, ServiceTimes, load_of_process
 
 Curve: TypeAlias = Callable[[Array], Array]  # batch sizes in samples to seconds
 
@@ -205,6 +205,8 @@ def observe_point(point: Point) -> Observation | None:
     Without counts by batch size (``batch_stats``) all executions are taken to have the mean size. The duration is
     that of the counted samples at the measured throughput, because executions are counted from before the load
     began until after it ended, and throughput only in the windows in between.
+
+    Several server processes count as one that has its share of the load for as many times as long.
     """
     throughput = point.measurement.throughput_infer_per_sec
     counted = batch_stats.from_text(point.measurement.batch_stats) or _from_means(point)
@@ -212,9 +214,9 @@ def observe_point(point: Point) -> Observation | None:
     if not throughput or not batches:
         return None
     wall_s = sum(batch.executions * batch.batch_size for batch in counted) / throughput
-    load = point.load
-    batch = round(load.request_batch_size)
-    return Observation(point.candidate.instances, load.concurrency, wall_s, batches, batch)
+    candidate, batch = point.candidate, round(point.load.request_batch_size)
+    concurrency = load_of_process(candidate, point.load.concurrency)
+    return Observation(candidate.instances, concurrency, candidate.server_processes * wall_s, batches, batch)
 
 
 def _from_means(point: Point) -> tuple[BatchStatistic, ...]:

@@ -152,7 +152,10 @@ class ClosedNetwork:
 
 @dataclass(frozen=True, eq=False)
 class _Settings:
-    """The requests in flight, the instances and the maximum requests of a batch [cells]; NaN without batching."""
+    """The requests in flight, the instances and the maximum requests of a batch [cells]; NaN without batching.
+
+    The instances are those of all server processes.
+    """
 
     requests: Array
     instances: Array
@@ -163,7 +166,7 @@ class _Settings:
         """Return those of each cell."""
         return cls(
             np.array([load for _, load in cells], np.float64),
-            np.array([candidate.instances for candidate, _ in cells], np.float64),
+            np.array([candidate.instances * candidate.server_processes for candidate, _ in cells], np.float64),
             np.array(
                 [
                     max(1.0, candidate.max_batch_size / request_batch_size)

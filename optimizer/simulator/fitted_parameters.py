@@ -13,7 +13,7 @@ import numpy as np
 from optimizer.config.batching import is_batcher_field
 from optimizer.config.execution import SPINNING
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point
+from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point, server_processes
 from optimizer.options.values import parse_cpus
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, with_tails
@@ -145,7 +145,7 @@ def relative_duration(
     """Return how long a batch takes with ``busy`` instances, relative to one instance of one thread.
 
     Instances on different GPUs do not slow each other down. When all cores are in use, further instances only take
-    time from the others.
+    time from the others. Several server processes are assumed to have the same number of busy instances each.
     """
     return float(contention.relative_duration(occupancy(settings, busy, problem)))
 
@@ -159,11 +159,13 @@ def occupancy(settings: ExecutionSettings, busy: float, problem: Problem) -> Occ
     instances, fields = settings
     known = _cpu_count(fields) or problem.cpu_count
     cores = known or _most_threads(problem)
-    threads = _threads(fields, problem)
+    threads, processes = _threads(fields, problem), server_processes(fields)
     gpus = _gpu_count(fields)
     active = max(1.0, busy / gpus)
     idle = 0.0 if str(dict(fields).get(SPINNING)) == "0" else max(0.0, instances / gpus - active)
-    return Occupancy(active, idle, cores if threads == 0 else threads, cores, not known)
+    if threads == 0 and cores is not None:  # the processes divide the cores
+        threads = max(1.0, cores / processes)
+    return Occupancy(processes * active, processes * idle, threads or None, cores, not known)
 
 
 def _scale(

@@ -6,7 +6,7 @@ Times are in seconds (suffix ``_s``), batch sizes in samples. Arrays are float64
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -82,6 +82,11 @@ class ClosedLoopLoad:
     """``concurrency`` clients; each sends its next request after its response. All of them start at time 0."""
 
     concurrency: int
+
+
+def load_of_process(candidate: Candidate, concurrency: int) -> int:
+    """Return the requests in flight on the fullest of the server processes of ``candidate``, which share the load."""
+    return -(-concurrency // candidate.server_processes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,6 +217,18 @@ class SimulationResult:
             return float(getattr(self, f"latency_{own.statistic}_s"))
         known = {level: float(getattr(self, f"latency_{name}_s")) for name, level in QUANTILES.items()}
         return quantile_at(known, own.quantile)
+
+    def times(self, servers: float) -> SimulationResult:
+        """Return the result of ``servers`` equal servers, each with this load."""
+        if servers == 1:
+            return self
+        return replace(
+            self,
+            throughput_infer_per_s=servers * self.throughput_infer_per_s,
+            requests=round(servers * self.requests),
+            rejected=round(servers * self.rejected),
+            timed_out=round(servers * self.timed_out),
+        )
 
     @property
     def rejected_share(self) -> float:

@@ -45,6 +45,7 @@ from optimizer.simulator.scenario import (
     Scenario,
     ServiceTimes,
     SimulationResult,
+    load_of_process,
 )
 from optimizer.simulator.service_time_samples import sample_service_times
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many, trace
@@ -79,19 +80,23 @@ class ServerModel:
     name: ClassVar[str] = "simulator of the dynamic batcher"
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
-        """Return the simulated performance of each (candidate, concurrency)."""
+        """Return the simulated performance of each (candidate, concurrency).
+
+        Of several server processes one is simulated, with its share of the load.
+        """
+        own_loads = [load_of_process(candidate, load) for candidate, load in cells]
         scenarios = self._scenarios(cells)
         jitter, gaps_s = self._random_rings()
         results: dict[int, SimulationResult] = {}
         above = 0.0
         for up_to, interval in INTERVALS:
-            chosen = [i for i, (_, load) in enumerate(cells) if above < load <= up_to]
+            chosen = [i for i, load in enumerate(own_loads) if above < load <= up_to]
             simulated = simulate_many(
                 [scenarios[i] for i in chosen], jitter=jitter, gaps_s=gaps_s, window=interval, threads=threads
             )
             results.update(zip(chosen, simulated, strict=True))
             above = up_to
-        return [results[i] for i in range(len(cells))]
+        return [results[i].times(load / own_loads[i]) for i, (_, load) in enumerate(cells)]
 
     def measure(self, cells: Sequence[ConfigurationLoad]) -> list[Measurement]:
         """Return what a load generator and the server's statistics would report of each (candidate, concurrency)."""
@@ -114,7 +119,7 @@ class ServerModel:
         return [
             Scenario(
                 candidate,
-                ClosedLoopLoad(load),
+                ClosedLoopLoad(load_of_process(candidate, load)),
                 times[execution_settings(candidate)],
                 overheads,
                 self.request_batch_size,

@@ -22,6 +22,7 @@ from optimizer.core.notes import (
     OwnBackend,
     RemoteServerUsed,
     SearchedWithoutSimulator,
+    ServerProcessesVaried,
     SharedMemoryUsed,
     present,
 )
@@ -273,6 +274,8 @@ class Environment:
         notes += [self.remote_note() if self._is_remote else self.placement(task).note, task.request_note]
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))
+        if task.problem.space.most_server_processes > 1:
+            notes.append(ServerProcessesVaried())
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
         if self.options.search == "simulated" and not task.problem.is_simulated:

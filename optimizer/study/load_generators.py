@@ -95,10 +95,10 @@ def make_load_generators(
     }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
-    if task.problem.needs_own_client and not task.problem.open_loop and is_too_large(task):
+    if task.problem.why_own_client and not task.problem.open_loop and is_too_large(task):
         raise BadInputError(
-            f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, which tune's own "
-            f"client keeps in memory to measure {task.problem.needs_own_client.short_name}; give fewer"
+            f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, but "
+            f"{task.problem.why_own_client}; that client keeps them in memory, so give fewer"
         )
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_sharing(_make_own_client(options, task, own)), task.unbounded)
@@ -125,10 +125,11 @@ def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
 def own_client_searches(task: Task) -> bool:
     """Return whether the project's own client measures the search too.
 
-    It measures open loops, sequences and streams, and goals that perf_analyzer does not report.
+    It measures open loops, sequences, streams and several server processes, and goals that perf_analyzer does not
+    report.
     """
     is_special = task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
-    return is_special or task.problem.needs_own_client is not None
+    return is_special or bool(task.problem.why_own_client)
 
 
 def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
@@ -144,9 +145,13 @@ def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str],
 
 
 def perf_analyzer_checks(task: Task) -> bool:
-    """Return whether perf_analyzer can check the own client: not in an open loop, a stream or a mix of lengths."""
+    """Return whether perf_analyzer can check the own client.
+
+    It cannot in an open loop, a stream or a mix of lengths, or if several servers share the load.
+    """
     has_mix = task.sequence_length is not None and task.sequence_length.fixed is None
-    return not (task.problem.open_loop or task.source.is_streaming or has_mix)
+    has_several = task.problem.space.most_server_processes > 1
+    return not (task.problem.open_loop or task.source.is_streaming or has_mix or has_several)
 
 
 def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:

@@ -15,7 +15,7 @@ from optimizer.config import gpu_placement, model_config
 from optimizer.config.model_source import ModelSource, served_models
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Endpoint, Target
 from optimizer.core.signature import sign
@@ -36,7 +36,7 @@ from optimizer.study.candidate_measurer import CandidateMeasurer, CrashRetry
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
-from optimizer.study.task import Task, check_settings
+from optimizer.study.task import Task, check_server_processes, check_settings
 
 
 class SweepTables:
@@ -254,6 +254,10 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     if task.source.variants:
         fields[VARIANT] = tuple(task.source.variants)
     problem = replace(task.problem, space=SearchSpace((largest,), fields=fields), request_mix=mix)
+    try:
+        check_server_processes(task.source, options, problem)
+    except ParameterError as error:
+        raise BadInputError(f"--config {error}") from None
     return plan, replace(task, problem=problem, input_data=requests.input_data, request_note=requests.note)
 
 

@@ -17,7 +17,8 @@ from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, FieldValue
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue
+from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
@@ -109,6 +110,11 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
         request_times=arrivals.times if arrivals else None,
         tokens=tokens,
     )
+    try:
+        check_server_processes(source, options, problem)
+    except ParameterError as error:
+        assert profile is not None, "without a profile there is one server process"
+        raise profile.space_fault(error) from None
     _check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = _requests(named, batching, request_options, tokens)
@@ -233,15 +239,31 @@ def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInpu
     return BadInputError(f"--request-batch-size {problem}")
 
 
-def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
-    """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
-    source, name, profile = named.source, one_line(named.source.name), named.profile
-    is_batched, goal = source.kind is ModelKind.BATCHED, problem.needs_own_client
-    if is_batched and goal is None:
+def check_server_processes(source: ModelSource, options: RunOptions, problem: Problem) -> None:
+    """Raise an error if the model or the options do not allow the server processes of the space.
+
+    It is a ParameterError if they do not allow several at all, or a BadInputError that names the option.
+    """
+    if problem.space.most_server_processes == 1:
         return
-    why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
-    if is_batched and goal is not None:
-        why = f"perf_analyzer does not report {goal.short_name}, and tune's own client measures it"
+    if options.target == "remote":
+        targets = " or ".join(CAN_RESTART)
+        raise ParameterError(
+            SERVER_PROCESSES,
+            f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "
+            f"--target {targets}",
+        )
+    if source.is_stateful:
+        name = one_line(source.name)
+        raise ParameterError(
+            SERVER_PROCESSES,
+            f"{name} is stateful, and all requests of a sequence have to reach the same server; leave it out",
+        )
+    _check_client_options(source, options, problem.why_own_client)
+
+
+def _check_client_options(source: ModelSource, options: RunOptions, why: str) -> None:
+    """Raise BadInputError for options that tune's own client does not support; ``why`` says why it measures."""
     if options.target == "remote":
         if server_address(options.url).protocol != "grpc":
             raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
@@ -251,9 +273,20 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
         raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")
     if options.perf_analyzer_image is not None:
         raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
+    if source.kind is ModelKind.BATCHED and source.concurrent:
+        raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
+
+
+def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
+    """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
+    source, name, profile = named.source, one_line(named.source.name), named.profile
+    is_batched, why = source.kind is ModelKind.BATCHED, problem.why_own_client
+    if is_batched and not why:
+        return
+    if not is_batched:
+        why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
+    _check_client_options(source, options, why)
     if is_batched:
-        if source.concurrent:
-            raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
         return
     if options.model_warmup:
         because = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"

@@ -250,6 +250,11 @@ def expectation(run: FinishedRun) -> Expectation:
     if outcome is None or outcome.recommended is None:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
     point, confirmed = outcome.recommended, outcome.confirmed
+    if (processes := point.candidate.server_processes) > 1:
+        raise BadInputError(
+            f"{path}: recommends {processes} server processes, and `tune watch` compares the metrics of a server "
+            "with those of a run with a single one; watch another run"
+        )
     servers = usable_windows(confirmed, run.trials) if confirmed else []
     windows = [] if is_pipeline(run) else servers or [[point.measurement]]
     spread = confirmed_spreads(run.trials, run.problem)["throughput"]

@@ -21,6 +21,7 @@ import yaml
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
 from optimizer.emit import kubernetes
+from optimizer.emit.recommended import Recommendation
 from tests.emitted_files import (
     IMAGE,
     RUNS,
@@ -185,15 +186,26 @@ class TestCompose(EmitterContract):
         (text,) = files.values()
         document = yaml.safe_load(text)
         self.validator().validate(document)
-        ((_, service),) = document["services"].items()
+        recommended = recommendation_of(run)
+        services = list(document["services"].values())
+        assert len(services) == recommended.server_processes
+        ports = [port for each in services for port in each["ports"]]
+        assert len({port.rpartition(":")[0] for port in ports}) == len(ports), "no port of the machine is taken twice"
+        for service in services:
+            self.check_configs(service, document, recommended, models)
+        services[0]["healthchecks"] = {}
+        assert not self.validator().is_valid(document)
+
+    @staticmethod
+    def check_configs(
+        service: dict[str, Any], document: dict[str, Any], recommended: Recommendation, models: str
+    ) -> None:
         if models == "mounted":
             assert service["volumes"][0]["source"] == "/srv/my $$models", "Compose does not expand the dollar sign"
             for config in service["configs"]:
                 content = document["configs"][config["source"]]["content"].replace("$$", "$")
                 name = config["target"].replace("$$", "$").split("/")[2]
-                assert read_config(content) == recommendation_of(run).configs[name]
-        service["healthchecks"] = {}
-        assert not self.validator().is_valid(document)
+                assert read_config(content) == recommended.configs[name]
 
 
 def rendered(chart: Path, values: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
@@ -246,6 +258,14 @@ printf '%s\\n' "$@"
 
 class TestDocker(EmitterContract):
     format = "docker"
+
+    def test_the_files_are_valid(self, run: Path, models: str, tmp_path: Path) -> None:
+        """Several server processes are refused: a script starts one server."""
+        if recommendation_of(run).server_processes == 1:
+            super().test_the_files_are_valid(run, models, tmp_path)
+            return
+        with pytest.raises(BadInputError, match="recommends 2 server processes; use --format compose"):
+            emitted(run, tmp_path / "out", *self.options(models))
 
     def check(self, files: dict[str, str], run: Path, models: str, folder: Path) -> None:
         """Check what the script passes to ``docker``, which is a script here that prints its arguments."""

@@ -22,13 +22,14 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Connection, Target
 from optimizer.core.owner import this_process
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.deploy.server_processes import ServerProcesses
 from optimizer.deploy.target_factory import TargetModule
 from optimizer.measure.inference import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName
@@ -152,6 +153,46 @@ class TestEmbeddedTarget(TargetContract):
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, EmbeddedTarget)
+        return served_candidate(Connection(target.grpc_address), model)
+
+
+def make_processes(source: ModelSource, folder: Path, count: int) -> ServerProcesses:
+    logs = [folder / f"tritonserver-{number}.log" for number in range(count)]
+    return ServerProcesses([EmbeddedTarget(source, log=log, say=print) for log in logs])
+
+
+@pytest.fixture(scope="module")
+def processes(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
+    with contextlib.closing(make_processes(mlp, tmp_path_factory.mktemp("servers"), 2)) as target:
+        yield target
+
+
+class TestServerProcesses(TargetContract):
+    """Two servers, of which a candidate without ``server_processes`` needs only one."""
+
+    @pytest.fixture
+    def target(self, processes: ServerProcesses) -> Target:
+        return processes
+
+    @pytest.fixture
+    def another(self, mlp: ModelSource, tmp_path: Path) -> Target:
+        return make_processes(mlp, tmp_path, 2)
+
+    @pytest.mark.parametrize("fresh", [False, True])
+    def test_each_server_runs_exactly_the_candidate(self, processes: ServerProcesses, fresh: bool) -> None:
+        candidate = replace(GOOD[2], fields=((SERVER_PROCESSES, 2),))
+        with (processes.deploy_fresh if fresh else processes.deploy)(candidate) as endpoint:
+            assert len({server.server_pid for server in endpoint.servers}) == 2
+            for server in endpoint.servers:
+                assert server.candidate == candidate
+                assert served_candidate(server.connection, server.model) == GOOD[2]
+            pids = [server.server_pid for server in endpoint.servers]
+        with processes.deploy(GOOD[2]) as alone:
+            assert alone.replicas == ()
+            assert not psutil.pid_exists(pids[1] or 0), "a server that the candidate does not need is stopped"
+
+    def serving(self, target: Target, model: str) -> Candidate | None:
+        assert isinstance(target, ServerProcesses)
         return served_candidate(Connection(target.grpc_address), model)
 
 

@@ -28,7 +28,7 @@ from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, LateError
-from optimizer.measure.perf_output import is_alive, read_statistics
+from optimizer.measure.perf_output import read_statistics, silent_server
 from optimizer.model.repository import read_repository_model
 from tests.repositories import write_sleeper
 
@@ -186,7 +186,7 @@ def test_a_stopped_server_ends_the_measurement_soon(
     open_loop: OpenLoopGenerator, sleeper: EmbeddedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a stopped server does not answer later either
-    monkeypatch.setattr(launcher, "is_alive", partial(is_alive, seconds=1.0))
+    monkeypatch.setattr(launcher, "silent_server", partial(silent_server, seconds=1.0))
     with sleeper.deploy(ALONE) as endpoint:
         try:  # the time limit of the test is shorter than the measurement
             with (

@@ -1,4 +1,6 @@
-"""The client process: send requests over one gRPC connection and record when each was sent and answered.
+"""The client process: send requests over gRPC and record when each was sent and answered.
+
+There is one connection to each server; a request goes to the server with the fewest unanswered ones.
 
 In an open loop requests are sent at planned times. In a closed loop a fixed number of requests is kept in flight.
 Started by the load generators as ``python -m optimizer.measure.load_client.client FOLDER``. It starts before every
@@ -14,6 +16,7 @@ import json
 import math
 import os
 import select
+import socket
 import sys
 import time
 from collections import deque
@@ -21,7 +24,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from optimizer.measure.load_client.channel import connect
+from optimizer.measure.load_client.channel import TlsSocket, connect
 from optimizer.measure.load_client.http2 import Http2Connection
 from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, NEVER, SendPlan, read_places, write_record
 
@@ -110,8 +113,25 @@ PR_SET_TIMERSLACK = 29
 MOST_MESSAGES, OTHER_MESSAGES = 20, "another error"  # of failed requests, which are counted by their message
 
 
+class Channel:
+    """The connection to one of the servers, and the calls on it.
+
+    ``calls`` has, for each call on this connection, its number among the calls on all connections.
+    """
+
+    def __init__(self, address: str, http2: Http2Connection) -> None:
+        self.address, self.http2 = address, http2
+        self.socket: socket.socket | TlsSocket
+        self.calls: list[int] = []
+        self.ended = 0  # calls that were answered or failed
+
+    @property
+    def unanswered(self) -> int:
+        return len(self.calls) - self.ended
+
+
 class LoadClient:
-    """Sends ``messages`` in turn over one connection and records the times; subclasses decide when to send.
+    """Sends ``messages`` in turn to the servers and records the times; subclasses decide when to send.
 
     Ends when the load is complete, a request fails, the server is overloaded or hangs, or the client is too late.
     ``free_places`` are the places for outputs in shared memory that no request in flight uses.
@@ -122,11 +142,14 @@ class LoadClient:
 
     def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
         self._plan, self._messages = plan, messages
+        self._warm_ups *= len(plan.addresses)
+        self._channels = [Channel(address, self._make_connection(address, headers)) for address in plan.addresses]
+        self._sockets: dict[socket.socket | TlsSocket, Channel] = {}
+        self._calls = 0
         self.free_places: list[bytes] = []
         self._used_places: dict[int, bytes] = {}  # by the number of the call
         self._sent_ns: list[int] = []
         self._answered_ns: list[int] = []  # of each request that was sent
-        self._connection = self._make_connection(headers)
         self._start_ns = 0
         self._answers = 0
         self._cpu_seconds = 0.0
@@ -135,13 +158,17 @@ class LoadClient:
         self._failures: dict[str, list[int]] = {}  # requests by the message of their failure
         self._hangs = False
 
-    def _make_connection(self, headers: Mapping[str, str] | None) -> Http2Connection:
-        return Http2Connection(self._plan.address, METHOD, headers, encrypted=self._plan.tls is not None)
+    def _make_connection(self, address: str, headers: Mapping[str, str] | None) -> Http2Connection:
+        return Http2Connection(address, METHOD, headers, encrypted=self._plan.tls is not None)
 
     def run(self, folder: Path) -> None:
         """Apply the load and write the record to ``folder``; failures are fields of the record."""
         try:
-            with connect(self._plan.address, self._plan.tls) as self._socket:
+            with contextlib.ExitStack() as sockets:
+                for channel in self._channels:
+                    channel.socket = connect(channel.address, self._plan.tls)
+                    sockets.enter_context(channel.socket)
+                    self._sockets[channel.socket] = channel
                 detector = OverloadDetector(self._acceptable_seconds(), self._plan.period_seconds)
                 gc.collect()
                 gc.freeze()
@@ -226,11 +253,23 @@ class LoadClient:
 
     def _request(self, message: bytes) -> None:
         """Start a call with ``message`` and, if one is free, a place for its outputs."""
+        channel = self._next_channel()
         if self.free_places:
-            place = self.free_places.pop()
-            self._used_places[self._connection.request(message + place)] = place
-        else:
-            self._connection.request(message)
+            self._used_places[self._calls] = place = self.free_places.pop()
+            message += place
+        channel.calls.append(self._calls)
+        channel.http2.request(message)
+        self._calls += 1
+
+    def _next_channel(self) -> Channel:
+        """Return the channel with the fewest unanswered requests; those with equal numbers take turns."""
+        channels = self._channels
+        if len(channels) == 1:
+            return channels[0]
+        chosen = min(channels, key=lambda channel: channel.unanswered)
+        channels.remove(chosen)
+        channels.append(chosen)
+        return chosen
 
     def _record_sent(self, now_ns: int) -> None:
         self._sent_ns.append(now_ns)
@@ -239,22 +278,23 @@ class LoadClient:
     def _exchange(self, seconds: float) -> None:
         """Write the outbox and handle the answers that arrive within ``seconds``."""
         self._flush()
-        waiting = [self._socket] if self._connection.outbox else []
-        readable, _, _ = select.select([self._socket], waiting, [], seconds)
-        if not readable:
-            return
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:  # the TLS record is incomplete
-            return
-        if not data:
-            raise ConnectionError("the server closed the connection")
-        self._receive(data, self._now_ns())
+        waiting = [channel.socket for channel in self._channels if channel.http2.outbox]
+        readable, _, _ = select.select(self._sockets, waiting, [], seconds)
+        for ready in readable:
+            try:
+                data = ready.recv(READ_BYTES)
+            except BlockingIOError:  # the TLS record is incomplete
+                continue
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self._receive(self._sockets[ready], data, self._now_ns())
 
-    def _receive(self, data: bytes, now_ns: int) -> None:
+    def _receive(self, channel: Channel, data: bytes, now_ns: int) -> None:
         """Record ``now_ns`` as the time of the answers that end with ``data``."""
         warm_ups = self._warm_ups
-        for call, error in self._connection.receive(data):
+        for own_number, error in channel.http2.receive(data):
+            call = channel.calls[own_number]
+            channel.ended += 1
             if error:
                 self._note_failure(call, error)
             self._answers += 1
@@ -276,10 +316,10 @@ class LoadClient:
         self._answered_ns[number] = now_ns
 
     def _flush(self) -> None:
-        outbox = self._connection.outbox
-        if outbox:
-            with contextlib.suppress(BlockingIOError):
-                del outbox[: self._socket.send(outbox)]
+        for channel in self._channels:
+            if outbox := channel.http2.outbox:
+                with contextlib.suppress(BlockingIOError):
+                    del outbox[: channel.socket.send(outbox)]
 
     def _write_record(self, folder: Path) -> None:
         planned_ns = self._planned()

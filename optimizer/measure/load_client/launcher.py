@@ -40,7 +40,7 @@ from optimizer.measure.load_client.plan import (
     write_places,
 )
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
-from optimizer.measure.perf_output import is_alive, read_statistics, with_statistics
+from optimizer.measure.perf_output import is_alive, read_statistics, silent_server, with_statistics
 from optimizer.measure.server_health import model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
@@ -225,11 +225,12 @@ class LoadClientGenerator:
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
             counts_failures=self.counts_failures,
+            other_addresses=tuple(server.connection.address for server in endpoint.replicas),
         )
         with self._sending(endpoint, messages, concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, planned_ns, order.tolist())
-        if (record.overload or record.error) and not is_alive(endpoint):
-            raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; the server no longer answers")
+        if (record.overload or record.error) and (silent := silent_server(endpoint)):
+            raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; {silent} no longer answers")
         fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
         if record.hangs or fatal:
             raise ServerCrashed(without_traceback(fatal or record.error))
@@ -253,7 +254,8 @@ class LoadClientGenerator:
             self.shared_memory.output_bytes,
             has_batch=endpoint.largest_request > 0,
         )
-        return in_shared_memory(endpoint.connection, messages.serialized, outputs, concurrency)
+        servers = [server.connection for server in endpoint.servers]
+        return in_shared_memory(servers, messages.serialized, outputs, concurrency)
 
     def _run_client(
         self,

@@ -53,6 +53,8 @@ class StreamPlan:
 class SendPlan:
     """The task of the client process: the server's ``host:port``, the latency bound (0: none) and the TLS files.
 
+    The requests are spread over this server and those at ``other_addresses``, which serve the same.
+
     ``tls`` maps the field names of ``Tls`` to paths; None sends unencrypted requests. Headers are secrets: they are
     passed in the environment and written to no file. A closed loop keeps ``concurrency`` requests in flight for
     ``seconds``. If ``concurrency`` is 0, the load is an open loop.
@@ -74,6 +76,12 @@ class SendPlan:
     period_seconds: float = 0.0
     sequence_lengths: tuple[int, ...] = ()
     counts_failures: bool = False
+    other_addresses: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The ``host:port`` of each server."""
+        return (self.address, *self.other_addresses)
 
     def write(
         self,
@@ -106,7 +114,12 @@ class SendPlan:
         messages = [messages[number] for number in order] or messages
         plan = cls(**document["plan"])
         stream = document["plan"]["stream"]
-        plan = replace(plan, stream=stream and StreamPlan(**stream), sequence_lengths=tuple(plan.sequence_lengths))
+        plan = replace(
+            plan,
+            stream=stream and StreamPlan(**stream),
+            sequence_lengths=tuple(plan.sequence_lengths),
+            other_addresses=tuple(plan.other_addresses),
+        )
         return plan, messages, planned.tolist()
 
 

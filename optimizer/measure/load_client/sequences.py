@@ -115,7 +115,7 @@ class SequenceClient(ClosedLoopClient):
     def _send_step(self, slot: Slot, now_ns: int, *, is_first: bool = False) -> None:
         message = self._messages[slot.entry % len(self._messages)]
         slot.entry, slot.left = slot.entry + 1, slot.left - 1
-        self._connection.request(message + step_parameters(slot.sequence, start=is_first, end=not slot.left))
+        self._request(message + step_parameters(slot.sequence, start=is_first, end=not slot.left))
         self._record_sent(now_ns)
         self._slot_of.append(slot)
 

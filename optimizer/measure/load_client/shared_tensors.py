@@ -44,9 +44,9 @@ class SentRequests:
 
 @contextlib.contextmanager
 def in_shared_memory(
-    connection: Connection, messages: Sequence[bytes], outputs: Mapping[str, int], concurrency: int
+    servers: Sequence[Connection], messages: Sequence[bytes], outputs: Mapping[str, int], concurrency: int
 ) -> Iterator[SentRequests]:
-    """Yield ``messages`` with their tensors in registered regions, which are removed at the end.
+    """Yield ``messages`` with their tensors in regions that ``servers`` map, which are removed at the end.
 
     ``outputs`` are the bytes of each output. ``concurrency`` is the number of requests in flight, 0 in an open loop.
     Requests of an open loop that find no free place get their outputs in the response. Regions with unanswered
@@ -61,10 +61,12 @@ def in_shared_memory(
     count = concurrency or max(1, min(OPEN_LOOP_PLACES, OPEN_LOOP_BYTES // place_bytes))
     places = [_place(outputs, outputs_name, number * place_bytes) for number in range(count)]
     sent = SentRequests(requests, places, (f"{name}_*",))
-    with closing(inference.open_client(connection)) as client, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(closing(inference.open_client(server))) for server in servers]
         for region, size, begin in ((inputs_name, len(contents), contents), (outputs_name, count * place_bytes, b"")):
             stack.enter_context(shared_memory.region(region, size, begin))
-            stack.enter_context(_registered(client, region, size, sent))
+            for client in clients:
+                stack.enter_context(_registered(client, region, size, sent))
         yield sent
 
 

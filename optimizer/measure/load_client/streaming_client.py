@@ -21,6 +21,7 @@ from optimizer.measure.load_client.client import (
     BEHIND_SECONDS,
     WARM_UP_SECONDS,
     WATCH_SECONDS,
+    Channel,
     ClosedLoopClient,
     LoadClient,
     OpenLoopClient,
@@ -54,7 +55,6 @@ class StreamingClient(LoadClient):
 
     _warm_ups = 1  # a request may take seconds
     _drain_seconds = DRAIN_SECONDS
-    _connection: StreamingConnection
     _responses: BinaryIO
 
     def __init__(self, *arguments: Any) -> None:
@@ -69,8 +69,8 @@ class StreamingClient(LoadClient):
         self._generations, self._awaited = 1, 0
         self._begin_ns = NEVER
 
-    def _make_connection(self, headers: Mapping[str, str] | None) -> StreamingConnection:
-        return StreamingConnection(self._plan.address, METHOD, headers, encrypted=self._plan.tls is not None)
+    def _make_connection(self, address: str, headers: Mapping[str, str] | None) -> StreamingConnection:
+        return StreamingConnection(address, METHOD, headers, encrypted=self._plan.tls is not None)
 
     def run(self, folder: Path) -> None:
         """Apply the load, write each response to ``folder`` as it arrives, and then the record."""
@@ -78,17 +78,18 @@ class StreamingClient(LoadClient):
             super().run(folder)
 
     def _acceptable_seconds(self) -> float:
-        """Send one request alone and return the acceptable time to first response.
+        """Send one request alone to each server and return the acceptable time to first response.
 
         Without a bound on it, it is the acceptable latency of a whole request.
         """
-        started_ns = first_ns = self._received_ns = self._now_ns()
-        self._connection.request(self._messages[0])
-        while not self._answers:
-            if self._now_ns() - self._received_ns > 1e9 * WARM_UP_SECONDS:
-                raise TimeoutError(f"the server did not respond to a single request within {WARM_UP_SECONDS:g} s")
-            self._exchange(WATCH_SECONDS)
-            first_ns = self._received_ns if first_ns == started_ns else first_ns
+        for number in range(self._warm_ups):
+            started_ns = first_ns = self._received_ns = self._now_ns()
+            self._request(self._messages[0])
+            while self._answers == number:
+                if self._now_ns() - self._received_ns > 1e9 * WARM_UP_SECONDS:
+                    raise TimeoutError(f"the server did not respond to a single request within {WARM_UP_SECONDS:g} s")
+                self._exchange(WATCH_SECONDS)
+                first_ns = self._received_ns if first_ns == started_ns else first_ns
         self._alone_ns = self._received_ns - started_ns
         if self._stream.first_response_bound_ms:
             return max(self._stream.first_response_bound_ms / 1000, (first_ns - started_ns) / 1e9)
@@ -98,10 +99,11 @@ class StreamingClient(LoadClient):
         super()._send(now_ns)
         self._begun_ns.append(NEVER)
 
-    def _receive(self, data: bytes, now_ns: int) -> None:
-        ended, messages = self._connection.receive(data), self._connection.messages
-        for call, message in messages:
-            self._received_ns = now_ns
+    def _receive(self, channel: Channel, data: bytes, now_ns: int) -> None:
+        assert isinstance(channel.http2, StreamingConnection), "made by _make_connection"
+        ended, messages = channel.http2.receive(data), channel.http2.messages
+        for own_number, message in messages:
+            call, self._received_ns = channel.calls[own_number], now_ns
             if message[:1] == ERROR_TAG:
                 self._note_failure(call, error_text(message))
             elif call >= self._warm_ups:
@@ -111,8 +113,9 @@ class StreamingClient(LoadClient):
                 self._sizes.append(len(message))
                 self._responses.write(message)
         messages.clear()
-        for call, error in ended:
-            self._received_ns = now_ns
+        for own_number, error in ended:
+            call, self._received_ns = channel.calls[own_number], now_ns
+            channel.ended += 1
             if error:
                 self._note_failure(call, error)
             self._answers += 1

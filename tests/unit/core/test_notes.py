@@ -19,6 +19,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.RemoteServerUsed("triton:8001"),
     notes.SharedMemoryUsed("system"),
     notes.SpinningRecommended(),
+    notes.ServerProcessesVaried(),
     notes.ServedOnCpu("no CUDA provider"),
     notes.MigInstanceUsed(),
     notes.GpusNotRead("NVML does not answer"),

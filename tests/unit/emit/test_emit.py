@@ -15,7 +15,7 @@ import yaml
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import SERVER_CPUS
+from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES
 from optimizer.emit import kubernetes
 from optimizer.emit.production import name_of, to_yaml
 from optimizer.options.run_options import RunOptions
@@ -360,3 +360,33 @@ def test_each_command_of_the_page_works(tmp_path: Path, capsys: pytest.CaptureFi
         else:
             assert emit.main(words) == 0
             assert capsys.readouterr().out.startswith("# dlrm, as tuned by tritune")
+
+
+def test_each_server_process_is_a_replica_with_its_share(tmp_path: Path) -> None:
+    """The memory is 1e9 bytes times 1.5, divided by 2, in steps of 64 MiB."""
+    one, two = (write_run(tmp_path / str(count), fields={SERVER_PROCESSES: [count]}) for count in (1, 2))
+    limits = container(two)["resources"]["limits"]
+    assert (limits["cpu"], limits["memory"]) == ("4", "768Mi")
+    assert recommendation_of(two).knee == recommendation_of(one).knee / 2
+    (text,) = emitted(two, tmp_path / "k", *in_production("s3://b/m", "kubernetes"), "--min-replicas", "3").values()
+    assert "# server processes: 2 servers with this configuration share the device" in text
+    assert "# replicas: each is one server process, and 2 of them have the resources" in text
+    assert "# GPU" not in text
+    scaled = by_kind(yaml.safe_load_all(text))["HorizontalPodAutoscaler"]["spec"]
+    assert (scaled["minReplicas"], scaled["maxReplicas"]) == (6, 20)
+    (text,) = emitted(two, tmp_path / "c", *in_production("s3://b/m", "compose")).values()
+    services = yaml.safe_load(text)["services"]
+    assert list(services) == ["doubler-1", "doubler-2"]
+    assert services["doubler-2"]["ports"][1] == "${ADDRESS:-127.0.0.1}:8011:8001"
+    assert services["doubler-2"]["deploy"]["resources"]["limits"] == {"cpus": 4, "memory": "768m"}
+    (text,) = emitted(two, tmp_path / "s", *in_production("s3://b/m", "kserve")).values()
+    predictor = yaml.safe_load(text)["spec"]["predictor"]
+    assert (predictor["minReplicas"], predictor["containerConcurrency"]) == (2, int(recommendation_of(two).knee))
+
+
+def test_server_processes_share_gpus(tmp_path: Path) -> None:
+    configs = {"doubler": config_text("doubler", "KIND_GPU")}
+    run = write_run(tmp_path, fields={SERVER_PROCESSES: [2]}, configs=configs, hardware=GPUS)
+    assert container(run)["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    (text,) = emitted(run, tmp_path / "k", *in_production("s3://b/m", "kubernetes")).values()
+    assert "# GPU: 2 replicas share each; configure the NVIDIA device plugin to share a GPU among 2 pods" in text

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.machine.conditions import machine_conditions
-from optimizer.machine.cpus import CpuTopology, place, quota, split, topology
+from optimizer.machine.cpus import CpuTopology, divide, place, quota, split, topology
 from optimizer.options.values import LARGEST_COUNT, format_cpus, parse_cpus, usable_cpus
 
 
@@ -278,3 +278,29 @@ def test_notes_on_this_machine() -> None:
     assert isinstance(notes["load_average"], list)
     assert len(notes["load_average"]) == 3
     assert isinstance(notes["virtual_machine"], bool)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parts", "expected"),
+    [
+        ([ones(0, 3)], 2, ["0-1", "2-3"]),
+        ([ones(0, 2)], 2, ["0", "1-2"]),
+        ([("0,4", "1,5"), ("2,6", "3,7")], 2, ["0-1,4-5", "2-3,6-7"]),
+        ([("0", "2"), ("1", "3")], 2, ["0,2", "1,3"]),
+        ([("0,1", "2,3")], 3, ["0", "1", "2-3"]),
+        ([ones(0, 1)], 3, ["0-1", "0-1", "0-1"]),
+        ([ones(0, 1)], 1, ["0-1"]),
+    ],
+    ids=["cores", "rest", "siblings", "nodes", "fewer cores", "fewer CPUs", "one"],
+)
+def test_servers_divide_the_cpus(nodes: list[tuple[str, ...]], parts: int, expected: list[str]) -> None:
+    """They get whole cores of one node if there are enough."""
+    assert [format_cpus(part) for part in divide(machine(*nodes), parts)] == expected
+
+
+@given(st.integers(1, 40), st.integers(1, 64))
+def test_no_cpu_is_lost(count: int, parts: int) -> None:
+    shares = divide(machine(ones(0, count - 1)), parts)
+    assert len(shares) == parts
+    assert frozenset().union(*shares) == frozenset(range(count))
+    assert sum(map(len, shares)) == (count if parts <= count else parts * count)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.machine import gpu_telemetry as triton_metrics
 from optimizer.machine.gpu_readings import GpuReading, describe_throttling, summarize, throttle_note
-from optimizer.machine.nvml import Gpu, filter_visible, gpus_used_by
+from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, filter_visible, gpus_used_by, mps_share
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 
 __all__ = ["nvml", "nvml_library"]
@@ -268,3 +269,14 @@ def test_the_servers_metrics_complete_the_readings_of_nvml(nvml: StandIn, metric
     assert recorded(nvml, metrics=metrics) == UNKNOWN | from_triton | {"gpu_memory_bytes": 1000}
     nvml.tell(init="error 18")
     assert recorded(nvml, metrics=metrics) == UNKNOWN | from_triton
+
+
+def test_servers_share_a_gpu_under_mps(tmp_path: Path) -> None:
+    """A limit that the user has set counts for each server."""
+    running = {MPS_PIPES: str(tmp_path)}
+    assert mps_share(2, running) == {}, "the daemon does not run"
+    (tmp_path / "control").touch()
+    assert mps_share(2, running) == {MPS_THREADS: "50"}
+    assert mps_share(3, running) == {MPS_THREADS: "33.33"}
+    assert mps_share(1, running) == {}
+    assert mps_share(2, running | {MPS_THREADS: "30"}) == {}

@@ -30,7 +30,7 @@ from optimizer.measure.load_client.judgement import (
     judge_closed_loop,
 )
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord
-from tests.answering_server import AnsweringServer, Array
+from tests.answering_server import AnsweringServer, Array, Model
 
 LOAD = LoadPoint(request_batch_size=2, concurrency=3)
 SIZES = np.array([2])
@@ -260,3 +260,41 @@ def test_a_server_that_never_answers_counts_as_crashed(
         pytest.raises(ServerCrashed, match="no request was answered within"),
     ):
         generator.measure(endpoint, LOAD, seconds=0.1)
+
+
+def test_requests_go_to_the_server_with_the_fewest_unanswered_ones(generator: ClosedLoopGenerator) -> None:
+    """A server that is ten times as slow gets about a tenth, and both get as many at the start."""
+    counts = [0, 0]
+
+    def model(place: int, seconds: float) -> Model:
+        def answer(feeds: dict[str, Array]) -> Mapping[str, Array]:
+            counts[place] += 1
+            time.sleep(seconds)
+            return {"y": feeds["x"]}
+
+        return answer
+
+    with AnsweringServer(model(0, 0.005)).serving() as fast, AnsweringServer(model(1, 0.05)).serving() as slow:
+        measured = generator.measure(replace(fast, replicas=(slow,)), LoadPoint(1, concurrency=4), seconds=1.0)
+    assert WARM_UPS <= counts[1] < counts[0] / 3
+    assert measured.requests
+    assert measured.requests <= sum(counts)
+
+
+def test_servers_with_equally_many_requests_take_turns() -> None:
+    plan = SendPlan("a:1", 0.0, concurrency=1, other_addresses=("b:1", "c:1"))
+    sender = ClosedLoopClient(plan, [b""])
+    chosen = []
+    for _ in range(6):
+        channel = sender._next_channel()
+        channel.calls.append(0)
+        channel.ended += 1
+        chosen.append(channel.address)
+    assert chosen == ["a:1", "b:1", "c:1"] * 2
+
+
+def test_a_plan_with_several_servers_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = SendPlan("a:1", 0.0, concurrency=1, other_addresses=("b:1",))
+    plan.write(tmp_path, [b"one"])
+    assert SendPlan.read(tmp_path)[0] == plan
+    assert plan.addresses == ("a:1", "b:1")

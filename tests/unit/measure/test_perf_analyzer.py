@@ -12,7 +12,13 @@ from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import MeasurementWindow
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand
-from optimizer.measure.perf_output import executions_by_size, mean_batch_size, read_windows, with_statistics
+from optimizer.measure.perf_output import (
+    add_statistics,
+    executions_by_size,
+    mean_batch_size,
+    read_windows,
+    with_statistics,
+)
 
 
 def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
@@ -75,3 +81,10 @@ def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp
     fine = PerfAnalyzerCommand([str(program("fine", "echo fine"))], timeout_seconds=60, log=tmp_path / "log")
     assert FallbackRunner(tmp_path, older)(fine).output.split() == ["fine"]
     assert requested == ["fetched"]
+
+
+def test_the_statistics_of_several_servers_are_summed() -> None:
+    total = statistics((4, 10, 300))
+    add_statistics(total, statistics((4, 1, 60), (8, 2, 90)))
+    assert executions_by_size(statistics(), total) == [(4, 11, 360), (8, 2, 90)]
+    assert mean_batch_size(statistics(), total) == round((11 * 4 + 2 * 8) / 13, 3)

@@ -88,7 +88,7 @@ def client(concurrency: int, lengths: tuple[int, ...], messages: int = 3) -> tup
     plan = SendPlan("localhost:1", 0.0, concurrency=concurrency, seconds=1e9, sequence_lengths=lengths)
     requests = [ModelInferRequest(raw_input_contents=[bytes([i])]).SerializeToString() for i in range(messages)]
     made, sent = SequenceClient(plan, requests), Sent()
-    made._connection = sent  # type: ignore[assignment]
+    made._channels[0].http2 = sent  # type: ignore[assignment]
     return made, sent
 
 

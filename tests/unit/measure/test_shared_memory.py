@@ -126,7 +126,7 @@ def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
     arrays = [{"x": np.full(3, value, np.float32), "none": np.zeros(0, np.float32)} for value in (1, 2)]
     messages = [to_message("m", each) for each in arrays]
     outputs = {"y": 100, "z": 8}
-    with in_shared_memory(Connection("localhost:1"), messages, outputs, concurrency=3) as sent:
+    with in_shared_memory([Connection("localhost:1")], messages, outputs, concurrency=3) as sent:
         assert len(sent.places) == 3
         (inputs_name, inputs_size), (outputs_name, outputs_size) = server.regions.items()
         contents = (FOLDER / inputs_name).read_bytes()
@@ -158,7 +158,7 @@ def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
 
 def test_regions_with_unanswered_requests_stay_registered(server: Server, tmp_path: Path) -> None:
     """The server crashes if it writes to an unregistered region."""
-    with in_shared_memory(Connection("localhost:1"), [to_message("m", {"x": np.zeros(1)})], {"y": 8}, 1):
+    with in_shared_memory([Connection("localhost:1")], [to_message("m", {"x": np.zeros(1)})], {"y": 8}, 1):
         assert len(server.regions) == 2
     assert len(server.regions) == 2
 
@@ -166,5 +166,5 @@ def test_regions_with_unanswered_requests_stay_registered(server: Server, tmp_pa
 def test_the_places_of_an_open_loop_are_limited(server: Server) -> None:
     message = to_message("m", {"x": np.zeros(1)})
     for size, count in ((8, 1024), (64 << 20, 4), (1 << 29, 1)):
-        with in_shared_memory(Connection("localhost:1"), [message], {"y": size}, concurrency=0) as sent:
+        with in_shared_memory([Connection("localhost:1")], [message], {"y": size}, concurrency=0) as sent:
             assert len(sent.places) == count

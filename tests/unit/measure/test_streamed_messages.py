@@ -74,19 +74,20 @@ def test_the_error_of_a_response_is_read(text: str) -> None:
 def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_path: Path) -> None:
     plan = SendPlan("server:8001", 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
     client = StreamingClosedLoopClient(plan, [b""])
-    client._connection.request(b"")  # the request that is sent alone
+    (channel,) = client._channels
+    client._request(b"")  # the request that is sent alone
     client._send(0)
     message = bytes(2**16)
     with open_responses(tmp_path) as client._responses:
         tracemalloc.start()
         for number in range(400):
-            client._receive(frame(prefixed([message]), 1), number)
+            client._receive(channel, frame(prefixed([message]), 1), number)
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak_bytes < 20 * len(message)
         assert (tmp_path / RESPONSES).stat().st_size > 0.95 * 400 * len(message)
         client._write_record(tmp_path)
-        client._receive(frame(prefixed([b"late"]), 1), 400)
+        client._receive(channel, frame(prefixed([b"late"]), 1), 400)
     responses = SendRecord.read(tmp_path).responses
     assert responses is not None
     assert responses.messages == (message,) * 400, "a later response is not read"

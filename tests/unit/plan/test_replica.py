@@ -11,7 +11,7 @@ import pytest
 
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.plan.evidence import Slowdown, collect
 from optimizer.plan.replica import Replica, replica
@@ -80,3 +80,28 @@ def test_the_safe_plan_expects_the_longest_times_of_unmeasured_sizes() -> None:
         one.serve(arrivals_s, Slowdown(unmeasured=position)).latency_p95_s for position in (1.0, 0.0, -1.0)
     )
     assert fast < expected < slow
+
+
+def test_a_replica_of_two_server_processes_handles_twice_the_load() -> None:
+    trials = [measured(number, 1.0, (6, 16)) for number in range(3)]
+    two = replace(CANDIDATE, fields=((SERVER_PROCESSES, 2),))
+    doubled = [
+        replace(
+            trial,
+            candidate=two,
+            measurements=tuple(
+                (
+                    replace(load, concurrency=2 * load.concurrency),
+                    replace(one, throughput_infer_per_sec=2 * (one.throughput_infer_per_sec or 0.0)),
+                )
+                for load, one in trial.measurements
+            ),
+        )
+        for trial in trials
+    ]
+    single, pair = fitted(*trials), replica(collect(two, PROBLEM, [doubled], PoissonArrivals()), SLA)
+    assert pair.capacity(Slowdown()) == pytest.approx(2 * single.capacity(Slowdown()), rel=0.05)
+    arrivals_s = np.cumsum(np.random.default_rng(0).exponential(1 / 1500, 20_000))
+    assert pair.serve(arrivals_s / 2, Slowdown()).latency_p95_s == pytest.approx(
+        single.serve(arrivals_s, Slowdown()).latency_p95_s, rel=0.2
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.search.feasibility import Feasibility
 
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -74,3 +76,18 @@ def test_a_success_makes_one_failure_an_exception() -> None:
 def test_a_bound_that_is_not_simulated_counts_as_a_failure() -> None:
     trials = [worked(candidate(instances=3), memory=2e9), worked(candidate(32, 3), memory=2e9)]
     assert probability(trials, candidate(128, 3)) < 0.1
+
+
+def test_server_processes_need_memory_as_instances_do() -> None:
+    """Two failures, with four instances in all, concern a configuration with eight."""
+    space = replace(SPACE, fields={**SPACE.fields, SERVER_PROCESSES: (1, 2)})
+
+    def with_processes(instances: int, processes: int, size: int = 8) -> Candidate:
+        one = candidate(size, instances)
+        return replace(one, fields=tuple(sorted((*one.fields, (SERVER_PROCESSES, processes)))))
+
+    trials = [worked(with_processes(1, 2)), worked(with_processes(2, 1, 128))]
+    trials += [failed(with_processes(4, 1)), failed(with_processes(2, 2, 32))]
+    known = Feasibility(trials, space, MEMORY.is_met)
+    more, fewer = known.probabilities([with_processes(4, 2), with_processes(1, 2, 32)])
+    assert more < 0.3 < 0.7 < fewer

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.execution import INTRA_OP_THREADS, SPINNING
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
-from optimizer.simulator.fitted_parameters import estimate_network_s, longest_gap_s, relative_duration
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point
+from optimizer.simulator.calibration import observe_point
+from optimizer.simulator.fitted_parameters import (
+    THREADS,
+    FittedOverheads,
+    estimate_network_s,
+    execution_settings,
+    longest_gap_s,
+    occupancy,
+    relative_duration,
+)
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads
-from optimizer.simulator.server_model import fit
+from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter
 from tests.played_server import simulated_measurement
 from tests.simulation import linear_times, simulate
@@ -75,3 +86,39 @@ def test_idle_threads_that_do_not_spin_take_no_cores() -> None:
 
     assert duration("0") < duration("1")
     assert duration("0") == relative_duration((1, ((INTRA_OP_THREADS, "2"), (SPINNING, "1"))), 1.0, problem)
+
+
+def with_processes(count: int, instances: int = 1) -> Candidate:
+    return Candidate(8, True, instance_count=instances, fields=((SERVER_PROCESSES, count),))
+
+
+def test_each_of_several_server_processes_gets_its_share_of_the_load() -> None:
+    """Two servers that do not slow each other serve twice as much with twice the load, at the same latency."""
+    times = linear_times(1e-3, 5e-5, 8, 1)
+    model = ServerModel(lambda _: times, 1, FittedOverheads(2e-4))
+    one, two, odd = model.simulate([(with_processes(1), 8), (with_processes(2), 16), (with_processes(2), 15)])
+    assert two.throughput_infer_per_s == pytest.approx(2 * one.throughput_infer_per_s)
+    assert two.latency_p95_s == one.latency_p95_s
+    assert odd.throughput_infer_per_s == pytest.approx(15 / 16 * two.throughput_infer_per_s)
+    (measured,) = model.measure([(with_processes(2), 16)])
+    assert measured.mean_batch_size == pytest.approx(one.mean_batch_size, rel=1e-5)
+
+
+def test_statistics_of_several_server_processes_are_those_of_one_for_longer() -> None:
+    measured = Measurement(2000.0, batch_stats="4:1000:2000000000")
+    one, two = (observe_point(Point(0, with_processes(count), LoadPoint(1, 8 * count), measured)) for count in (1, 2))
+    assert one
+    assert two
+    assert (two.concurrency, two.wall_s, two.busy) == (one.concurrency, 2 * one.wall_s, one.busy)
+
+
+@pytest.mark.parametrize("cpu_count", [4, None])
+def test_server_processes_slow_each_other_as_instances_do(cpu_count: int | None) -> None:
+    problem = replace(PROBLEM, cpu_count=cpu_count)
+    alone, processes, instances = (
+        relative_duration(execution_settings(candidate), candidate.instances, problem)
+        for candidate in (with_processes(1), with_processes(2), with_processes(1, instances=2))
+    )
+    assert alone < processes == instances
+    threads = replace(PROBLEM, space=replace(SPACE, fields={THREADS: ("0", "1")}), cpu_count=4)
+    assert occupancy(execution_settings(with_processes(2)), 1, threads).threads == 2, "the cores are divided"

@@ -14,6 +14,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.timing import Stopwatch
+from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator
@@ -40,12 +41,10 @@ def task_with(
     streaming: bool = False,
     sequence_length: SizeDistribution | None = None,
     sla: Sla = SLA,
+    server_processes: int = 1,
 ) -> Task:
-    problem = SimpleNamespace(
-        open_loop=open_loop,
-        request_mix=None,
-        sla=sla,
-        needs_own_client=Problem("m", SearchSpace((1,)), 1, 1, sla=sla).needs_own_client,
+    problem = Problem(
+        "m", SearchSpace((1,), fields={SERVER_PROCESSES: (server_processes,)}), 1, 1, sla=sla, open_loop=open_loop
     )
     source = SimpleNamespace(concurrent=concurrent, name="m", is_streaming=streaming)
     requests: dict[str, Any] = {
@@ -170,5 +169,13 @@ def test_it_refuses_data_that_it_cannot_keep_in_memory(
 ) -> None:
     monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)
     task = task_with(data_file(tmp_path, 5), sla=Sla.from_bounds({"p99.9": 30.0}))
-    with pytest.raises(BadInputError, match=r"has more than 4 entries, .* to measure p99\.9; give fewer$"):
+    with pytest.raises(BadInputError, match=r"has more than 4 entries, .* report p99\.9, .*, so give fewer$"):
         make(OPTIONS, task, folder)
+
+
+def test_the_own_client_alone_spreads_the_load_over_several_servers(folder: RunFolder) -> None:
+    task = task_with(server_processes=2)
+    assert own_client_searches(task)
+    made = make(OPTIONS, task, folder)
+    assert made.confirmation is made.search
+    assert made.cross_checking is None

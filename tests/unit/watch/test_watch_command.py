@@ -15,7 +15,9 @@ import pytest
 
 from optimizer.cli.watch import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.watch.sampling import samples
+from tests.run_folders import write_run
 
 DATA = Path(__file__).parents[2] / "data"
 RECORDED = (DATA / "triton_metrics_end.txt").read_text()
@@ -185,3 +187,10 @@ def test_a_run_that_was_killed_is_bad_input(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({**info, "status": "running"}))
     with pytest.raises(BadInputError, match="is still running or was killed"):
         main([str(run), "--url", "127.0.0.1:1"])
+
+
+def test_a_run_with_several_server_processes_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path, fields={SERVER_PROCESSES: [2]})
+    with pytest.raises(BadInputError, match=r"recommends 2 server processes, .*; watch another run$") as caught:
+        main([str(run), "--url", "127.0.0.1:1", *BRIEFLY])
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,95 @@
+"""A target of several server processes that serve the same configuration on the same device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from optimizer.core.errors import ServerCrashed, TuneError
+from optimizer.core.interfaces import Endpoint
+from optimizer.core.trial import Candidate
+from optimizer.deploy.managed_target import ManagedTarget
+
+
+class ServerProcesses:
+    """Serves a candidate on the servers of the first ``targets``, as many as it has server processes.
+
+    The servers divide the CPUs, see ``Server.run_for``. Each has its own copy of the repository and its own log.
+    Those that a candidate does not need are stopped. The endpoint is that of the first server, and has those of the
+    others as replicas. If a server dies, the error names it; the next deployment starts it again.
+    """
+
+    def __init__(self, targets: Sequence[ManagedTarget]) -> None:
+        self._targets = targets
+
+    def start(self) -> None:
+        """Launch the first server without waiting for it."""
+        self._targets[0].start()
+
+    @property
+    def server_version(self) -> str:
+        """The version that the servers report; empty before the first deployment."""
+        return self._targets[0].server_version
+
+    @property
+    def grpc_address(self) -> str:
+        """``host:port`` of the first running server."""
+        return self._targets[0].grpc_address
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        """Serve ``candidate``. Raises the errors of ``ManagedTarget.deploy``."""
+        with self._serving(candidate, as_written=len(self._targets[0].source.models) > 1) as endpoint:
+            yield endpoint
+
+    @contextlib.contextmanager
+    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
+        """Serve ``candidate`` on fresh servers from config.pbtxt on disk."""
+        for target in self._targets:
+            target.stop()
+        with self._serving(candidate, as_written=True) as endpoint:
+            yield endpoint
+
+    def close(self) -> None:
+        """Stop all servers and remove their copies of the repository."""
+        with contextlib.ExitStack() as closing:
+            for target in self._targets:
+                closing.callback(target.close)
+
+    @contextlib.contextmanager
+    def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
+        count = candidate.server_processes
+        used = self._targets[:count]
+        for target in self._targets[count:]:
+            target.stop()
+        for position, target in enumerate(used):  # they start at the same time
+            target.launch(candidate, position)
+        endpoints = []
+        for number, target in enumerate(used, 1):
+            try:
+                endpoints.append(target.serve(candidate, as_written=as_written))
+            except TuneError as error:
+                raise _of_process(error, number, count) from error
+        try:
+            yield replace(endpoints[0], replicas=tuple(endpoints[1:]))
+        except ServerCrashed as error:
+            raise _crash(error, used) from error
+
+
+def _crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> TuneError:
+    """Stop the server that caused ``error`` and return the error that names it; stop all if none can be blamed."""
+    numbered = list(enumerate(used, 1))
+    suspects = [(number, target) for number, target in numbered if not target.answers()]
+    suspects += [(number, target) for number, target in numbered if target.has_logged_error()]
+    if suspects or len(used) == 1:
+        number, target = (suspects or numbered)[0]
+        return _of_process(target.crash(error), number, len(used))
+    for target in used:
+        target.stop()
+    return error
+
+
+def _of_process(error: TuneError, number: int, count: int) -> TuneError:
+    """Return ``error`` with the number of the server process; a single one needs no number."""
+    return error if count == 1 else type(error)(f"server process {number} of {count}: {error}", log=error.log)

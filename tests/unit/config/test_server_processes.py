@@ -1,0 +1,130 @@
+"""Tests of the number of server processes as a parameter of the search, which is not part of config.pbtxt."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from optimizer.cli.sweep import read_sweep_arguments
+from optimizer.config import model_config
+from optimizer.config.search_space import MOST_SERVER_PROCESSES, Problem, SearchSpace
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import SERVER_PROCESSES, Candidate
+from optimizer.machine.hardware import Hardware
+from optimizer.model.profile import load_profile
+from optimizer.options.run_options import RunOptions
+from optimizer.results.formatting import configuration, triton_lines
+from optimizer.study.task import Task, prepare_task
+from tests.repositories import write_sleeper, write_sums
+
+TWO = Candidate(8, fields=((SERVER_PROCESSES, 2),))
+TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
+PROFILE = """\
+model: {{repository: models, name: {}}}
+space:
+  max_batch_size: [8]
+  server_processes: {}
+"""
+
+
+def test_each_number_is_a_choice() -> None:
+    space = SearchSpace((8,), fields={SERVER_PROCESSES: (1, 2, 4, 2)})
+    assert [candidate.server_processes for candidate in space.candidates()] == [1, 2, 4]
+    assert space.most_server_processes == 4
+    assert SearchSpace((8,)).most_server_processes == Candidate(8).server_processes == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, MOST_SERVER_PROCESSES + 1, 1.5, True, "two"])
+def test_another_value_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^server_processes: .* is not a whole number from 1 to 64$"):
+        SearchSpace((8,), fields={SERVER_PROCESSES: (value,)})
+
+
+def test_config_pbtxt_does_not_know_it() -> None:
+    written = model_config.apply(TWO, ModelConfig(name="m"))
+    assert "process" not in model_config.to_text(written)
+    assert model_config.differences(TWO, written) == []
+    assert model_config.candidate_of(written, [SERVER_PROCESSES]) == Candidate(8)
+
+
+def test_the_summary_shows_it_unless_it_is_one() -> None:
+    assert configuration(TWO) == "batch 8 · 1 instance · no dynamic batching · 2 server processes"
+    assert triton_lines(TWO)[-1] == "# 2 server processes share the load and the CPUs"
+    one = Candidate(8, fields=((SERVER_PROCESSES, 1),))
+    assert configuration(one) == configuration(Candidate(8))
+    assert triton_lines(one) == triton_lines(Candidate(8))
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    write_sleeper(tmp_path / "models", 1.0)
+    write_sums(tmp_path / "models", tmp_path / "log")
+    return tmp_path / "models"
+
+
+def task(models: Path, name: str = "sleeper", choices: str = "[1, 2]", **options: Any) -> Task:
+    profile = models.parent / "mine.yaml"
+    profile.write_text(PROFILE.format(name, choices))
+    return prepare_task(RunOptions(str(profile), **options), TWO_CPUS, print)
+
+
+@pytest.mark.parametrize("choices", ["[0]", "[1.5]", "[two]", "[true]", "[]", "[[1]]", "[65]"])
+def test_a_profile_with_another_value_names_the_line(models: Path, choices: str) -> None:
+    with pytest.raises(BadInputError, match=r"mine.yaml:4: space.server_processes") as caught:
+        task(models, choices=choices)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_model_as_configured_has_one_server(models: Path) -> None:
+    prepared = task(models)
+    assert prepared.baseline.server_processes == 1
+    assert prepared.problem.space.parameter_values(prepared.baseline) is not None, "it is in the space"
+    profile = load_profile(models.parent / "mine.yaml")
+    assert profile.space
+    assert profile.space.fields() == {SERVER_PROCESSES: (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"target": "remote", "url": "h:8001"},
+            r"mine.yaml:4: space.server_processes: .* start the server at h:8001, .*--target embedded or local",
+        ),
+        ({"protocol": "http"}, "--protocol http: server_processes needs tune's own client, .* over gRPC only"),
+        ({"perf_analyzer_image": "sdk"}, "--perf-analyzer-image: server_processes needs .*; leave it out"),
+        ({"shared_memory": "cuda"}, "--shared-memory cuda: "),
+        ({"concurrent_models": ("other",)}, "--concurrent-models: server_processes needs .* for one model only"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(models: Path, options: dict[str, Any], said: str) -> None:
+    shutil.copytree(models / "sleeper", models / "other")
+    config = models / "other" / "config.pbtxt"
+    config.write_text(config.read_text().replace("sleeper", "other"))
+    with pytest.raises(BadInputError, match=said) as caught:
+        task(models, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stateful_model_has_one_server(models: Path) -> None:
+    with pytest.raises(BadInputError, match="all requests of a sequence have to reach the same server") as caught:
+        task(models, "sums")
+    assert "\n" not in str(caught.value)
+    assert task(models, "sums", "[1]").problem.space.most_server_processes == 1
+
+
+def test_a_sweep_lists_numbers() -> None:
+    request = read_sweep_arguments(["--config", "server_processes=1,2", "m"]).request
+    assert request.choices.fields == {SERVER_PROCESSES: (1, 2)}
+    with pytest.raises(BadInputError, match="--config server_processes 0: write whole numbers"):
+        read_sweep_arguments(["--config", "server_processes=0", "m"])
+
+
+def test_only_the_own_client_spreads_the_load() -> None:
+    one, two = (Problem("m", SearchSpace((8,), fields={SERVER_PROCESSES: (count,)}), 1, 64) for count in (1, 2))
+    assert one.why_own_client == ""
+    assert two.why_own_client.startswith("server_processes needs tune's own client")
