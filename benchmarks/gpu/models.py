@@ -1,11 +1,15 @@
-"""Write the models of the two GPU studies (DLRM and BERT question answering) by PyTorch as a Triton repository.
+"""Write a model of the two GPU studies (DLRM and BERT question answering) by PyTorch into a Triton repository.
 
+    python benchmarks/gpu/models.py [--tiny] dlrm|bert REPOSITORY
+
+run.py starts this as a process of its own, so that no memory of the GPU stays allocated during the measurements.
 Weights are random, which does not affect the speed. Integers are taken modulo the rows of their table, so that
 perf_analyzer's random requests are valid.
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,13 +110,27 @@ class Bert(nn.Module):  # type: ignore[misc]
         return start, end
 
 
-def write(repository: Path, sizes: Sizes) -> None:
-    """Write ``dlrm`` and ``bert`` without an instance kind, so that a torch with CUDA serves them on the GPU."""
-    numbers = [("input__0", "TYPE_FP32", 13), ("input__1", "TYPE_INT64", 26)]
+def write_dlrm(repository: Path, sizes: Sizes) -> None:
+    inputs = [("input__0", "TYPE_FP32", 13), ("input__1", "TYPE_INT64", 26)]
+    _write(repository / "dlrm", Dlrm(sizes), sizes, 131072, inputs, [("output__0", "TYPE_FP32", 1)])
+
+
+def write_bert(repository: Path, sizes: Sizes) -> None:
     tokens = [(f"input__{i}", "TYPE_INT32", sizes.tokens) for i in range(3)]
     ends = [(f"output__{i}", "TYPE_FP32", sizes.tokens) for i in range(2)]
-    _write(repository / "dlrm", Dlrm(sizes), sizes, 131072, numbers, [("output__0", "TYPE_FP32", 1)])
     _write(repository / "bert", Bert(sizes), sizes, 64, tokens, ends)
+
+
+MODELS = {"dlrm": write_dlrm, "bert": write_bert}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="write a tiny model in FP32, for the smoke test")
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("repository", type=Path)
+    arguments = parser.parse_args()
+    MODELS[arguments.model](arguments.repository, TINY if arguments.tiny else AS_PUBLISHED)
 
 
 def _write(
@@ -123,7 +141,9 @@ def _write(
     inputs: list[tuple[str, str, int]],
     outputs: list[tuple[str, str, int]],
 ) -> None:
-    lines = ['backend: "pytorch"', f"max_batch_size: {max_batch_size}"]
+    """Write a model with an instance kind: without one, a server whose CUDA fails would serve it on the CPU."""
+    kind = "KIND_GPU" if sizes.device == "cuda" else "KIND_CPU"
+    lines = ['backend: "pytorch"', f"max_batch_size: {max_batch_size}", f"instance_group {{ kind: {kind} }}"]
     for kind, tensors in (("input", inputs), ("output", outputs)):
         lines += [f'{kind} {{ name: "{name}" data_type: {data} dims: {dims} }}' for name, data, dims in tensors]
     lines += [f'parameters {{ key: "{key}" value {{ string_value: "{it}" }} }}' for key, it in PARAMETERS.items()]
@@ -138,3 +158,7 @@ def _perceptron(inputs: int, widths: tuple[int, ...]) -> nn.Sequential:
         layers += [nn.Linear(inputs, width), nn.ReLU()]
         inputs = width
     return nn.Sequential(*layers)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,38 +2,62 @@
 
     python benchmarks/gpu/pack.py [--python python3.12] [--out DIR]
 
-The machine needs Linux on x86-64 with that version of Python, torch with CUDA, numpy, pandas, numba, scipy, onnx and
-onnxruntime. The binary, the libraries and one stub are taken from the pinned server's wheels. On the machine:
+The machine needs Linux on x86-64 with that version of Python, torch with CUDA and the packages of ``PRESENT``. The
+server, perf_analyzer and their libraries are those of the pinned wheels. For the server's stub the pack has libpython
+with its standard library, because the machine may have none, and numpy 1. On the machine:
 
-    tar -xf tritune-gpu.tar.xz -C /tmp && . /tmp/tritune-gpu/env.sh && python3 benchmarks/gpu/run.py
+    python3 -m tarfile -e tritune-gpu.tar.xz /tmp && . /tmp/tritune-gpu/env.sh && python3 benchmarks/gpu/run.py
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from optimizer.deploy import runtime
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAME = "tritune-gpu"
-# tune's other dependencies in the installed versions; --no-deps omits the packages above
-CARRIED = (
-    *("optuna", "alembic", "colorlog", "Mako", "SQLAlchemy", "tqdm"),
-    *("pydantic", "pydantic_core", "annotated-types", "typing-inspection", "typing_extensions"),
-    *("tritonclient", "grpcio", "protobuf", "python-rapidjson"),
-)
+# dependencies of tune that the machine has, with their own dependencies
+PRESENT = ("grpcio", "matplotlib", "ml-dtypes", "numba", "numpy", "onnx", "onnxruntime", "pandas", "scipy")
+# dependencies that run.py does not use: they fetch wheels, tokenize, and send requests over HTTP
+UNUSED = ("pip", "tokenizers", "aiohttp", "brotli", "geventhttpclient")
+# parts of the standard library that the stub does not use
+LEFT_OUT = ("__pycache__", "site-packages", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3")
+LEFT_OUT_PATTERNS = ("config-*", "pydoc_data", "_test*.so", "_tkinter*.so", "xx*.so")
 ENVIRONMENT = """\
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export TRITUNE_CACHE="$here/cache" PYTHONPATH="$here/site-packages"
 """
+ASK = """\
+import json, sys, sysconfig
+version = "{}.{}".format(*sys.version_info)
+print(json.dumps([version, sysconfig.get_config_var("LIBDIR"), sysconfig.get_path("stdlib")]))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python of the target's version: its shared library, which the stub links, and its standard library."""
+
+    python: str
+    version: str
+    library: Path
+    standard_library: Path
 
 
 def main() -> None:
@@ -44,55 +68,82 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / NAME
-        version, library = _asked(arguments.python)
-        _install(arguments.python, folder / "site-packages")
-        _server(folder / "cache", version, library)
+        interpreter = _ask(arguments.python)
+        pins = dependencies(interpreter.version)
+        _install(interpreter, folder / "site-packages", [str(ROOT), *pins])
+        _add_server(folder / "cache", interpreter)
         (folder / "env.sh").write_text(ENVIRONMENT)
         packed = arguments.out / f"{NAME}.tar.xz"
-        with tarfile.open(packed, "w:xz", preset=4) as archive:
+        with tarfile.open(packed, "w:xz", preset=9) as archive:
             archive.add(folder, NAME, filter=_plain)
         unpacked = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{packed}: {packed.stat().st_size / 2**20:.1f} MiB, {unpacked / 2**20:.0f} MiB unpacked")
 
 
-def _asked(python: str) -> tuple[str, Path]:
-    """Return the version and the shared library that the stub links."""
-    script = "import sys, sysconfig as s; print('{}.{}'.format(*sys.version_info), s.get_config_var('LIBDIR'))"
-    version, libraries = subprocess.run(
-        [python, "-c", script], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.split()
+def dependencies(version: str) -> list[str]:
+    """Return pins of the packed dependencies of tune, for a version of Python, in the versions installed here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins: dict[str, str] = {}
+    waiting = [Requirement(text) for text in project["dependencies"]]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in pins or name in (*PRESENT, *UNUSED):
+            continue
+        installed = metadata.distribution(name)
+        pins[name] = f"{name}=={installed.version}"
+        own = [Requirement(text) for text in installed.requires or ()]
+        waiting += [needed for needed in own if _applies(needed, requirement.extras, version)]
+    return sorted(pins.values())
+
+
+def _applies(requirement: Requirement, extras: Iterable[str], version: str) -> bool:
+    python = {"python_version": version, "python_full_version": f"{version}.0"}
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({**python, "extra": extra}) for extra in ("", *extras))
+
+
+def _ask(python: str) -> Interpreter:
+    """Return where an interpreter has its libraries. Exits if its shared library is missing."""
+    asked = subprocess.run([python, "-c", ASK], stdout=subprocess.PIPE, text=True, check=True).stdout
+    version, libraries, standard_library = json.loads(asked)
     name = f"libpython{version}.so.1.0"
     for folder in (libraries, "/usr/lib/x86_64-linux-gnu"):
         if (library := Path(folder, name)).exists():
-            return version, library
+            return Interpreter(python, version, library, Path(standard_library))
     sys.exit(f"{python}: no {name} beside it; use one that was built with --enable-shared")
 
 
-def _install(python: str, folder: Path) -> None:
-    pins = [f"{name}=={metadata.version(name)}" for name in CARRIED]
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder)]
-    subprocess.run([*install, str(ROOT), *pins], check=True)
+def _install(interpreter: Interpreter, folder: Path, requirements: Iterable[str]) -> None:
+    install = [interpreter.python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    subprocess.run([*install, "--target", str(folder), *requirements], check=True)
 
 
-def _server(cache: Path, version: str, library: Path) -> None:
-    """Add the server as ``runtime.ensure`` installs it, without files for other Python versions.
-
-    An empty folder replaces the numpy that the stub expects, because PyTorch's tensors pass without numpy.
-    """
+def _add_server(cache: Path, interpreter: Interpreter) -> None:
+    """Add the server as ``runtime.ensure`` installs it, with the stub of one Python, and libraries for it."""
     whole = runtime.ensure(print)
     trimmed = runtime.Runtime(cache / whole.root.name)
     for file in whole.root.rglob("*"):
         inside = file.relative_to(whole.root)
-        other_stub = "python_backend_stubs" in inside.parts and version not in inside.parts
+        other_stub = "python_backend_stubs" in inside.parts and interpreter.version not in inside.parts
         if file.is_file() and not other_stub and not file.name.startswith("libpython"):
             target = trimmed.root / inside
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
-    shutil.copy(library, trimmed.libraries)
+    library = trimmed.stub_python / "lib"
+    ignored = shutil.ignore_patterns(*LEFT_OUT, *LEFT_OUT_PATTERNS)
+    shutil.copytree(interpreter.standard_library, library / f"python{interpreter.version}", ignore=ignored)
+    shutil.copy(interpreter.library, library)
     if strip := shutil.which("strip"):
-        subprocess.run([strip, "--strip-debug", trimmed.libraries / library.name], check=True)
-    if wheel := runtime.NUMPY_WHEELS.get(version):
-        (cache / f"numpy-1.26.4-{wheel.sha256[:12]}").mkdir()
+        subprocess.run([strip, "--strip-debug", *library.rglob("*.so*")], check=True)
+    if wheel := runtime.NUMPY_WHEELS.get(interpreter.version):
+        numpy = cache / runtime.stub_packages_name(wheel)
+        _install(interpreter, numpy, [wheel.requirement])
+        for entry in numpy.iterdir():
+            if not any(member.rstrip("/") == entry.name for member in wheel.members):
+                shutil.rmtree(entry)
+        for tests in [*numpy.rglob("tests")]:
+            shutil.rmtree(tests)
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

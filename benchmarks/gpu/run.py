@@ -1,29 +1,35 @@
 """Run the DLRM and BERT studies on this machine's GPU and compare them with the published results.
 
-    python benchmarks/gpu/run.py [--smoke] [--out DIR] [--minutes M]
+    python benchmarks/gpu/run.py [--smoke] [--study dlrm|bert] [--out DIR] [--minutes M]
 
 PyTorch writes the models; `tune sweep` and `tune` measure them through the PyTorch backend, on the GPU if torch was
-built with CUDA. Writes dlrm.md and bert.md into DIR (this folder) within M minutes (10); steps that have not begun by
-then are listed as not measured. --smoke uses tiny models and one measurement of each kind, on any machine.
+built with CUDA. DIR (this folder) gets three files of each study after each step: its tables (dlrm.md), its cells
+(dlrm.jsonl) and the output of its commands (dlrm.log). A step that fails is listed with its reason, and the others
+are measured. The whole takes at most M minutes (10). A step gets at most twice its equal share of the time left;
+steps that have not begun by then are listed as not measured. Both studies may not fit into 10 minutes; --study runs
+one of them. --smoke uses tiny models and one measurement of each kind, on any machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.steps import BERT, DLRM, PROFILES, RANDOM, GpuStep, OnGpu
+from gpu.steps import BERT, DLRM, PROFILES, GpuStep, OnGpu
 from published import Row
 from side_by_side import tables
 
@@ -34,6 +40,8 @@ ROOT = HERE.parents[1]
 TUNE = (sys.executable, "-c", "import sys; from optimizer.cli.main import main; sys.exit(main())")
 NEVER_BEGUN_WITHIN = 20.0  # seconds before the limit, no step begins
 LAST_WORDS = 15.0  # seconds for an interrupted command to end
+MEASURED = "throughput_infer_per_sec"  # a cell without it was not measured
+LOG_LINES = 40  # of a failed step: of the server's log in the step's log, and of that on the terminal
 # the report names the backend itself
 OWN_BACKENDS = {str(OwnBackend(name)) for name in ("onnxruntime", "pytorch")}
 ROLES = {"baseline": "as given", "recommended": "recommended"}
@@ -46,36 +54,98 @@ GPU_COLUMNS = {  # a cell's column -> the table's column and the factor between 
 }
 
 
+class NotMeasured(Exception):
+    """A step has no figures, with the reason."""
+
+
 @dataclass
 class StudyResults:
-    """The results of a study's steps."""
+    """The results of a study's steps. ``failures`` are the steps without figures, with their reasons."""
 
     cells: list[Row] = field(default_factory=list)
     hardware: str = ""
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Clock:
+    """The time of the steps that have not begun: ``ends`` is the limit, by ``time.monotonic``."""
+
+    ends: float
+    steps: int
+
+    def next_limit(self) -> float:
+        """Return when the next step has to end. Raises NotMeasured if there is no time for it."""
+        left = self.ends - time.monotonic()
+        share, self.steps = 2 * left / self.steps, self.steps - 1
+        if left < NEVER_BEGUN_WITHIN:
+            raise NotMeasured("the time limit was reached")
+        return self.ends - max(0.0, left - share)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="use tiny models; takes seconds")
+    parser.add_argument("--study", choices=("dlrm", "bert"), help="run only this study")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the tables")
     parser.add_argument("--work", type=Path, default=ROOT / "results" / "gpu", help="folder of models and results")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit of the whole run (10)")
     arguments = parser.parse_args()
-    ends = time.monotonic() + 60 * arguments.minutes
-    work = arguments.work.absolute()
-    _write_models(work, smoke=arguments.smoke)
+    studies = [study for study in (DLRM, BERT) if arguments.study in (None, study.model)]
+    clock = Clock(
+        time.monotonic() + 60 * arguments.minutes,
+        sum(1 + len(study.steps_of(smoke=arguments.smoke)) for study in studies),
+    )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results = {study: StudyResults() for study in (DLRM, BERT)}
-    for study in results:
-        for step in study.steps:
-            if not arguments.smoke or step.smoke:
-                _measure(study, step, results[study], work, ends, smoke=arguments.smoke)
-        text = markdown(study, results[study])
-        (arguments.out / f"{study.model}.md").write_text(text, encoding="utf-8")
-        print(text, flush=True)
-    sys.exit(0 if all(one.cells for one in results.values()) else 1)
+    work = arguments.work.absolute()
+    results = [measure(study, arguments.out, work, clock, smoke=arguments.smoke) for study in studies]
+    sys.exit(0 if all(one.cells and not one.failures for one in results) else 1)
+
+
+def measure(study: OnGpu, out: Path, work: Path, clock: Clock, *, smoke: bool) -> StudyResults:
+    """Run the steps of a study, write its files after each of them, and return its results."""
+    results = StudyResults()
+    path = out / f"{study.model}.log"
+    path.unlink(missing_ok=True)
+    with path.open("a+", encoding="utf-8") as log:
+        with _isolated(f"python benchmarks/gpu/models.py {study.model}", results, log):
+            _write_model(study.model, work, clock.next_limit(), log, smoke=smoke)
+        for step in [] if results.failures else study.steps_of(smoke=smoke):
+            words = step.arguments(smoke=smoke)
+            with _isolated(f"tune {' '.join(words)} {study.model}.yaml", results, log) as shown:
+                document = _tune(words, study.model, work, clock.next_limit(), log)
+                _add(results, step, document, shown)
+                _write_files(study, results, out)
+        with _isolated(f"write {study.model}.md", results, log):
+            _write_files(study, results, out)
+            print(markdown(study, results), flush=True)
+    return results
+
+
+@contextlib.contextmanager
+def _isolated(shown: str, results: StudyResults, log: TextIO) -> Iterator[str]:
+    """Run a step. Any error is added to the failures, because it must not lose the figures of the other steps."""
+    for output in (log, sys.stdout):
+        print(f"+ {shown}", file=output, flush=True)
+    begin = log.seek(0, os.SEEK_END)
+    try:
+        yield shown
+    except Exception as error:
+        is_expected = isinstance(error, NotMeasured)
+        reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+        results.failures.append(f"`{shown}`: {reason}")
+        if not is_expected:
+            traceback.print_exc(file=log)
+        lines = _read_from(begin, log)
+        print(*lines[-LOG_LINES:], f"not measured: {reason}", sep="\n", file=sys.stderr, flush=True)
+
+
+def _read_from(begin: int, log: TextIO) -> list[str]:
+    log.flush()
+    log.seek(begin)
+    return [line for line in log.read().splitlines() if line.strip()]
 
 
 def markdown(study: OnGpu, results: StudyResults) -> str:
@@ -90,6 +160,7 @@ def markdown(study: OnGpu, results: StudyResults) -> str:
         f"- This study: {about.setup}.",
         f"- Machine: {results.hardware or 'not known'}; {time.strftime('%Y-%m-%d')}.",
         *(f"- Note: {note}." for note in dict.fromkeys(results.notes)),
+        *(f"- Not measured: {failure}." for failure in results.failures),
         "",
         tables(results.cells, study.printed(), about.ratios),
         "",
@@ -121,49 +192,81 @@ def _gpu_table(cells: Sequence[Row]) -> list[str]:
     return [*lines, ""]
 
 
-def _write_models(work: Path, *, smoke: bool) -> None:
-    from gpu import models
-
-    print("writing the models", flush=True)
-    models.write(work / "models", models.TINY if smoke else models.AS_PUBLISHED)
-    for model, space in PROFILES.items():
-        own = "" if smoke else f"{space}\n"
-        (work / f"{model}.yaml").write_text(f"model: {{repository: models, name: {model}}}\n{own}")
+def _write_files(study: OnGpu, results: StudyResults, out: Path) -> None:
+    lines = [json.dumps(cell) + "\n" for cell in results.cells]
+    (out / f"{study.model}.jsonl").write_text("".join(lines), encoding="utf-8")
+    (out / f"{study.model}.md").write_text(markdown(study, results), encoding="utf-8")
 
 
-def _measure(study: OnGpu, step: GpuStep, results: StudyResults, work: Path, ends: float, *, smoke: bool) -> None:
-    command = [] if step.run else ["sweep"]
-    words = [*command, *(step.smoke if smoke else step.words).split(), *RANDOM.split()]
-    shown = f"tune {' '.join(words)} {study.model}.yaml"
-    if ends - time.monotonic() < NEVER_BEGUN_WITHIN:
-        results.notes.append(f"not measured, because the time limit was reached: {shown}")
-        return
-    print(f"+ {shown}", flush=True)
-    document = _tune([*words, "--json", "--out", str(work / "runs"), f"{work / study.model}.yaml"], ends)
-    cells = _of_run(document) if step.run else document.get("cells", [])
-    if not cells:
-        results.notes.append(f"not measured: {shown}: {document.get('holds_back') or document['status']}")
-        return
-    results.cells += [cell | {"label": step.label(cell)} for cell in cells]
-    results.hardware = document["hardware"]
-    results.notes += [note for note in document["notes"] if note not in OWN_BACKENDS]
-    results.commands.append(shown)
+def _write_model(model: str, work: Path, limit: float, log: TextIO, *, smoke: bool) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    own = "" if smoke else f"{PROFILES[model]}\n"
+    (work / f"{model}.yaml").write_text(f"model: {{repository: models, name: {model}}}\n{own}")
+    tiny = ("--tiny",) if smoke else ()
+    _, problem = _run([sys.executable, HERE / "models.py", *tiny, model, work / "models"], limit, log)
+    if problem:
+        raise NotMeasured(problem)
 
 
-def _of_run(document: dict[str, Any]) -> list[Row]:
+def _tune(words: Sequence[str], model: str, work: Path, limit: float, log: TextIO) -> dict[str, Any]:
+    """Return the document of a command. Without one, add the end of the server's log and raise NotMeasured."""
+    began = time.time()
+    runs = work / "runs"
+    output, problem = _run([*TUNE, *words, "--json", "--out", runs, work / f"{model}.yaml"], limit, log)
+    if output:
+        document: dict[str, Any] = json.loads(output)
+        if any(cell.get(MEASURED) is not None for cell in _cells(document)):
+            return document
+        reasons = [cell["reason"] for cell in _cells(document) if cell.get("reason")]
+        problem = document.get("holds_back") or next(iter(reasons), None) or f"status {document.get('status')}"
+        if document.get("status") == "interrupted":
+            problem = "interrupted at its time limit"
+    for file in runs.rglob("tritonserver.log"):
+        if file.stat().st_mtime >= began:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            print(f"end of {file.name}:", *lines[-LOG_LINES:], sep="\n", file=log, flush=True)
+    raise NotMeasured(problem)
+
+
+def _cells(document: dict[str, Any]) -> list[Row]:
+    """Return the cells of a sweep, or the two points of a run."""
+    if "cells" in document:
+        return list(document["cells"])
     return [document[role] | {"role": name} for role, name in ROLES.items() if document.get(role)]
 
 
-def _tune(words: Sequence[str], ends: float) -> dict[str, Any]:
-    """Return the document of a command, or the part that was complete when the time was over."""
-    with subprocess.Popen([*TUNE, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+def _add(results: StudyResults, step: GpuStep, document: dict[str, Any], shown: str) -> None:
+    results.cells += [cell | {"label": step.label(cell)} for cell in _cells(document)]
+    results.hardware = document["hardware"]
+    results.notes += [note for note in document["notes"] if note not in OWN_BACKENDS]
+    if document.get("holds_back"):
+        results.notes.append(f"no recommendation: {document['holds_back'].rstrip('.')}")
+    if document["status"] == "interrupted":
+        results.notes.append(f"interrupted at its time limit: {shown}")
+    results.commands.append(shown)
+
+
+def _run(command: Sequence[str | Path], limit: float, log: TextIO) -> tuple[str, str]:
+    """Return the output of a command and its error in one line, empty if there is none; ``log`` gets all its errors.
+
+    It is interrupted before ``limit``; an interrupted `tune` prints its measurements.
+    """
+    begin = log.seek(0, os.SEEK_END)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as running:
         try:
-            output, _ = running.communicate(timeout=max(1.0, ends - time.monotonic() - LAST_WORDS))
+            output, _ = running.communicate(timeout=max(1.0, limit - LAST_WORDS - time.monotonic()))
         except subprocess.TimeoutExpired:
             running.send_signal(signal.SIGINT)
-            output, _ = running.communicate(timeout=LAST_WORDS)
-    document: dict[str, Any] = json.loads(output) if output else {"status": f"exit code {running.returncode}"}
-    return document
+            try:
+                output, _ = running.communicate(timeout=LAST_WORDS)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                output, _ = running.communicate()
+    if running.returncode == 0:
+        return output, ""
+    lines = _read_from(begin, log)
+    first = next((line for line in lines if line.startswith("tune: ")), lines[-1] if lines else "no message")
+    return output, f"{first.removeprefix('tune: ')} (exit code {running.returncode})"
 
 
 if __name__ == "__main__":

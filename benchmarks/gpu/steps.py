@@ -25,6 +25,10 @@ class GpuStep:
     label: Callable[[Row], str]
     run: bool = False
 
+    def arguments(self, *, smoke: bool) -> list[str]:
+        """Return the arguments of ``tune``, without the model."""
+        return [*([] if self.run else ["sweep"]), *(self.smoke if smoke else self.words).split(), *RANDOM.split()]
+
 
 @dataclass(frozen=True)
 class OnGpu:
@@ -34,6 +38,10 @@ class OnGpu:
     study: Study
     printed: Callable[[], list[Row]]
     steps: tuple[GpuStep, ...]
+
+    def steps_of(self, *, smoke: bool) -> list[GpuStep]:
+        """Return the steps of a run, which are fewer in the smoke test."""
+        return [step for step in self.steps if step.smoke or not smoke]
 
 
 def recommended(cell: Row) -> str:
@@ -66,8 +74,8 @@ DLRM = OnGpu(
             batching,
         ),
         GpuStep(
-            "--sla-p95 20ms --request-batch-size 4096 --budget 75s --measurement-interval 200ms",
-            "",
+            "--sla-p95 20ms --request-batch-size 4096 --budget 180s --measurement-interval 200ms",
+            "--sla-p95 2s --request-batch-size 64 --budget 15s --measurement-interval 100ms",
             recommended,
             run=True,
         ),
@@ -91,7 +99,7 @@ BERT = OnGpu(
         ),
         GpuStep("--max-batch-size 8 --max-queue-delay off --instance-count 4 -b 1 --concurrency 1..64", "", batching),
         GpuStep(
-            "--sla-p95 100ms --budget 60s --measurement-interval 200ms",
+            "--sla-p95 100ms --budget 120s --measurement-interval 200ms",
             "",
             recommended,
             run=True,

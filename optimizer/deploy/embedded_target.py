@@ -40,6 +40,7 @@ from optimizer.options.run_options import RunOptions
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
 NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"
 INSTALL_STUB_SHELL = "apt-get install bash"
+CUDA_DRIVER = "libcuda.so.1"
 LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
 MORE_ADDRESS_SPACE = "ulimit -v unlimited"
 WITHOUT_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}  # its thread and requests would disturb measurements
@@ -265,14 +266,23 @@ def server_environment(installed: Runtime) -> dict[str, str]:
     if problem := address_space_problem():
         raise EnvironmentFault(f"{problem}; {MORE_ADDRESS_SPACE}")
     packages = [path for path in sys.path if path.endswith("site-packages")]
+    # a libpython needs the standard library of its own build: distributions build different modules into theirs
+    own_python = {"PYTHONHOME": str(installed.stub_python)} if libpython.parent == installed.stub_python else {}
     return {
         **WITHOUT_TELEMETRY,
         **os.environ,  # Python models may need variables of the user
-        "LD_LIBRARY_PATH": f"{installed.libraries}{os.pathsep}{libpython}",
+        **own_python,
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, (installed.libraries, libpython, *driver_folders()))),
         # the stub embeds this Python and finds the packages of this environment by PYTHONPATH and PATH
         "PYTHONPATH": os.pathsep.join(packages),
         "PATH": search_path,
     }
+
+
+def driver_folders() -> list[str]:
+    """Return the folders of ``LD_LIBRARY_PATH`` with the CUDA driver, which some containers have nowhere else."""
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    return [folder for folder in folders if Path(folder, CUDA_DRIVER).exists()]
 
 
 def address_space_problem() -> str:

@@ -122,7 +122,17 @@ class Runtime:
         wheel = NUMPY_WHEELS.get(running_python())
         if wheel is None:
             return None
-        return self.root.with_name(f"numpy-1.26.4-{wheel.sha256[:12]}")
+        return self.root.with_name(stub_packages_name(wheel))
+
+    @property
+    def stub_python(self) -> Path:
+        """A Python for the stub, as a prefix with ``lib``. Only the pack of benchmarks/gpu/pack.py has it."""
+        return self.root / "python"
+
+
+def stub_packages_name(wheel: Wheel) -> str:
+    """Return the name of the cache's folder with the packages of a wheel of ``NUMPY_WHEELS``."""
+    return f"numpy-1.26.4-{wheel.sha256[:12]}"
 
 
 def running_python() -> str:
@@ -219,9 +229,12 @@ def libpython_folder(folders: Sequence[str | Path] | None = None) -> Path | None
     for folder in _library_folders() if folders is None else folders:
         if Path(folder, name).exists():
             return Path(folder)
-    # The wheel has the library of the newest Python that it was built for; benchmarks/gpu/pack.py adds another one.
     if folders is None and (runtime := installed()):
-        is_included = version == PYTHON_STUBS[-1] or Path(runtime.libraries, name).exists()
+        if (packed := runtime.stub_python / "lib").joinpath(name).exists():
+            return packed
+        # The wheel has the library of the newest Python that it was built for. It loads the module math from a file,
+        # which a Python of Debian or Ubuntu does not have, because math is built into it.
+        is_included = version == PYTHON_STUBS[-1] and "math" not in sys.builtin_module_names
         return runtime.libraries if is_included else None
     return None
 

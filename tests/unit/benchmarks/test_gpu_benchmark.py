@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "seeds"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import run
+from gpu import pack, run
 from gpu.steps import BERT, DLRM, ONE_BY_ONE, PROFILES, RANDOM, GpuStep, OnGpu, recommended
 
 from optimizer.cli.run import read_run_arguments
@@ -51,11 +53,51 @@ def test_a_row_has_the_measured_and_the_published_figure() -> None:
 
 def test_a_run_gives_what_was_given_and_what_it_recommends() -> None:
     document: dict[str, Any] = {"baseline": {"concurrency": 1}, "recommended": None, "pareto": []}
-    assert run._of_run(document) == [{"concurrency": 1, "role": "as given"}]
-    labels = [recommended(cell) for cell in run._of_run(document | {"recommended": {"concurrency": 9}})]
+    assert run._cells(document) == [{"concurrency": 1, "role": "as given"}]
+    labels = [recommended(cell) for cell in run._cells(document | {"recommended": {"concurrency": 9}})]
     assert labels == ["tune: as given", "tune: recommended"]
 
 
 def test_on_a_cpu_there_is_no_table_of_a_gpu() -> None:
     cell = {"label": "x", "request_batch_size": 1, "concurrency": 1, "throughput_infer_per_sec": 1.0}
     assert "## GPU metrics" not in run.markdown(BERT, run.StudyResults([cell]))
+
+
+def test_a_step_that_fails_is_listed_with_its_reason_and_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_write_model", lambda *_, **__: None)
+    refused = GpuStep("", "--no-such-option", lambda _: "")
+    study = replace(BERT, steps=(refused, replace(refused, smoke="--concurrency none", run=False)))
+    results = run.measure(study, tmp_path, tmp_path / "work", run.Clock(time.monotonic() + 60, 3), smoke=True)
+    assert [failure.partition("`: ")[0] for failure in results.failures] == [
+        f"`tune sweep {words} {RANDOM} bert.yaml" for words in ("--no-such-option", "--concurrency none")
+    ]
+    assert all("(exit code 2)" in failure for failure in results.failures)
+    assert f"- Not measured: {results.failures[0]}." in (tmp_path / "bert.md").read_text()
+    assert "--no-such-option" in (tmp_path / "bert.log").read_text().partition("bert.yaml")[2]
+    assert "not measured: " in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_written_ends_its_study_only(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.write_text("a file")
+    results = run.measure(DLRM, tmp_path, work, run.Clock(time.monotonic() + 60, 4), smoke=True)
+    assert results.failures == ["`python benchmarks/gpu/models.py dlrm`: " + results.failures[0].partition("`: ")[2]]
+    assert "FileExistsError" in results.failures[0]
+    assert (tmp_path / "dlrm.md").exists()
+
+
+def test_a_step_gets_at_most_twice_its_share_of_the_time() -> None:
+    clock = run.Clock(time.monotonic() + 100, 4)
+    assert clock.next_limit() - time.monotonic() == pytest.approx(50, abs=1)
+    assert clock.steps == 3
+    assert run.Clock(time.monotonic() + 100, 1).next_limit() - time.monotonic() == pytest.approx(100, abs=1)
+    with pytest.raises(run.NotMeasured, match="time limit"):
+        run.Clock(time.monotonic() + 1, 2).next_limit()
+
+
+def test_the_pack_has_all_dependencies_that_the_machine_lacks() -> None:
+    names = {pin.partition("==")[0] for pin in pack.dependencies("3.12")}
+    assert {"optuna", "sqlalchemy", "ddsketch", "hpack", "tritonclient", "protobuf", "pydantic-core"} <= names
+    assert not names & {*pack.PRESENT, *pack.UNUSED, "gevent", "llvmlite", "pillow"}

@@ -1,0 +1,109 @@
+#!/bin/sh
+# Rehearse the GPU studies without a GPU: pack.py, then unpack and run.py --smoke where the software is the GPU machine's.
+#
+#     benchmarks/gpu/rehearse.sh FOLDER [VERSION_OF_PYTHON_3.12]
+#
+# FOLDER gets that software (8 GB, once): Debian trixie (glibc 2.41), a Python 3.12 without libpython, and the packages
+# below from PyPI. The commands run there without network, in a copy of the working tree with the pack. Then one model
+# cannot be written, and the other model's figures must remain. At last NVML is the stand-in of the tests: a GPU that
+# CUDA does not see must never be reported as the one that served. It needs root, debootstrap, util-linux, iproute2 and gcc, a python
+# that has tune installed, and a Python 3.12 that was built with --enable-shared (python3.12).
+set -eu
+
+if [ $# -lt 1 ] || [ $# -gt 2 ]; then
+    echo "usage: $0 FOLDER [PYTHON]" >&2
+    exit 2
+fi
+folder=$(realpath -m "$1")
+python=${2:-python3.12}
+root=$folder/root
+pack=$folder/pack
+copy=/work/repository
+tree_mib=64 # what the machine takes: the working tree and the pack
+here=$(dirname "$(realpath "$0")")
+repository=$(realpath "$here/../..")
+
+# versions as a session saw them on the machine; where it saw none, the newest
+packages="torch==2.11.0 numpy==2.5.2 onnx==1.23.1 onnxruntime==1.30.0 numba scipy pandas matplotlib grpcio"
+
+if [ ! -e "$folder/.complete" ]; then
+    mkdir -p "$folder"
+    # the libraries of Python's own modules; bash and procps are on every machine
+    libraries=libssl3t64,libstdc++6,zlib1g,libexpat1,libffi8,libsqlite3-0,libbz2-1.0,liblzma5,libreadline8t64,libuuid1
+    debootstrap --variant=minbase --include="$libraries,procps" trixie "$root" >&2
+    library=$("$python" -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+    objects=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("LIBPL"))')
+    # as in Ubuntu and Debian, the interpreter has libpython inside, and no shared library
+    gcc -o "$root/usr/bin/python3.12" "$objects/python.o" "$objects/libpython3.12.a" -Wl,--export-dynamic -lm -ldl
+    tar -C "$(dirname "$library")" -c --exclude=site-packages --exclude=test --exclude=__pycache__ python3.12 |
+        tar -x -C "$root/usr/lib"
+    chroot "$root" /usr/bin/python3.12 -m venv --without-pip /opt/torch/.venv
+    # shellcheck disable=SC2086 # a list
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: \
+        --target "$root/opt/torch/.venv/lib/python3.12/site-packages" $packages >&2
+    touch "$folder/.complete"
+fi
+
+(cd "$repository" && PYTHONPATH=. python benchmarks/gpu/pack.py --python "$python" --out "$pack")
+rm -rf "$root$copy" "$root/tmp"
+mkdir -p "$root$copy" "$root/tmp"
+(cd "$repository" && git ls-files -z --cached --others --exclude-standard | tar -c --null --files-from=-) |
+    tar -x -C "$root$copy"
+rm -rf "$root$copy/pack"
+cp -r "$pack" "$root$copy/pack"
+size=$(du --summarize --apparent-size --block-size=1M "$root$copy" | cut -f 1)
+echo "working tree with the pack: $size MiB"
+if [ "$size" -gt "$tree_mib" ]; then
+    echo "$0: the working tree with the pack has $size MiB, and the machine takes $tree_mib" >&2
+    exit 1
+fi
+
+mkdir "$root/tmp/nvml"
+gcc -shared -fPIC -o "$root/tmp/nvml/libnvidia-ml.so.1" "$repository/tests/stand_in_nvml.c"
+cat >"$root/tmp/nvml/answers" <<'END'
+- driver 580.159.04
+- devices 1
+0 uuid GPU-00000000-0000
+0 name NVIDIA H100 80GB HBM3
+0 utilization 50
+0 memory 10737418240
+0 power 250000
+0 mig 0
+END
+cat >"$root$copy/rehearsal" <<'END'
+set -eu
+fail() {
+    echo "rehearsal failed: $1" >&2
+    exit 1
+}
+python3 -m tarfile --filter data -e pack/tritune-gpu.tar.xz /tmp
+. /tmp/tritune-gpu/env.sh
+python3 -c 'import platform, sys; print("Python", platform.python_version(), sys.prefix, *platform.libc_ver())'
+python3 -c 'from optimizer.cli.start import main; main()' doctor || fail "tune doctor"
+python3 benchmarks/gpu/run.py --smoke --out /tmp/out || fail "a step has failed"
+mkdir -p /tmp/work/models/dlrm/1/model.pt # so that the model cannot be written
+if python3 benchmarks/gpu/run.py --smoke --out /tmp/one --work /tmp/work; then
+    fail "the exit code hides a failed step"
+fi
+grep -q 'Not measured: `python benchmarks/gpu/models.py dlrm`' /tmp/one/dlrm.md || fail "dlrm.md hides a failed step"
+grep -q throughput_infer_per_sec /tmp/one/bert.jsonl || fail "a failed step lost the figures of another one"
+export LD_LIBRARY_PATH=/tmp/nvml STAND_IN_NVML=/tmp/nvml/answers
+python3 benchmarks/gpu/run.py --smoke --study bert --out /tmp/no-cuda || fail "a step has failed"
+grep -q 'Note: there is a GPU, but config.pbtxt asks for the CPU' /tmp/no-cuda/bert.md || fail "bert.md hides the CPU"
+sed -i s/KIND_CPU/KIND_GPU/ results/gpu/models/bert/config.pbtxt
+sweep="from optimizer.cli.start import main; main()"
+if python3 -c "$sweep" sweep --max-queue-delay off --concurrency 1 results/gpu/bert.yaml >/tmp/on-gpu.log 2>&1; then
+    fail "a model of a GPU was served without one"
+fi
+cat /tmp/on-gpu.log
+grep -q KIND_GPU /tmp/on-gpu.log || fail "the reason is missing"
+echo "rehearsed: run.py --smoke, a step that fails, and a GPU that CUDA does not see"
+END
+export REHEARSAL_ROOT="$root" REHEARSAL_COPY="$copy"
+exec unshare --mount --net --pid --fork --kill-child --propagation private sh -eu -c '
+ip link set lo up # the only network
+mount -t proc proc "$REHEARSAL_ROOT/proc"
+mount --rbind /dev "$REHEARSAL_ROOT/dev"
+mount -t tmpfs tmpfs "$REHEARSAL_ROOT/dev/shm"
+path=/opt/torch/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+exec chroot "$REHEARSAL_ROOT" /usr/bin/env -i HOME=/root PATH="$path" bash -c "cd $REHEARSAL_COPY && exec bash rehearsal"'
